@@ -1,0 +1,140 @@
+//! [`Capture`]: a guard that records a stream's work into a template.
+
+use std::sync::Arc;
+
+use crate::code::Code;
+use crate::driver::handle::StreamHandle;
+use crate::driver::owned::relaxed;
+use crate::driver::{CaptureMode, CaptureStatus};
+use crate::error::{Error, Result};
+use crate::stream::Stream;
+use crate::template::Template;
+
+/// A capture on a stream: from [`Capture::begin`] on, what is enqueued there is recorded and does
+/// not run. [`Capture::finish`] makes the template; dropping the guard throws the work away.
+///
+/// ```compile_fail
+/// # use cg_core::{Capture, CaptureMode, Device, Sim, Stream};
+/// let stream = Stream::new(&Device::sim(&Sim::default())).unwrap();
+/// let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+/// capture.finish();
+/// capture.finish(); // it is consumed
+/// ```
+#[derive(Debug)]
+pub struct Capture {
+    stream: Stream,
+    id: u64,
+    open: bool,
+}
+
+impl Capture {
+    /// Begins a capture. The thread that begins it must also end it, unless the mode is relaxed.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] for the legacy default stream and for a stream that captures already.
+    #[doc(alias = "cuStreamBeginCapture")]
+    pub fn begin(stream: &Stream, mode: CaptureMode) -> Result<Self> {
+        let owned = stream.owned();
+        if stream.handle() == StreamHandle::LEGACY {
+            return Err(Error::capture(
+                stream,
+                "the legacy default stream cannot capture; use a stream that you created",
+            ));
+        }
+        if owned.capture_status()? != CaptureStatus::None {
+            return Err(Error::capture(
+                stream,
+                "the stream captures already; finish that capture first",
+            ));
+        }
+        stream.device().collect();
+        owned
+            .begin_capture(mode)
+            .map_err(|error| explain(stream, error))?;
+        match owned.capture_status() {
+            Ok(CaptureStatus::Active(id)) => {
+                stream.device().capture_opened(id);
+                Ok(Self {
+                    stream: stream.clone(),
+                    id,
+                    open: true,
+                })
+            }
+            other => {
+                // The graph of this capture, if there is one, is dropped here.
+                let _ = owned.end_capture();
+                other?;
+                Err(Error::capture(stream, "the capture did not become active"))
+            }
+        }
+    }
+
+    /// The stream that captures.
+    #[must_use]
+    pub fn stream(&self) -> &Stream {
+        &self.stream
+    }
+
+    /// Ends the capture and makes the template.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] with the driver's code and what to do, if the capture was broken or a
+    /// forked stream was not joined. The stream does not capture any more, whatever happens.
+    #[doc(alias = "cuStreamEndCapture")]
+    pub fn finish(mut self) -> Result<Template> {
+        self.open = false;
+        let graph = self.stream.owned().end_capture();
+        let device = self.stream.device();
+        let retained = device.capture_closed(self.id);
+        let graph = graph.map_err(|error| {
+            self.end_again();
+            explain(&self.stream, error)
+        })?;
+        Ok(Template::with_graph(device, graph, retained))
+    }
+
+    /// Ends a capture that a failed end has left open.
+    fn end_again(&self) {
+        let owned = self.stream.owned();
+        let still_open = !matches!(owned.capture_status(), Ok(CaptureStatus::None));
+        if still_open {
+            let _ = relaxed(&**owned.driver(), || owned.end_capture());
+        }
+    }
+}
+
+impl Drop for Capture {
+    fn drop(&mut self) {
+        if self.open {
+            let owned = Arc::clone(self.stream.owned());
+            if owned.end_capture().is_err() {
+                self.end_again();
+            }
+            self.stream.device().capture_closed(self.id);
+        }
+    }
+}
+
+/// Adds to a driver's code what to do about it.
+fn explain(stream: &Stream, error: Error) -> Error {
+    let Error::Driver { call, code } = error else {
+        return error;
+    };
+    let advice = match code {
+        Code::STREAM_CAPTURE_UNJOINED => {
+            "; make the capturing stream wait for an event recorded on each forked stream before \
+             the capture ends"
+        }
+        Code::STREAM_CAPTURE_INVALIDATED => {
+            "; the operation that broke it is the first one that failed since the capture began"
+        }
+        Code::STREAM_CAPTURE_UNMATCHED => "; end it on the stream it began on",
+        Code::STREAM_CAPTURE_WRONG_THREAD => "; end it on the thread it began on, or use relaxed",
+        _ => "",
+    };
+    Error::Capture {
+        stream: stream.to_string(),
+        reason: format!("{call} failed: {code}{advice}"),
+        code: Some(code),
+    }
+}

@@ -1,0 +1,140 @@
+//! [`Device`]: one GPU, real or simulated, and the one place where a driver is chosen.
+
+use std::collections::HashMap;
+use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::driver::Driver;
+use crate::driver::sim::Sim;
+use crate::error::Result;
+use crate::retain::{Limbo, Retained};
+
+/// One GPU and all that is made on it. Clones are the same device.
+#[derive(Clone)]
+pub struct Device {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    driver: Arc<dyn Driver>,
+    limbo: Limbo,
+    /// What the work recorded by each open capture names, by capture id.
+    captured: Mutex<HashMap<u64, Vec<Retained>>>,
+    open_captures: AtomicUsize,
+}
+
+/// Memory of a device, in bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MemoryInfo {
+    /// Not in use by anybody.
+    pub free: u64,
+    /// All there is.
+    pub total: u64,
+}
+
+impl Device {
+    /// A simulated device.
+    #[must_use]
+    pub fn sim(sim: &Sim) -> Self {
+        Self::new(Arc::new(sim.clone()))
+    }
+
+    /// The GPU with this number. The same number gives the same device for the whole process.
+    ///
+    /// # Errors
+    /// [`crate::Error::NoDriver`] without a usable CUDA driver: the simulator is never chosen in
+    /// its place.
+    #[cfg(feature = "cuda")]
+    pub fn cuda(ordinal: u32) -> Result<Self> {
+        static DEVICES: Mutex<Vec<(u32, Device)>> = Mutex::new(Vec::new());
+        let mut devices = DEVICES.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some((_, device)) = devices.iter().find(|(number, _)| *number == ordinal) {
+            return Ok(device.clone());
+        }
+        let device = Self::new(Arc::new(crate::driver::cuda::Cuda::new(ordinal)?));
+        devices.push((ordinal, device.clone()));
+        Ok(device)
+    }
+
+    /// The driver behind it.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.inner.driver
+    }
+
+    /// Its name, as in `cuda:0`.
+    #[must_use]
+    pub fn name(&self) -> String {
+        self.inner.driver.name()
+    }
+
+    /// Free and total memory.
+    #[doc(alias = "cuMemGetInfo")]
+    pub fn memory_info(&self) -> Result<MemoryInfo> {
+        let (free, total) = self.inner.driver.mem_info()?;
+        Ok(MemoryInfo { free, total })
+    }
+
+    /// Drops what was kept alive only for work that has finished by now; returns how many things
+    /// still wait. Happens by itself whenever execs and captures come and go.
+    #[expect(clippy::must_use_candidate, reason = "called for what it drops")]
+    pub fn collect(&self) -> usize {
+        self.inner.limbo.collect()
+    }
+
+    fn new(driver: Arc<dyn Driver>) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                driver,
+                limbo: Limbo::default(),
+                captured: Mutex::new(HashMap::new()),
+                open_captures: AtomicUsize::new(0),
+            }),
+        }
+    }
+
+    pub(crate) fn limbo(&self) -> &Limbo {
+        &self.inner.limbo
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+            || self.inner.driver.id() == other.inner.driver.id()
+    }
+
+    /// Whether a capture that this crate began is open, on any stream.
+    pub(crate) fn captures(&self) -> bool {
+        self.inner.open_captures.load(Ordering::Acquire) > 0
+    }
+
+    pub(crate) fn capture_opened(&self, id: u64) {
+        self.inner.open_captures.fetch_add(1, Ordering::AcqRel);
+        self.captured().insert(id, Vec::new());
+    }
+
+    /// Ends the bookkeeping of a capture; what its work names.
+    pub(crate) fn capture_closed(&self, id: u64) -> Vec<Retained> {
+        self.inner.open_captures.fetch_sub(1, Ordering::AcqRel);
+        self.captured().remove(&id).unwrap_or_default()
+    }
+
+    /// Keeps `retained` for the template that the capture will make.
+    pub(crate) fn retain_captured(&self, id: u64, retained: &[Retained]) {
+        let mut captured = self.captured();
+        captured.entry(id).or_default().extend_from_slice(retained);
+    }
+
+    fn captured(&self) -> MutexGuard<'_, HashMap<u64, Vec<Retained>>> {
+        self.inner
+            .captured
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Device {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Device").field(&self.name()).finish()
+    }
+}

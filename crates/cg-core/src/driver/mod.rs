@@ -1,0 +1,387 @@
+//! The border: everything cgraph asks of a CUDA driver.
+//!
+//! [`Driver`] is one object-safe trait in three parts, a method per CUDA call (or per family of
+//! calls that differ only in the node's kind), over plain `u64` handles. It is implemented by
+//! `Cuda` and by [`sim::Sim`]; nothing above it knows which one it has.
+//!
+//! Who checks what: the layers above make wrong orders impossible or report them; a driver checks
+//! only what CUDA checks. Handles are not counted here: [`owned`] holds each exactly once.
+
+#[cfg(feature = "cuda")]
+pub mod cuda;
+pub mod handle;
+pub mod owned;
+pub mod sim;
+pub mod spec;
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use crate::code::{Call, Code};
+use crate::error::{Error, Result};
+use handle::{
+    Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
+    StreamHandle,
+};
+use spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+
+/// What other threads and streams may do while a capture is open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CaptureMode {
+    /// Unsafe calls fail in every thread.
+    Global,
+    /// Unsafe calls fail in the thread that began the capture.
+    ThreadLocal,
+    /// No call fails.
+    Relaxed,
+}
+
+/// Whether a stream captures.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum CaptureStatus {
+    /// It does not.
+    None,
+    /// It does; the number is the capture's id.
+    Active(u64),
+    /// It does, but an earlier call has made the capture unusable.
+    Invalidated,
+}
+
+/// Options of an instantiate: CUDA's `CUgraphInstantiate_flags`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct InstantiateFlags(pub u64);
+
+impl InstantiateFlags {
+    /// No option.
+    pub const NONE: Self = Self(0);
+    /// Memory that the graph allocates and does not free is freed before the next replay.
+    pub const AUTO_FREE_ON_LAUNCH: Self = Self(1);
+    /// Nodes run at the priority they were captured with.
+    pub const USE_NODE_PRIORITY: Self = Self(8);
+}
+
+impl Default for InstantiateFlags {
+    /// What torch uses: memory is freed on launch and priorities are kept.
+    fn default() -> Self {
+        Self(Self::AUTO_FREE_ON_LAUNCH.0 | Self::USE_NODE_PRIORITY.0)
+    }
+}
+
+/// Result of a failed instantiate: the code and, where the driver names it, the node at fault.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct InstantiateFailure {
+    /// What the driver returned.
+    pub code: Code,
+    /// The node at fault.
+    pub node: Option<NodeHandle>,
+}
+
+/// Result of a refused exec update: the reason and, where the driver names it, the node at fault.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UpdateFailure {
+    /// What the driver returned.
+    pub code: Code,
+    /// Why, in words.
+    pub reason: String,
+    /// The node at fault.
+    pub node: Option<NodeHandle>,
+}
+
+/// A CUDA driver for one device.
+///
+/// Every call makes the device's context current for its own duration and leaves the thread as it
+/// was. Calls are thread-safe; the objects behind the handles are as CUDA says.
+pub trait Driver: MemoryCalls + StreamCalls + GraphCalls + fmt::Debug + Send + Sync {
+    /// Distinguishes drivers: two devices never share one.
+    fn id(&self) -> u64;
+
+    /// The driver and device in words, as in `cuda:0`.
+    fn name(&self) -> String;
+
+    /// The version as CUDA numbers it: 12040 is 12.4.
+    fn version(&self) -> u32;
+}
+
+/// Memory, modules and kernels.
+#[expect(unsafe_code, reason = "a trait over raw handles: the caller vouches for them")]
+pub trait MemoryCalls {
+    /// Allocates device memory.
+    fn mem_alloc(&self, bytes: u64) -> Result<Address>;
+
+    /// Frees device memory.
+    ///
+    /// # Safety
+    /// `address` comes from [`Self::mem_alloc`], was not freed, and no work that touches it is in
+    /// flight or to come.
+    unsafe fn mem_free(&self, address: Address);
+
+    /// Free and total bytes of the device.
+    fn mem_info(&self) -> Result<(u64, u64)>;
+
+    /// Copies from the host and waits. What work in flight sees of it is unspecified.
+    ///
+    /// # Safety
+    /// `dst` is mapped for `src.len()` bytes.
+    unsafe fn memcpy_to_device(&self, dst: Address, src: &[u8]) -> Result<()>;
+
+    /// Copies to the host and waits. What it sees of work in flight is unspecified.
+    ///
+    /// # Safety
+    /// `src` is mapped for `dst.len()` bytes.
+    unsafe fn memcpy_to_host(&self, dst: &mut [u8], src: Address) -> Result<()>;
+
+    /// Loads kernels from PTX text or a binary image.
+    fn module_load(&self, image: &[u8]) -> Result<ModuleHandle>;
+
+    /// Unloads them.
+    ///
+    /// # Safety
+    /// `module` is loaded and no template, exec or work in flight uses its kernels.
+    unsafe fn module_unload(&self, module: ModuleHandle);
+
+    /// A kernel by name.
+    ///
+    /// # Safety
+    /// `module` is loaded.
+    unsafe fn module_function(&self, module: ModuleHandle, name: &str) -> Result<FunctionHandle>;
+}
+
+/// Streams, events and captures.
+#[expect(unsafe_code, reason = "a trait over raw handles: the caller vouches for them")]
+pub trait StreamCalls {
+    /// Creates a stream that does not synchronise with the legacy default stream.
+    fn stream_create(&self) -> Result<StreamHandle>;
+
+    /// Destroys a stream; work in flight on it still finishes.
+    ///
+    /// # Safety
+    /// `stream` comes from [`Self::stream_create`], was not destroyed and does not capture.
+    unsafe fn stream_destroy(&self, stream: StreamHandle);
+
+    /// Waits until all work on the stream has finished.
+    ///
+    /// # Safety
+    /// `stream` is live.
+    unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()>;
+
+    /// Whether all work on the stream has finished.
+    ///
+    /// # Safety
+    /// `stream` is live.
+    unsafe fn stream_query(&self, stream: StreamHandle) -> Result<bool>;
+
+    /// Makes later work on the stream wait for the event.
+    ///
+    /// # Safety
+    /// `stream` and `event` are live.
+    unsafe fn stream_wait_event(&self, stream: StreamHandle, event: EventHandle) -> Result<()>;
+
+    /// Enqueues one operation, or records it where the stream captures.
+    ///
+    /// # Safety
+    /// `stream` is live; what `work` names stays valid, and its kernel may touch what it touches,
+    /// until the stream has passed it (for a capture: as long as the graph or an exec of it lives).
+    unsafe fn stream_enqueue(&self, stream: StreamHandle, work: &WorkSpec) -> Result<()>;
+
+    /// Begins a capture.
+    ///
+    /// # Safety
+    /// `stream` is live.
+    unsafe fn stream_begin_capture(&self, stream: StreamHandle, mode: CaptureMode) -> Result<()>;
+
+    /// Ends a capture; the caller owns the graph.
+    ///
+    /// # Safety
+    /// `stream` is live.
+    unsafe fn stream_end_capture(&self, stream: StreamHandle) -> Result<GraphHandle>;
+
+    /// Whether the stream captures.
+    ///
+    /// # Safety
+    /// `stream` is live.
+    unsafe fn stream_capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus>;
+
+    /// Sets this thread's capture mode and returns the one before.
+    fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
+
+    /// Creates an event without timing.
+    fn event_create(&self) -> Result<EventHandle>;
+
+    /// Destroys an event.
+    ///
+    /// # Safety
+    /// `event` comes from [`Self::event_create`] and was not destroyed.
+    unsafe fn event_destroy(&self, event: EventHandle);
+
+    /// Records the event on the stream.
+    ///
+    /// # Safety
+    /// `event` and `stream` are live.
+    unsafe fn event_record(&self, event: EventHandle, stream: StreamHandle) -> Result<()>;
+
+    /// Whether the work before the last record has finished.
+    ///
+    /// # Safety
+    /// `event` is live.
+    unsafe fn event_query(&self, event: EventHandle) -> Result<bool>;
+
+    /// Waits until the work before the last record has finished.
+    ///
+    /// # Safety
+    /// `event` is live.
+    unsafe fn event_synchronize(&self, event: EventHandle) -> Result<()>;
+}
+
+/// Templates (`CUgraph`) and execs (`CUgraphExec`).
+#[expect(unsafe_code, reason = "a trait over raw handles: the caller vouches for them")]
+pub trait GraphCalls {
+    /// Creates an empty graph.
+    fn graph_create(&self) -> Result<GraphHandle>;
+
+    /// Destroys a graph and its nodes.
+    ///
+    /// # Safety
+    /// `graph` is live and not a child graph's.
+    unsafe fn graph_destroy(&self, graph: GraphHandle);
+
+    /// Copies a graph; the caller owns the copy.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_clone(&self, graph: GraphHandle) -> Result<GraphHandle>;
+
+    /// Adds a node after `after`.
+    ///
+    /// # Safety
+    /// `graph` is live, `after` are nodes of it, and what `spec` names stays valid as long as the
+    /// graph or an exec of it.
+    unsafe fn graph_add_node(
+        &self,
+        graph: GraphHandle,
+        after: &[NodeHandle],
+        spec: &NodeSpec,
+    ) -> Result<NodeHandle>;
+
+    /// Adds "`to` after `from`".
+    ///
+    /// # Safety
+    /// `graph` is live and holds both nodes.
+    unsafe fn graph_add_edge(
+        &self,
+        graph: GraphHandle,
+        from: NodeHandle,
+        to: NodeHandle,
+    ) -> Result<()>;
+
+    /// Takes an edge away.
+    ///
+    /// # Safety
+    /// `graph` is live and holds both nodes.
+    unsafe fn graph_remove_edge(
+        &self,
+        graph: GraphHandle,
+        edge: EdgeSpec<NodeHandle>,
+    ) -> Result<()>;
+
+    /// Removes a node and its edges.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn graph_remove_node(&self, node: NodeHandle) -> Result<()>;
+
+    /// The nodes of a graph, in no promised order.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>>;
+
+    /// The edges of a graph, in no promised order.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_edges(&self, graph: GraphHandle) -> Result<Vec<EdgeSpec<NodeHandle>>>;
+
+    /// What a node does.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_detail(&self, node: NodeHandle) -> Result<NodeDetail>;
+
+    /// Makes an exec; the graph stays.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_instantiate(
+        &self,
+        graph: GraphHandle,
+        flags: InstantiateFlags,
+    ) -> Result<ExecHandle, InstantiateFailure>;
+
+    /// Destroys an exec.
+    ///
+    /// # Safety
+    /// `exec` is live and no replay of it is in flight.
+    unsafe fn exec_destroy(&self, exec: ExecHandle);
+
+    /// Sends the exec to the device ahead of its first replay.
+    ///
+    /// # Safety
+    /// `exec` and `stream` are live.
+    unsafe fn exec_upload(&self, exec: ExecHandle, stream: StreamHandle) -> Result<()>;
+
+    /// Enqueues one replay.
+    ///
+    /// # Safety
+    /// `exec` and `stream` are live; what the exec's nodes name stays valid until the stream has
+    /// passed the replay.
+    unsafe fn exec_launch(&self, exec: ExecHandle, stream: StreamHandle) -> Result<()>;
+
+    /// Takes over the parameters of a graph of the same shape.
+    ///
+    /// # Safety
+    /// `exec` and `graph` are live; what the graph's nodes name stays valid as long as the exec.
+    unsafe fn exec_update(
+        &self,
+        exec: ExecHandle,
+        graph: GraphHandle,
+    ) -> Result<(), UpdateFailure>;
+
+    /// Changes what one node of the exec does; `node` names it by the graph it came from.
+    ///
+    /// # Safety
+    /// `exec` and the graph of `node` are live; what `work` names stays valid as long as the exec.
+    unsafe fn exec_set_work(
+        &self,
+        exec: ExecHandle,
+        node: NodeHandle,
+        work: &WorkSpec,
+    ) -> Result<()>;
+
+    /// Switches one node of the exec on or off.
+    ///
+    /// # Safety
+    /// `exec` and the graph of `node` are live.
+    unsafe fn exec_set_enabled(
+        &self,
+        exec: ExecHandle,
+        node: NodeHandle,
+        enabled: bool,
+    ) -> Result<()>;
+
+    /// Whether one node of the exec is on.
+    ///
+    /// # Safety
+    /// `exec` and the graph of `node` are live.
+    unsafe fn exec_is_enabled(&self, exec: ExecHandle, node: NodeHandle) -> Result<bool>;
+}
+
+/// A fresh number for [`Driver::id`].
+pub(crate) fn next_driver_id() -> u64 {
+    static NEXT: AtomicU64 = AtomicU64::new(1);
+    NEXT.fetch_add(1, Ordering::Relaxed)
+}
+
+/// The error of a failed call.
+pub(crate) fn failed(call: Call, code: Code) -> Error {
+    Error::Driver { call, code }
+}

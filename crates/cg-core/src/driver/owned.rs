@@ -1,0 +1,495 @@
+//! Sole owners of driver objects: a handle, its driver, and a `Drop` that destroys it once.
+//!
+//! This is the only place above the driver that calls its `unsafe` methods. What it promises them:
+//!
+//! - a handle in an owner is live, since only the owner's `Drop` destroys it;
+//! - two owners that meet in a call are of one driver ([`same_driver`]);
+//! - what work names outlives its use: [`crate::Template`] and [`crate::Exec`] retain what their
+//!   nodes name, [`crate::Stream`] retains what was enqueued until the stream has passed it.
+//!
+//! Once the process exits ([`begin_exit`]) nothing is destroyed: the driver may already be gone, and
+//! the operating system takes everything back.
+#![expect(unsafe_code, reason = "owners vouch for the handles that they pass to the driver")]
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use super::handle::{
+    Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
+    StreamHandle,
+};
+use super::spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use super::{
+    CaptureMode, CaptureStatus, Driver, InstantiateFailure, InstantiateFlags, UpdateFailure,
+};
+use crate::error::{Error, Result};
+
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Tells cgraph that the process exits: from now on no owner calls the driver.
+pub fn begin_exit() {
+    EXITING.store(true, Ordering::Relaxed);
+}
+
+/// Fails unless both are the same driver.
+pub(crate) fn same_driver(expected: &dyn Driver, found: &dyn Driver, object: &str) -> Result<()> {
+    if expected.id() == found.id() {
+        return Ok(());
+    }
+    Err(Error::Foreign {
+        object: object.to_owned(),
+        found: found.name(),
+        expected: expected.name(),
+    })
+}
+
+/// Runs `work` with this thread's capture mode relaxed, so that it breaks no capture.
+pub(crate) fn relaxed<T>(driver: &dyn Driver, work: impl FnOnce() -> T) -> T {
+    let before = driver.exchange_capture_mode(CaptureMode::Relaxed);
+    let result = work();
+    if let Ok(before) = before
+        && driver.exchange_capture_mode(before).is_err()
+    {
+        // It worked a moment ago; if the second try fails too, the thread stays relaxed.
+        let _ = driver.exchange_capture_mode(before);
+    }
+    result
+}
+
+/// Destroys something, unless the process exits.
+fn destroy(driver: &dyn Driver, with: impl FnOnce()) {
+    if !EXITING.load(Ordering::Relaxed) {
+        relaxed(driver, with);
+    }
+}
+
+/// Device memory.
+#[derive(Debug)]
+pub struct OwnedMemory {
+    driver: Arc<dyn Driver>,
+    address: Address,
+}
+
+impl OwnedMemory {
+    /// Allocates `bytes`.
+    pub fn new(driver: Arc<dyn Driver>, bytes: u64) -> Result<Self> {
+        let address = driver.mem_alloc(bytes)?;
+        Ok(Self { driver, address })
+    }
+
+    /// Where it starts.
+    #[must_use]
+    pub fn address(&self) -> Address {
+        self.address
+    }
+}
+
+impl Drop for OwnedMemory {
+    fn drop(&mut self) {
+        destroy(&*self.driver, || {
+            // SAFETY: `address` is from `mem_alloc` and freed only here; whoever enqueued work on
+            // it has retained this owner until the work was passed.
+            unsafe { self.driver.mem_free(self.address) }
+        });
+    }
+}
+
+/// Copies to memory that the caller keeps alive, and waits.
+pub(crate) fn write(driver: &dyn Driver, dst: Address, src: &[u8]) -> Result<()> {
+    // SAFETY: `Memory::write` passes the start of a range of at least `src.len()` bytes that it
+    // holds for the call.
+    unsafe { driver.memcpy_to_device(dst, src) }
+}
+
+/// Copies from memory that the caller keeps alive, and waits.
+pub(crate) fn read(driver: &dyn Driver, dst: &mut [u8], src: Address) -> Result<()> {
+    // SAFETY: `Memory::read` passes the start of a range of at least `dst.len()` bytes that it
+    // holds for the call.
+    unsafe { driver.memcpy_to_host(dst, src) }
+}
+
+/// Loaded kernels.
+#[derive(Debug)]
+pub struct OwnedModule {
+    driver: Arc<dyn Driver>,
+    handle: ModuleHandle,
+}
+
+impl OwnedModule {
+    /// Loads PTX text or a binary image.
+    pub fn new(driver: Arc<dyn Driver>, image: &[u8]) -> Result<Self> {
+        let handle = driver.module_load(image)?;
+        Ok(Self { driver, handle })
+    }
+
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// A kernel by name.
+    pub fn function(&self, name: &str) -> Result<FunctionHandle> {
+        // SAFETY: the module is loaded as long as `self`.
+        unsafe { self.driver.module_function(self.handle, name) }
+    }
+}
+
+impl Drop for OwnedModule {
+    fn drop(&mut self) {
+        destroy(&*self.driver, || {
+            // SAFETY: unloaded only here; work, templates and execs that name a kernel of this
+            // module retain this owner.
+            unsafe { self.driver.module_unload(self.handle) }
+        });
+    }
+}
+
+/// A stream: made here and destroyed on drop, or borrowed from somebody who keeps it alive.
+#[derive(Debug)]
+pub struct OwnedStream {
+    driver: Arc<dyn Driver>,
+    handle: StreamHandle,
+    borrowed: bool,
+}
+
+impl OwnedStream {
+    /// Creates a stream.
+    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+        let handle = driver.stream_create()?;
+        Ok(Self {
+            driver,
+            handle,
+            borrowed: false,
+        })
+    }
+
+    /// Uses a stream of somebody else. Only [`crate::Stream::from_raw`] calls this, whose caller
+    /// promises that the stream outlives the result.
+    pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: StreamHandle) -> Self {
+        Self {
+            driver,
+            handle,
+            borrowed: true,
+        }
+    }
+
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The raw stream.
+    #[must_use]
+    pub fn handle(&self) -> StreamHandle {
+        self.handle
+    }
+
+    /// Waits for all work on it.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the stream is live as long as `self`.
+        unsafe { self.driver.stream_synchronize(self.handle) }
+    }
+
+    /// Whether all work on it has finished.
+    pub fn query(&self) -> Result<bool> {
+        // SAFETY: the stream is live as long as `self`.
+        unsafe { self.driver.stream_query(self.handle) }
+    }
+
+    /// Enqueues one operation; the caller retains what it names.
+    pub fn enqueue(&self, work: &WorkSpec) -> Result<()> {
+        // SAFETY: the stream is live as long as `self`; `Work` holds what its spec names, and
+        // `Stream::enqueue` retains it until the stream has passed or the capture's template dies.
+        unsafe { self.driver.stream_enqueue(self.handle, work) }
+    }
+
+    /// Makes later work wait for the event.
+    pub fn wait_event(&self, event: &OwnedEvent) -> Result<()> {
+        // SAFETY: both are live as long as their owners, and of one driver (`Stream::wait`).
+        unsafe { self.driver.stream_wait_event(self.handle, event.handle) }
+    }
+
+    /// Begins a capture.
+    pub fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
+        // SAFETY: the stream is live as long as `self`.
+        unsafe { self.driver.stream_begin_capture(self.handle, mode) }
+    }
+
+    /// Ends a capture.
+    pub fn end_capture(&self) -> Result<OwnedGraph> {
+        // SAFETY: the stream is live as long as `self`.
+        let handle = unsafe { self.driver.stream_end_capture(self.handle) }?;
+        Ok(OwnedGraph {
+            driver: Arc::clone(&self.driver),
+            handle,
+            borrowed: false,
+        })
+    }
+
+    /// Whether it captures.
+    pub fn capture_status(&self) -> Result<CaptureStatus> {
+        // SAFETY: the stream is live as long as `self`.
+        unsafe { self.driver.stream_capture_status(self.handle) }
+    }
+}
+
+impl Drop for OwnedStream {
+    fn drop(&mut self) {
+        if !self.borrowed {
+            destroy(&*self.driver, || {
+                // SAFETY: created by `new`, destroyed only here; a `Capture` holds its stream, so
+                // it does not capture.
+                unsafe { self.driver.stream_destroy(self.handle) }
+            });
+        }
+    }
+}
+
+/// An event.
+#[derive(Debug)]
+pub struct OwnedEvent {
+    driver: Arc<dyn Driver>,
+    handle: EventHandle,
+}
+
+impl OwnedEvent {
+    /// Creates an event.
+    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+        let handle = driver.event_create()?;
+        Ok(Self { driver, handle })
+    }
+
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The raw event.
+    #[must_use]
+    pub fn handle(&self) -> EventHandle {
+        self.handle
+    }
+
+    /// Records it on a stream of the same driver.
+    pub fn record(&self, stream: &OwnedStream) -> Result<()> {
+        // SAFETY: both are live as long as their owners, and of one driver (`Stream::record`).
+        unsafe { self.driver.event_record(self.handle, stream.handle) }
+    }
+
+    /// Whether the work before the last record has finished.
+    pub fn query(&self) -> Result<bool> {
+        // SAFETY: the event is live as long as `self`.
+        unsafe { self.driver.event_query(self.handle) }
+    }
+
+    /// Waits until the work before the last record has finished.
+    pub fn synchronize(&self) -> Result<()> {
+        // SAFETY: the event is live as long as `self`.
+        unsafe { self.driver.event_synchronize(self.handle) }
+    }
+}
+
+impl Drop for OwnedEvent {
+    fn drop(&mut self) {
+        destroy(&*self.driver, || {
+            // SAFETY: created by `new` and destroyed only here.
+            unsafe { self.driver.event_destroy(self.handle) }
+        });
+    }
+}
+
+/// A `CUgraph`: made here and destroyed on drop, or borrowed from somebody who keeps it alive.
+#[derive(Debug)]
+pub struct OwnedGraph {
+    driver: Arc<dyn Driver>,
+    handle: GraphHandle,
+    borrowed: bool,
+}
+
+impl OwnedGraph {
+    /// Creates an empty graph.
+    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+        let handle = driver.graph_create()?;
+        Ok(Self {
+            driver,
+            handle,
+            borrowed: false,
+        })
+    }
+
+    /// Uses a graph of somebody else. Only [`crate::Template::from_raw`] calls this, whose caller
+    /// promises that the graph outlives the result.
+    pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: GraphHandle) -> Self {
+        Self {
+            driver,
+            handle,
+            borrowed: true,
+        }
+    }
+
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The raw graph.
+    #[must_use]
+    pub fn handle(&self) -> GraphHandle {
+        self.handle
+    }
+
+    /// A copy.
+    pub fn duplicate(&self) -> Result<Self> {
+        // SAFETY: the graph is live as long as `self`.
+        let handle = unsafe { self.driver.graph_clone(self.handle) }?;
+        Ok(Self {
+            driver: Arc::clone(&self.driver),
+            handle,
+            borrowed: false,
+        })
+    }
+
+    /// Adds a node; the caller retains what it names and has checked `after`.
+    pub fn add_node(&self, after: &[NodeHandle], spec: &NodeSpec) -> Result<NodeHandle> {
+        // SAFETY: the graph is live as long as `self`; `Template` checks that `after` are its
+        // nodes and retains what `spec` names.
+        unsafe { self.driver.graph_add_node(self.handle, after, spec) }
+    }
+
+    /// Adds an edge between nodes that the caller has checked.
+    pub fn add_edge(&self, from: NodeHandle, to: NodeHandle) -> Result<()> {
+        // SAFETY: the graph is live as long as `self`, and `Template` checks the nodes.
+        unsafe { self.driver.graph_add_edge(self.handle, from, to) }
+    }
+
+    /// Takes an edge away between nodes that the caller has checked.
+    pub fn remove_edge(&self, edge: EdgeSpec<NodeHandle>) -> Result<()> {
+        // SAFETY: the graph is live as long as `self`, and `Template` checks the nodes.
+        unsafe { self.driver.graph_remove_edge(self.handle, edge) }
+    }
+
+    /// Removes a node that the caller has checked.
+    pub fn remove_node(&self, node: NodeHandle) -> Result<()> {
+        // SAFETY: `Template` checks that the node is one of this live graph.
+        unsafe { self.driver.graph_remove_node(node) }
+    }
+
+    /// Its nodes.
+    pub fn nodes(&self) -> Result<Vec<NodeHandle>> {
+        // SAFETY: the graph is live as long as `self`.
+        unsafe { self.driver.graph_nodes(self.handle) }
+    }
+
+    /// Its edges.
+    pub fn edges(&self) -> Result<Vec<EdgeSpec<NodeHandle>>> {
+        // SAFETY: the graph is live as long as `self`.
+        unsafe { self.driver.graph_edges(self.handle) }
+    }
+
+    /// What one of its nodes does; the caller has checked the node.
+    pub fn detail(&self, node: NodeHandle) -> Result<NodeDetail> {
+        // SAFETY: `Template` checks that the node is one of this live graph.
+        unsafe { self.driver.node_detail(node) }
+    }
+
+    /// The graph of a child node, which lives as long as `self`.
+    pub(crate) fn child(&self, handle: GraphHandle) -> Self {
+        Self::borrowed(Arc::clone(&self.driver), handle)
+    }
+
+    /// Makes an exec.
+    pub fn instantiate(&self, flags: InstantiateFlags) -> Result<OwnedExec, InstantiateFailure> {
+        // SAFETY: the graph is live as long as `self`.
+        let handle = unsafe { self.driver.graph_instantiate(self.handle, flags) }?;
+        Ok(OwnedExec {
+            driver: Arc::clone(&self.driver),
+            handle,
+        })
+    }
+}
+
+impl Drop for OwnedGraph {
+    fn drop(&mut self) {
+        if !self.borrowed {
+            destroy(&*self.driver, || {
+                // SAFETY: this owner made the graph, it is no child's, and only this destroys it.
+                unsafe { self.driver.graph_destroy(self.handle) }
+            });
+        }
+    }
+}
+
+/// A `CUgraphExec`.
+#[derive(Debug)]
+pub struct OwnedExec {
+    driver: Arc<dyn Driver>,
+    handle: ExecHandle,
+}
+
+impl OwnedExec {
+    /// Its driver.
+    #[must_use]
+    pub fn driver(&self) -> &Arc<dyn Driver> {
+        &self.driver
+    }
+
+    /// The raw exec.
+    #[must_use]
+    pub fn handle(&self) -> ExecHandle {
+        self.handle
+    }
+
+    /// Sends it to the device.
+    pub fn upload(&self, stream: &OwnedStream) -> Result<()> {
+        // SAFETY: both are live as long as their owners, and of one driver (`Exec::upload`).
+        unsafe { self.driver.exec_upload(self.handle, stream.handle) }
+    }
+
+    /// Enqueues one replay; the caller retains this owner and what the nodes name.
+    #[inline]
+    pub fn launch(&self, stream: &OwnedStream) -> Result<()> {
+        // SAFETY: both are live as long as their owners, and of one driver (`Exec::replay`); `Exec`
+        // retains what its nodes name until every stream has passed its replays.
+        unsafe { self.driver.exec_launch(self.handle, stream.handle) }
+    }
+
+    /// Takes over the parameters of a graph; the caller retains what they name.
+    pub fn update(&self, graph: &OwnedGraph) -> Result<(), UpdateFailure> {
+        // SAFETY: both are live as long as their owners; `Exec::update` retains what the
+        // template's nodes name.
+        unsafe { self.driver.exec_update(self.handle, graph.handle) }
+    }
+
+    /// Changes what a node does; the caller retains what `work` names and the node's graph.
+    pub fn set_work(&self, node: NodeHandle, work: &WorkSpec) -> Result<()> {
+        // SAFETY: `Exec` retains the graph of its nodes, checks that `node` is one of them, and
+        // retains what `work` names.
+        unsafe { self.driver.exec_set_work(self.handle, node, work) }
+    }
+
+    /// Switches a node on or off; the caller retains the node's graph.
+    pub fn set_enabled(&self, node: NodeHandle, enabled: bool) -> Result<()> {
+        // SAFETY: `Exec` retains the graph of its nodes and checks that `node` is one of them.
+        unsafe { self.driver.exec_set_enabled(self.handle, node, enabled) }
+    }
+
+    /// Whether a node is on; the caller retains the node's graph.
+    pub fn is_enabled(&self, node: NodeHandle) -> Result<bool> {
+        // SAFETY: `Exec` retains the graph of its nodes and checks that `node` is one of them.
+        unsafe { self.driver.exec_is_enabled(self.handle, node) }
+    }
+}
+
+impl Drop for OwnedExec {
+    fn drop(&mut self) {
+        destroy(&*self.driver, || {
+            // SAFETY: made by `OwnedGraph::instantiate`, destroyed only here, and `Exec` drops it
+            // only after every stream has passed its replays.
+            unsafe { self.driver.exec_destroy(self.handle) }
+        });
+    }
+}

@@ -1,0 +1,349 @@
+//! The simulated driver: CUDA's streams, captures and graphs in ordinary memory, without a GPU.
+//!
+//! It is chosen only by name, never as a fallback. Its rules:
+//!
+//! - **Asynchronous.** Streams are queues. Nothing runs until somebody waits, or [`Sim::step`] or
+//!   [`Sim::drive`] is called. There is no clock.
+//! - **Seeded.** Among operations that are ready, a seeded choice is made; the same seed gives the
+//!   same run.
+//! - **Strict.** What is undefined on a GPU panics and names both parties: use after free, free in
+//!   flight, a handle that is not live. What CUDA reports gives the same code.
+//! - **Poisoned.** Fresh memory is `0xFF`: NaN as a float, -1 as an integer.
+//! - **Faults.** Every fallible call can be made to fail: [`Sim::fail_next`], [`Sim::fail_call`].
+//!
+//! Memcpy, memset and host nodes are real; a kernel is a host closure registered under the name
+//! that a module's PTX text declares. Not simulated: kernel code, time, bandwidth, peers.
+
+mod capture;
+mod exec;
+mod graph;
+mod memory;
+mod ptx;
+mod run;
+mod stream;
+mod work;
+
+use std::collections::{BTreeMap, HashMap};
+use std::fmt;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+
+use super::handle::{Address, StreamHandle};
+use super::{CaptureMode, Driver, failed, next_driver_id};
+use crate::code::{Call, Code};
+use crate::error::{Error, Result};
+
+pub use memory::SimMemory;
+pub use run::KernelCall;
+
+/// What a simulated kernel does; an error text makes the launch fail as a faulting kernel does.
+pub type KernelFn = dyn Fn(&KernelCall<'_>) -> Result<(), String> + Send + Sync;
+
+/// Objects that exist on a simulated device.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Live {
+    /// Allocations.
+    pub memory: usize,
+    /// Loaded modules.
+    pub modules: usize,
+    /// Streams, without the legacy default stream.
+    pub streams: usize,
+    /// Events.
+    pub events: usize,
+    /// Graphs, child graphs not counted.
+    pub graphs: usize,
+    /// Execs.
+    pub execs: usize,
+}
+
+/// A simulated device and its driver. Clones are the same device.
+#[derive(Clone)]
+pub struct Sim {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    id: u64,
+    version: u32,
+    state: Mutex<State>,
+    /// Signalled when an operation has finished.
+    finished: Condvar,
+}
+
+/// Everything that the lock guards.
+struct State {
+    next: u64,
+    random: u64,
+    memory: memory::Map,
+    modules: BTreeMap<u64, work::Module>,
+    functions: HashMap<u64, Arc<work::Function>>,
+    kernels: HashMap<String, Arc<KernelFn>>,
+    streams: BTreeMap<u64, stream::Stream>,
+    events: BTreeMap<u64, stream::Event>,
+    captures: BTreeMap<u64, capture::Capture>,
+    thread_modes: HashMap<std::thread::ThreadId, CaptureMode>,
+    graphs: BTreeMap<u64, graph::Graph>,
+    execs: BTreeMap<u64, exec::Exec>,
+    calls: Vec<Call>,
+    fail_next: Vec<(Call, Code)>,
+    fail_call: Option<(usize, Code)>,
+    failure: Option<String>,
+    ran: u64,
+}
+
+impl State {
+    /// A handle that was never used before.
+    fn fresh(&mut self) -> u64 {
+        self.next += 0x10;
+        self.next
+    }
+}
+
+/// Builds a [`Sim`].
+#[derive(Debug, Clone)]
+pub struct SimBuilder {
+    seed: u64,
+    memory_bytes: u64,
+    version: u32,
+}
+
+impl SimBuilder {
+    /// The seed of the order in which ready operations run. Default 0.
+    #[must_use]
+    pub fn seed(mut self, seed: u64) -> Self {
+        self.seed = seed;
+        self
+    }
+
+    /// Bytes of device memory. Default 16 GiB (used only as it is allocated).
+    #[must_use]
+    pub fn memory(mut self, bytes: u64) -> Self {
+        self.memory_bytes = bytes;
+        self
+    }
+
+    /// The driver version, as CUDA numbers it. Default 13000.
+    #[must_use]
+    pub fn driver_version(mut self, version: u32) -> Self {
+        self.version = version;
+        self
+    }
+
+    /// The device.
+    #[must_use]
+    pub fn build(self) -> Sim {
+        let state = State {
+            next: 0x5100_0000,
+            random: self.seed,
+            memory: memory::Map::new(self.memory_bytes),
+            modules: BTreeMap::new(),
+            functions: HashMap::new(),
+            kernels: HashMap::new(),
+            streams: BTreeMap::from([(StreamHandle::LEGACY.0, stream::Stream::default())]),
+            events: BTreeMap::new(),
+            captures: BTreeMap::new(),
+            thread_modes: HashMap::new(),
+            graphs: BTreeMap::new(),
+            execs: BTreeMap::new(),
+            calls: Vec::new(),
+            fail_next: Vec::new(),
+            fail_call: None,
+            failure: None,
+            ran: 0,
+        };
+        Sim {
+            inner: Arc::new(Inner {
+                id: next_driver_id(),
+                version: self.version,
+                state: Mutex::new(state),
+                finished: Condvar::new(),
+            }),
+        }
+    }
+}
+
+impl Default for Sim {
+    fn default() -> Self {
+        Self::builder().build()
+    }
+}
+
+impl Sim {
+    /// A builder with the defaults.
+    #[must_use]
+    pub fn builder() -> SimBuilder {
+        SimBuilder {
+            seed: 0,
+            memory_bytes: 16 << 30,
+            version: 13_000,
+        }
+    }
+
+    /// Registers what the kernel `name` does, for modules whose PTX text declares it.
+    pub fn kernel(
+        &self,
+        name: &str,
+        kernel: impl Fn(&KernelCall<'_>) -> Result<(), String> + Send + Sync + 'static,
+    ) {
+        self.state()
+            .kernels
+            .insert(name.to_owned(), Arc::new(kernel));
+    }
+
+    /// Enqueues a closure on a stream as if it were a kernel called `name`, or records it as a
+    /// kernel node where the stream captures.
+    pub fn launch_closure(
+        &self,
+        stream: StreamHandle,
+        name: &str,
+        closure: Arc<KernelFn>,
+    ) -> Result<()> {
+        let mut state = self.enter(Call::LaunchKernel)?;
+        let work = work::Work::closure(name, closure);
+        stream::enqueue(&mut state, stream, work, Call::LaunchKernel)
+    }
+
+    /// Runs one ready operation; false if there is none.
+    #[expect(clippy::must_use_candidate, reason = "called for what it runs")]
+    pub fn step(&self) -> bool {
+        run::step(self)
+    }
+
+    /// Runs until nothing is in flight.
+    pub fn drive(&self) {
+        while self.step() {}
+    }
+
+    /// Holds the stream's operations back until nothing else can run, or until released.
+    pub fn delay(&self, stream: StreamHandle, delayed: bool) {
+        stream::get(&mut self.state(), stream).delayed = delayed;
+    }
+
+    /// Makes the next `call` fail with `code`.
+    pub fn fail_next(&self, call: Call, code: Code) {
+        self.state().fail_next.push((call, code));
+    }
+
+    /// Makes the `n`-th fallible call from now fail with `code`; zero is the next one.
+    pub fn fail_call(&self, n: usize, code: Code) {
+        self.state().fail_call = Some((n, code));
+    }
+
+    /// Takes back the faults that were asked for and have not happened.
+    pub fn clear_faults(&self) {
+        let mut state = self.state();
+        state.fail_next.clear();
+        state.fail_call = None;
+    }
+
+    /// What the last failed kernel said, if one has failed; taking it makes the device usable
+    /// again, which a real one is not.
+    #[expect(clippy::must_use_candidate, reason = "called to make the device usable again")]
+    pub fn take_failure(&self) -> Option<String> {
+        self.state().failure.take()
+    }
+
+    /// What exists on the device.
+    #[must_use]
+    pub fn live(&self) -> Live {
+        let state = self.state();
+        Live {
+            memory: state.memory.live(),
+            modules: state.modules.len(),
+            streams: state.streams.len() - 1,
+            events: state.events.len(),
+            graphs: state.graphs.values().filter(|g| g.parent.is_none()).count(),
+            execs: state.execs.len(),
+        }
+    }
+
+    /// The calls made so far, failed ones included.
+    #[must_use]
+    pub fn calls(&self) -> Vec<Call> {
+        self.state().calls.clone()
+    }
+
+    /// How many operations have run so far.
+    #[must_use]
+    pub fn ran(&self) -> u64 {
+        self.state().ran
+    }
+
+    /// The bytes at an address as they are now, whatever is in flight.
+    #[must_use]
+    pub fn peek(&self, address: Address, bytes: u64) -> Vec<u8> {
+        self.view(address, bytes).to_vec()
+    }
+
+    /// The memory at an address, which stays readable and writable after it was freed.
+    #[must_use]
+    pub fn view(&self, address: Address, bytes: u64) -> SimMemory {
+        self.state().memory.view(address, bytes, "view")
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        // A strict panic of ours under the lock leaves a state that later calls may still read.
+        self.inner
+            .state
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Begins an infallible call: logs it.
+    fn enter_infallible(&self, call: Call) -> MutexGuard<'_, State> {
+        let mut state = self.state();
+        state.calls.push(call);
+        state
+    }
+
+    /// Begins a fallible call: logs it and lets the faults that were asked for happen.
+    fn enter(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.enter_infallible(call);
+        if let Some(position) = state.fail_next.iter().position(|(asked, _)| *asked == call) {
+            let (_, code) = state.fail_next.remove(position);
+            return Err(failed(call, code));
+        }
+        match state.fail_call {
+            Some((0, code)) => {
+                state.fail_call = None;
+                Err(failed(call, code))
+            }
+            Some((n, code)) => {
+                state.fail_call = Some((n - 1, code));
+                Ok(state)
+            }
+            None => Ok(state),
+        }
+    }
+
+    /// Begins a call that CUDA calls potentially unsafe: refused while a capture forbids it.
+    fn enter_unsafe(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+        let mut state = self.enter(call)?;
+        capture::check_unsafe(&mut state, call)?;
+        Ok(state)
+    }
+}
+
+impl Driver for Sim {
+    fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    fn name(&self) -> String {
+        format!("sim:{}", self.inner.id)
+    }
+
+    fn version(&self) -> u32 {
+        self.inner.version
+    }
+}
+
+impl fmt::Debug for Sim {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_tuple("Sim").field(&self.inner.id).finish()
+    }
+}
+
+/// The error of a call with an argument that CUDA refuses.
+fn refuse(call: Call, code: Code) -> Error {
+    failed(call, code)
+}

@@ -1,0 +1,336 @@
+//! Running simulated work: one ready operation at a time, in seeded order.
+
+use std::sync::{MutexGuard, PoisonError};
+
+use super::exec::Status;
+use super::graph::NodeWork;
+use super::memory::SimMemory;
+use super::stream::Item;
+use super::work::{Function, Work};
+use super::{Sim, State, refuse};
+use crate::code::{Call, Code};
+use crate::driver::handle::{Address, StreamHandle};
+use crate::driver::spec::Dim3;
+use crate::error::Result;
+
+/// What a simulated kernel sees of its launch.
+pub struct KernelCall<'a> {
+    sim: &'a Sim,
+    name: &'a str,
+    args: &'a [Box<[u8]>],
+    /// Blocks.
+    pub grid: Dim3,
+    /// Threads per block.
+    pub block: Dim3,
+    /// Dynamic shared memory per block.
+    pub shared_bytes: u32,
+}
+
+impl KernelCall<'_> {
+    /// The bytes of the `index`-th argument.
+    ///
+    /// # Panics
+    /// If the launch has fewer.
+    #[must_use]
+    pub fn arg(&self, index: usize) -> &[u8] {
+        &self.args[index]
+    }
+
+    /// The `index`-th argument as a 32-bit number.
+    ///
+    /// # Panics
+    /// If it has another size.
+    #[must_use]
+    pub fn u32(&self, index: usize) -> u32 {
+        let bytes = self.arg(index).try_into();
+        u32::from_le_bytes(bytes.expect("the argument has four bytes"))
+    }
+
+    /// The `bytes` bytes that the `index`-th argument points at.
+    ///
+    /// # Panics
+    /// If the argument is no address, or the range is not inside one live allocation.
+    #[must_use]
+    pub fn memory(&self, index: usize, bytes: u64) -> SimMemory {
+        let address = self.arg(index).try_into();
+        let address = u64::from_le_bytes(address.expect("the argument has eight bytes"));
+        let user = format!("kernel {}", self.name);
+        let state = self.sim.state();
+        state.memory.view(Address(address), bytes, &user)
+    }
+}
+
+/// Where a running operation came from.
+enum Place {
+    Head(u64),
+    Step(u64, usize),
+}
+
+/// Fails if an earlier kernel has: on a GPU, nothing works after that.
+pub(super) fn check_failure(state: &State, call: Call) -> Result<()> {
+    match state.failure {
+        Some(_) => Err(refuse(call, Code::LAUNCH_FAILED)),
+        None => Ok(()),
+    }
+}
+
+/// Runs one ready operation; false if there is none.
+pub(super) fn step(sim: &Sim) -> bool {
+    step_locked(sim, sim.state())
+}
+
+/// Runs until the stream is empty.
+pub(super) fn drive_stream(sim: &Sim, stream: StreamHandle) {
+    drive_until(sim, |state| {
+        state
+            .streams
+            .get(&stream.0)
+            .is_none_or(|stream| stream.queue.is_empty() && !stream.busy)
+    });
+}
+
+/// Runs until `done` holds.
+///
+/// # Panics
+/// If nothing can run and nothing is running, which would be for ever.
+pub(super) fn drive_until(sim: &Sim, done: impl Fn(&State) -> bool) {
+    loop {
+        let state = sim.state();
+        if done(&state) {
+            return;
+        }
+        let running = is_running(&state);
+        if step_locked(sim, state) {
+            continue;
+        }
+        assert!(running, "waiting for work that can never run");
+        let state = sim.state();
+        if !done(&state) && is_running(&state) {
+            drop(
+                sim.inner
+                    .finished
+                    .wait(state)
+                    .unwrap_or_else(PoisonError::into_inner),
+            );
+        }
+    }
+}
+
+fn is_running(state: &State) -> bool {
+    state.streams.values().any(|stream| {
+        stream.busy
+            || matches!(stream.queue.front(), Some(Item::Replay(replay))
+                if replay.status.contains(&Status::Running))
+    })
+}
+
+fn step_locked(sim: &Sim, mut state: MutexGuard<'_, State>) -> bool {
+    retire(&mut state);
+    let Some(place) = choose(&mut state) else {
+        return false;
+    };
+    let work = start(&mut state, &place);
+    drop(state);
+    let mut running = Running {
+        sim,
+        place,
+        outcome: Err("it panicked".to_owned()),
+    };
+    // The lock is open here: a kernel may be a Python function that takes its own locks.
+    running.outcome = work.map_or(Ok(()), |work| execute(sim, &work));
+    true
+}
+
+/// An operation that is running; finished when dropped, also by a panic of the operation.
+struct Running<'a> {
+    sim: &'a Sim,
+    place: Place,
+    outcome: std::result::Result<(), String>,
+}
+
+impl Drop for Running<'_> {
+    fn drop(&mut self) {
+        let outcome = std::mem::replace(&mut self.outcome, Ok(()));
+        finish(&mut self.sim.state(), &self.place, outcome);
+        self.sim.inner.finished.notify_all();
+    }
+}
+
+/// Takes finished markers and replays from the heads of the streams.
+fn retire(state: &mut State) {
+    let mut changed = true;
+    while changed {
+        changed = false;
+        let events = &mut state.events;
+        for stream in state.streams.values_mut().filter(|stream| !stream.busy) {
+            let gone = match stream.queue.front() {
+                Some(Item::Record(event, record)) => {
+                    if let Some(event) = events.get_mut(event) {
+                        event.reached = event.reached.max(*record);
+                    }
+                    true
+                }
+                Some(Item::Wait(event, record)) => {
+                    events.get(event).is_none_or(|event| event.reached >= *record)
+                }
+                Some(Item::Replay(replay)) => replay.status.iter().all(|s| *s == Status::Done),
+                Some(Item::Work(_)) | None => false,
+            };
+            if gone {
+                stream.queue.pop_front();
+                changed = true;
+            }
+        }
+    }
+}
+
+/// A ready operation, by seeded choice; delayed streams only where nothing else is ready.
+fn choose(state: &mut State) -> Option<Place> {
+    let mut ready = Vec::new();
+    let mut delayed = Vec::new();
+    for (handle, stream) in &state.streams {
+        let places = if stream.delayed { &mut delayed } else { &mut ready };
+        match stream.queue.front() {
+            Some(Item::Work(_)) if !stream.busy => places.push(Place::Head(*handle)),
+            Some(Item::Replay(replay)) => {
+                let steps = replay.ready().filter(|&i| match &replay.steps[i].work {
+                    NodeWork::Wait(event) => state
+                        .events
+                        .get(&event.0)
+                        .is_none_or(|event| event.reached >= event.recorded),
+                    _ => true,
+                });
+                places.extend(steps.map(|i| Place::Step(*handle, i)));
+            }
+            _ => {}
+        }
+    }
+    if ready.is_empty() {
+        ready = delayed;
+    }
+    if ready.is_empty() {
+        return None;
+    }
+    let choice = random(state) % ready.len() as u64;
+    let choice = usize::try_from(choice).expect("less than a length");
+    Some(ready.swap_remove(choice))
+}
+
+/// Marks the operation as running; what it does, if it does anything.
+fn start(state: &mut State, place: &Place) -> Option<Work> {
+    let (Place::Head(handle) | Place::Step(handle, _)) = place;
+    let stream = state.streams.get_mut(handle).expect("chosen just now");
+    match (place, stream.queue.front_mut()) {
+        (Place::Head(_), Some(Item::Work(work))) => {
+            let work = work.clone();
+            stream.busy = true;
+            Some(work)
+        }
+        (Place::Step(_, index), Some(Item::Replay(replay))) => {
+            replay.status[*index] = Status::Running;
+            let step = &replay.steps[*index];
+            match &step.work {
+                NodeWork::Work(work) if step.enabled => Some(work.clone()),
+                NodeWork::Record(event) => {
+                    if let Some(event) = state.events.get_mut(&event.0) {
+                        event.recorded += 1;
+                        event.reached = event.recorded;
+                    }
+                    None
+                }
+                _ => None,
+            }
+        }
+        _ => unreachable!("chosen just now"),
+    }
+}
+
+fn finish(state: &mut State, place: &Place, outcome: std::result::Result<(), String>) {
+    state.ran += 1;
+    match place {
+        Place::Head(handle) => {
+            if let Some(stream) = state.streams.get_mut(handle) {
+                stream.busy = false;
+                stream.queue.pop_front();
+            }
+        }
+        Place::Step(handle, index) => {
+            let queue = state.streams.get_mut(handle).map(|stream| &mut stream.queue);
+            if let Some(Item::Replay(replay)) = queue.and_then(|queue| queue.front_mut()) {
+                replay.status[*index] = Status::Done;
+            }
+        }
+    }
+    if let Err(reason) = outcome {
+        // Nothing that was enqueued before the failure runs any more.
+        for stream in state.streams.values_mut() {
+            let running = stream.busy
+                || matches!(stream.queue.front(), Some(Item::Replay(replay))
+                    if replay.status.contains(&Status::Running));
+            let mut first = running;
+            stream.queue.retain(|item| {
+                std::mem::take(&mut first) || matches!(item, Item::Record(..) | Item::Wait(..))
+            });
+        }
+        state.failure.get_or_insert(reason);
+    }
+    retire(state);
+}
+
+fn execute(sim: &Sim, work: &Work) -> std::result::Result<(), String> {
+    work.check_loaded();
+    match work {
+        Work::Kernel {
+            function,
+            grid,
+            block,
+            shared_bytes,
+            args,
+        } => {
+            let Function { name, kernel, .. } = &**function;
+            let call = KernelCall {
+                sim,
+                name,
+                args,
+                grid: *grid,
+                block: *block,
+                shared_bytes: *shared_bytes,
+            };
+            return kernel(&call).map_err(|reason| format!("kernel {name}: {reason}"));
+        }
+        Work::Memcpy { dst, src, bytes } => {
+            let user = work.to_string();
+            let state = sim.state();
+            let from = state.memory.view(*src, *bytes, &user);
+            let to = state.memory.view(*dst, *bytes, &user);
+            drop(state);
+            to.copy_from(&from.to_vec());
+        }
+        Work::Memset {
+            dst,
+            value,
+            element_bytes,
+            count,
+        } => {
+            let bytes = count * u64::from(*element_bytes);
+            let to = sim.state().memory.view(*dst, bytes, &work.to_string());
+            let element = &value.to_le_bytes()[..usize::from(*element_bytes)];
+            to.copy_from(&element.repeat(to.bytes() / element.len()));
+        }
+        Work::Host(function) => {
+            let function = function.upgrade();
+            let function = function.expect("a host function dies while work may call it");
+            (function.0)();
+        }
+    }
+    Ok(())
+}
+
+/// `SplitMix64`.
+fn random(state: &mut State) -> u64 {
+    state.random = state.random.wrapping_add(0x9E37_79B9_7F4A_7C15);
+    let mut mixed = state.random;
+    mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
+}

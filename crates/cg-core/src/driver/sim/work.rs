@@ -1,0 +1,228 @@
+//! What simulated streams and nodes do: operations with their handles resolved.
+
+use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+
+use super::{KernelFn, State, refuse};
+use crate::code::{Call, Code};
+use crate::driver::handle::Address;
+use crate::driver::spec::{Dim3, HostFunction, NodeDetail, WorkSpec};
+use crate::error::Result;
+
+/// Kernels that a module's text declares.
+pub(super) struct Module {
+    entries: Vec<(String, Vec<usize>)>,
+    loaded: Arc<AtomicBool>,
+}
+
+impl Module {
+    pub(super) fn new(entries: Vec<(String, Vec<usize>)>) -> Self {
+        Self {
+            entries,
+            loaded: Arc::new(AtomicBool::new(true)),
+        }
+    }
+
+    pub(super) fn unload(&self) {
+        self.loaded.store(false, Ordering::Relaxed);
+    }
+
+    pub(super) fn parameters(&self, name: &str) -> Option<Vec<usize>> {
+        let (_, parameters) = self.entries.iter().find(|(entry, _)| entry == name)?;
+        Some(parameters.clone())
+    }
+
+    pub(super) fn function(
+        &self,
+        name: &str,
+        kernel: Arc<KernelFn>,
+        parameters: Vec<usize>,
+    ) -> Function {
+        Function {
+            name: name.to_owned(),
+            kernel,
+            parameters: Some(parameters),
+            loaded: Arc::clone(&self.loaded),
+        }
+    }
+}
+
+pub(super) struct Function {
+    pub(super) name: String,
+    pub(super) kernel: Arc<KernelFn>,
+    /// Bytes of each parameter; none for a closure, which takes no arguments.
+    parameters: Option<Vec<usize>>,
+    loaded: Arc<AtomicBool>,
+}
+
+/// An operation with its handles resolved.
+#[derive(Clone)]
+pub(super) enum Work {
+    Kernel {
+        function: Arc<Function>,
+        grid: Dim3,
+        block: Dim3,
+        shared_bytes: u32,
+        args: Arc<[Box<[u8]>]>,
+    },
+    Memcpy {
+        dst: Address,
+        src: Address,
+        bytes: u64,
+    },
+    Memset {
+        dst: Address,
+        value: u32,
+        element_bytes: u8,
+        count: u64,
+    },
+    /// As on a GPU, the graph does not keep the function alive.
+    Host(Weak<HostFunction>),
+}
+
+impl Work {
+    /// A closure as a kernel of one thread.
+    pub(super) fn closure(name: &str, kernel: Arc<KernelFn>) -> Self {
+        Self::Kernel {
+            function: Arc::new(Function {
+                name: name.to_owned(),
+                kernel,
+                parameters: None,
+                loaded: Arc::new(AtomicBool::new(true)),
+            }),
+            grid: 1.into(),
+            block: 1.into(),
+            shared_bytes: 0,
+            args: Arc::new([]),
+        }
+    }
+
+    pub(super) fn resolve(state: &State, spec: &WorkSpec, call: Call) -> Result<Self> {
+        Ok(match spec {
+            WorkSpec::Kernel {
+                function,
+                grid,
+                block,
+                shared_bytes,
+                args,
+            } => {
+                let Some(found) = state.functions.get(&function.0) else {
+                    panic!("{function:?} is no function")
+                };
+                let given: Vec<usize> = args.iter().map(|arg| arg.len()).collect();
+                assert!(
+                    found.parameters.as_ref().is_none_or(|p| *p == given),
+                    "kernel {} takes parameters of {:?} bytes, given {given:?}",
+                    found.name,
+                    found.parameters
+                );
+                let threads = u64::from(block.x) * u64::from(block.y) * u64::from(block.z);
+                let blocks = [grid.x, grid.y, grid.z];
+                if threads == 0 || threads > 1024 || blocks.contains(&0) {
+                    return Err(refuse(call, Code::INVALID_VALUE));
+                }
+                Self::Kernel {
+                    function: Arc::clone(found),
+                    grid: *grid,
+                    block: *block,
+                    shared_bytes: *shared_bytes,
+                    args: Arc::clone(args),
+                }
+            }
+            WorkSpec::Memcpy { dst, src, bytes } => Self::Memcpy {
+                dst: *dst,
+                src: *src,
+                bytes: *bytes,
+            },
+            WorkSpec::Memset {
+                dst,
+                value,
+                element_bytes,
+                count,
+            } => {
+                if ![1, 2, 4].contains(element_bytes) {
+                    return Err(refuse(call, Code::INVALID_VALUE));
+                }
+                Self::Memset {
+                    dst: *dst,
+                    value: *value,
+                    element_bytes: *element_bytes,
+                    count: *count,
+                }
+            }
+            WorkSpec::Host(function) => Self::Host(Arc::downgrade(function)),
+        })
+    }
+
+    /// The memory that is known to be touched: start and bytes.
+    pub(super) fn ranges(&self) -> Vec<(u64, u64)> {
+        match self {
+            Self::Memcpy { dst, src, bytes } => vec![(dst.0, *bytes), (src.0, *bytes)],
+            Self::Memset {
+                dst,
+                element_bytes,
+                count,
+                ..
+            } => vec![(dst.0, count * u64::from(*element_bytes))],
+            Self::Kernel { .. } | Self::Host(_) => Vec::new(),
+        }
+    }
+
+    pub(super) fn check_loaded(&self) {
+        if let Self::Kernel { function, .. } = self {
+            assert!(
+                function.loaded.load(Ordering::Relaxed),
+                "kernel {} runs after its module was unloaded",
+                function.name
+            );
+        }
+    }
+
+    pub(super) fn detail(&self) -> NodeDetail {
+        match self {
+            Self::Kernel {
+                function,
+                grid,
+                block,
+                shared_bytes,
+                ..
+            } => NodeDetail::Kernel {
+                name: Some(function.name.clone()),
+                grid: *grid,
+                block: *block,
+                shared_bytes: *shared_bytes,
+            },
+            Self::Memcpy { dst, src, bytes } => NodeDetail::Memcpy {
+                dst: *dst,
+                src: *src,
+                bytes: *bytes,
+            },
+            Self::Memset {
+                dst,
+                value,
+                element_bytes,
+                count,
+            } => NodeDetail::Memset {
+                dst: *dst,
+                value: *value,
+                element_bytes: *element_bytes,
+                count: *count,
+            },
+            Self::Host(_) => NodeDetail::Host,
+        }
+    }
+}
+
+impl fmt::Display for Work {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Kernel { function, .. } => write!(f, "kernel {}", function.name),
+            Self::Memcpy { dst, src, bytes } => {
+                write!(f, "memcpy of {bytes} bytes from {:#x} to {:#x}", src.0, dst.0)
+            }
+            Self::Memset { dst, .. } => write!(f, "memset at {:#x}", dst.0),
+            Self::Host(_) => f.write_str("host function"),
+        }
+    }
+}

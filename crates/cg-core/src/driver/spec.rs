@@ -1,0 +1,168 @@
+//! What a driver is told to do: plain values, the same for a stream, a node and an exec update.
+
+use std::fmt;
+use std::sync::Arc;
+
+use super::handle::{Address, EventHandle, FunctionHandle, GraphHandle};
+
+/// Three extents of a grid or a block.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+pub struct Dim3 {
+    /// Extent in x.
+    pub x: u32,
+    /// Extent in y.
+    pub y: u32,
+    /// Extent in z.
+    pub z: u32,
+}
+
+impl From<u32> for Dim3 {
+    fn from(x: u32) -> Self {
+        Self { x, y: 1, z: 1 }
+    }
+}
+
+impl fmt::Display for Dim3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "({}, {}, {})", self.x, self.y, self.z)
+    }
+}
+
+/// A host function that work on a stream or in a graph calls. It must make no driver call.
+pub struct HostFunction(pub Box<dyn Fn() + Send + Sync>);
+
+impl fmt::Debug for HostFunction {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("HostFunction")
+    }
+}
+
+/// One operation of a stream or of a node.
+#[derive(Debug, Clone)]
+pub enum WorkSpec {
+    /// A kernel launch.
+    Kernel {
+        /// The kernel.
+        function: FunctionHandle,
+        /// Blocks.
+        grid: Dim3,
+        /// Threads per block.
+        block: Dim3,
+        /// Dynamic shared memory per block.
+        shared_bytes: u32,
+        /// The bytes of each argument, in order.
+        args: Arc<[Box<[u8]>]>,
+    },
+    /// A copy of `bytes` from `src` to `dst`.
+    Memcpy {
+        /// Where to.
+        dst: Address,
+        /// Where from.
+        src: Address,
+        /// How much.
+        bytes: u64,
+    },
+    /// `count` elements of `element_bytes` (1, 2 or 4) set to the low bytes of `value`.
+    Memset {
+        /// Where.
+        dst: Address,
+        /// The value.
+        value: u32,
+        /// Size of an element.
+        element_bytes: u8,
+        /// How many elements.
+        count: u64,
+    },
+    /// A call of a host function.
+    Host(Arc<HostFunction>),
+}
+
+/// What a node of a graph does.
+#[derive(Debug, Clone)]
+pub enum NodeSpec {
+    /// One operation.
+    Work(WorkSpec),
+    /// Records an event.
+    EventRecord(EventHandle),
+    /// Waits for an event.
+    EventWait(EventHandle),
+    /// Nothing; a point to meet at.
+    Empty,
+    /// A copy of another graph.
+    Child(GraphHandle),
+}
+
+/// What is known of a node.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NodeDetail {
+    /// A kernel node.
+    Kernel {
+        /// The kernel's (mangled) name, where the driver can tell.
+        name: Option<String>,
+        /// Blocks.
+        grid: Dim3,
+        /// Threads per block.
+        block: Dim3,
+        /// Dynamic shared memory per block.
+        shared_bytes: u32,
+    },
+    /// A memcpy node.
+    Memcpy {
+        /// Where to.
+        dst: Address,
+        /// Where from.
+        src: Address,
+        /// How much.
+        bytes: u64,
+    },
+    /// A memset node.
+    Memset {
+        /// Where.
+        dst: Address,
+        /// The value.
+        value: u32,
+        /// Size of an element.
+        element_bytes: u8,
+        /// How many elements.
+        count: u64,
+    },
+    /// A host node.
+    Host,
+    /// An event-record node.
+    EventRecord(EventHandle),
+    /// An event-wait node.
+    EventWait(EventHandle),
+    /// An empty node.
+    Empty,
+    /// A child-graph node, with the graph it runs.
+    Child(GraphHandle),
+    /// A node of another kind, by CUDA's number for it.
+    Other(u32),
+}
+
+/// How an edge orders its two nodes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum EdgeKind {
+    /// The second node runs after the first has finished.
+    Full,
+    /// The second node may start early, as programmatic dependent launch allows.
+    Programmatic,
+    /// A kind this version does not know, by CUDA's number.
+    Other(u8),
+}
+
+/// "`to` after `from`", by node handle.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct EdgeSpec<N> {
+    /// The node that comes first.
+    pub from: N,
+    /// The node that comes after it.
+    pub to: N,
+    /// The outgoing port of `from`; zero is its completion.
+    pub from_port: u8,
+    /// The incoming port of `to`.
+    pub to_port: u8,
+    /// How it orders.
+    pub kind: EdgeKind,
+}

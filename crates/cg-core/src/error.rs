@@ -1,0 +1,152 @@
+//! [`Error`]: what went wrong, as owned data. Printing one calls nothing foreign.
+
+use crate::code::{Call, Code};
+
+/// Result of everything in this crate that can fail.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
+
+/// What went wrong, with the call, the code and the numbers that belong to it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A driver call failed.
+    #[error("{call} failed: {code}")]
+    Driver {
+        /// The call that failed.
+        call: Call,
+        /// What it returned.
+        code: Code,
+    },
+
+    /// There is not enough memory.
+    #[error(
+        "out of memory: {requested} bytes requested, {in_use} in use, {reserved} reserved, limit {limit}"
+    )]
+    OutOfMemory {
+        /// Bytes that were asked for.
+        requested: u64,
+        /// Bytes in use by the device or pool.
+        in_use: u64,
+        /// Bytes that the pool holds, in use or not; for a device, the same as `in_use`.
+        reserved: u64,
+        /// Bytes there are at most.
+        limit: u64,
+    },
+
+    /// A capture could not begin, go on or end.
+    #[error("capture on {stream}: {reason}")]
+    Capture {
+        /// The stream that was to capture or captures.
+        stream: String,
+        /// What broke it, and what to do.
+        reason: String,
+        /// The driver's code, where one is behind it.
+        code: Option<Code>,
+    },
+
+    /// A template could not be instantiated.
+    #[error("instantiate failed: {code}{}", at_node(.node))]
+    Instantiate {
+        /// What the driver returned.
+        code: Code,
+        /// The node at fault, where the driver names one.
+        node: Option<String>,
+    },
+
+    /// An exec cannot take the change.
+    #[error("exec update refused: {reason}{}", at_node(.node))]
+    Update {
+        /// The node at fault, where the driver names one.
+        node: Option<String>,
+        /// Why the exec cannot take it.
+        reason: String,
+    },
+
+    /// An object of another device, template or driver was given.
+    #[error("{object} belongs to {found}, expected {expected}")]
+    Foreign {
+        /// What was given.
+        object: String,
+        /// Where it belongs.
+        found: String,
+        /// Where it should belong.
+        expected: String,
+    },
+
+    /// An argument is not acceptable.
+    #[error("{argument} is {given}, expected {expected}")]
+    Invalid {
+        /// The argument.
+        argument: String,
+        /// The value given.
+        given: String,
+        /// What is acceptable.
+        expected: String,
+    },
+
+    /// The driver found is too old for a feature.
+    #[error("{feature} needs driver version {needed}, found {found}")]
+    Unsupported {
+        /// What was asked for.
+        feature: String,
+        /// The version found, as CUDA numbers it (12040 is 12.4).
+        found: u32,
+        /// The version needed.
+        needed: u32,
+    },
+
+    /// No usable CUDA driver was found.
+    #[error("no CUDA driver: {reason}; looked for {}", .looked_for.join(", "))]
+    NoDriver {
+        /// Why it cannot be used.
+        reason: String,
+        /// The libraries that were tried.
+        looked_for: Vec<String>,
+    },
+
+    /// A hook failed.
+    #[error("hook failed: {reason}")]
+    Hook {
+        /// What the hook says.
+        reason: String,
+    },
+}
+
+impl Error {
+    /// The driver's code, where one is behind the error.
+    #[must_use]
+    pub fn code(&self) -> Option<Code> {
+        match self {
+            Self::Driver { code, .. } | Self::Instantiate { code, .. } => Some(*code),
+            Self::Capture { code, .. } => *code,
+            _ => None,
+        }
+    }
+
+    pub(crate) fn capture(stream: &impl ToString, reason: impl Into<String>) -> Self {
+        Self::Capture {
+            stream: stream.to_string(),
+            reason: reason.into(),
+            code: None,
+        }
+    }
+
+    pub(crate) fn invalid(
+        argument: impl Into<String>,
+        given: &impl ToString,
+        expected: impl Into<String>,
+    ) -> Self {
+        Self::Invalid {
+            argument: argument.into(),
+            given: given.to_string(),
+            expected: expected.into(),
+        }
+    }
+}
+
+#[expect(clippy::ref_option, reason = "thiserror passes a reference to the field")]
+fn at_node(node: &Option<String>) -> String {
+    node.as_ref()
+        .map(|node| format!(" at node {node}"))
+        .unwrap_or_default()
+}

@@ -1,0 +1,259 @@
+//! [`Exec`]: a graph that can run and cannot change shape.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::driver::CaptureStatus;
+use crate::driver::handle::ExecHandle;
+use crate::driver::owned::{OwnedExec, same_driver};
+use crate::driver::spec::WorkSpec;
+use crate::error::{Error, Result};
+use crate::retain::Retained;
+use crate::stream::Stream;
+use crate::template::{Node, Template};
+use crate::work::Work;
+
+/// A graph that can run and cannot change shape.
+///
+/// What its nodes name stays alive until every stream has passed the replays, also when the exec is
+/// dropped right after a replay.
+pub struct Exec {
+    device: Device,
+    template: u64,
+    /// Taken only by `drop`.
+    state: Mutex<Option<State>>,
+}
+
+struct State {
+    owned: Arc<OwnedExec>,
+    /// What the nodes name.
+    retained: Vec<Retained>,
+    /// The streams it was replayed on, the last one last.
+    streams: Vec<Stream>,
+}
+
+impl Exec {
+    pub(crate) fn new(
+        device: &Device,
+        template: u64,
+        owned: OwnedExec,
+        retained: Vec<Retained>,
+    ) -> Self {
+        Self {
+            device: device.clone(),
+            template,
+            state: Mutex::new(Some(State {
+                owned: Arc::new(owned),
+                retained,
+                streams: Vec::new(),
+            })),
+        }
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The raw exec. It dies with the exec.
+    #[must_use]
+    pub fn handle(&self) -> ExecHandle {
+        self.with(|state| state.owned.handle())
+    }
+
+    /// Sends it to the device ahead of its first replay.
+    #[doc(alias = "cuGraphUpload")]
+    pub fn upload(&self, stream: &Stream) -> Result<()> {
+        self.check(stream)?;
+        self.with(|state| state.owned.upload(stream.owned()))
+    }
+
+    /// Enqueues one run on a stream and returns. Runs of one exec never overlap.
+    ///
+    /// On a stream that captures, the exec's nodes become a child of the captured graph.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] for a stream of another device; what the driver reports.
+    #[doc(alias = "cuGraphLaunch")]
+    #[inline]
+    pub fn replay(&self, stream: &Stream) -> Result<()> {
+        self.check(stream)?;
+        self.with(|state| {
+            if self.device.captures() {
+                return state.replay_beside_captures(stream);
+            }
+            state.owned.launch(stream.owned())?;
+            state.used(stream);
+            Ok(())
+        })
+    }
+
+    /// Takes over the parameters of a template of the same shape.
+    ///
+    /// # Errors
+    /// [`Error::Update`] with the reason, and the node where the driver names one; the exec is
+    /// then as it was before.
+    #[doc(alias = "cuGraphExecUpdate")]
+    pub fn update(&mut self, template: &Template) -> Result<()> {
+        same_driver(
+            &**self.device.driver(),
+            &**template.device().driver(),
+            "template",
+        )?;
+        let updated = template.with(|graph, retained| {
+            self.with(|state| {
+                state.owned.update(graph)?;
+                // Replays in flight may still use what was named before.
+                state.retained.extend_from_slice(retained);
+                Ok(())
+            })
+        });
+        updated.map_err(|failure: crate::driver::UpdateFailure| {
+            let node = failure.node.map(|handle| format!("{:#x}", handle.0));
+            let reason = format!("{} ({})", failure.reason, failure.code);
+            Error::Update { node, reason }
+        })
+    }
+
+    /// Changes what a node does: the same kind of work with other parameters. `template` is the one
+    /// the exec was made from.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] for a node or template of somewhere else; [`Error::Update`] with the
+    /// reason if the exec cannot take it.
+    #[doc(alias = "cuGraphExecKernelNodeSetParams")]
+    #[doc(alias = "cuGraphExecMemcpyNodeSetParams")]
+    #[doc(alias = "cuGraphExecMemsetNodeSetParams")]
+    #[doc(alias = "cuGraphExecHostNodeSetParams")]
+    pub fn set(&mut self, template: &Template, node: Node, work: &Work) -> Result<()> {
+        let handle = self.own(template, node)?;
+        work.check(&self.device)?;
+        let kind = match work.spec() {
+            WorkSpec::Kernel { .. } => "kernel",
+            WorkSpec::Memcpy { .. } => "memcpy",
+            WorkSpec::Memset { .. } => "memset",
+            WorkSpec::Host(_) => "host function",
+        };
+        self.with(|state| {
+            state.owned.set_work(handle, work.spec())?;
+            state.retained.extend_from_slice(work.retained());
+            Ok(())
+        })
+        .map_err(|error| refused(node, &format!("it cannot become this {kind}"), &error))
+    }
+
+    /// Switches a kernel, memcpy or memset node on or off. A node that is off does nothing, and
+    /// those after it go on.
+    ///
+    /// # Errors
+    /// As [`Self::set`].
+    #[doc(alias = "cuGraphNodeSetEnabled")]
+    pub fn set_enabled(&mut self, template: &Template, node: Node, enabled: bool) -> Result<()> {
+        let handle = self.own(template, node)?;
+        self.with(|state| state.owned.set_enabled(handle, enabled))
+            .map_err(|error| {
+                let rule = "only kernels, memcpys and memsets can be switched";
+                refused(node, rule, &error)
+            })
+    }
+
+    /// Whether a node is on.
+    #[doc(alias = "cuGraphNodeGetEnabled")]
+    pub fn is_enabled(&self, template: &Template, node: Node) -> Result<bool> {
+        let handle = self.own(template, node)?;
+        self.with(|state| state.owned.is_enabled(handle))
+    }
+
+    /// Keeps something alive until every stream has passed the replays.
+    pub fn retain(&self, what: Retained) {
+        self.with(|state| state.retained.push(what));
+    }
+
+    fn check(&self, stream: &Stream) -> Result<()> {
+        if self.device.is_same(stream.device()) {
+            return Ok(());
+        }
+        same_driver(
+            &**self.device.driver(),
+            &**stream.device().driver(),
+            "stream of the replay",
+        )
+    }
+
+    fn own(&self, template: &Template, node: Node) -> Result<crate::driver::handle::NodeHandle> {
+        if template.id() == self.template {
+            return template.own_handle(node);
+        }
+        Err(Error::Foreign {
+            object: format!("{template:?}"),
+            found: format!("template {}", template.id()),
+            expected: format!("template {}, which the exec was made from", self.template),
+        })
+    }
+
+    #[inline]
+    fn with<T>(&self, with: impl FnOnce(&mut State) -> T) -> T {
+        let mut state: MutexGuard<'_, _> =
+            self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        with(state.as_mut().expect("the state is taken only by drop"))
+    }
+}
+
+impl State {
+    /// Remembers the stream for [`Exec::drop`].
+    #[inline]
+    fn used(&mut self, stream: &Stream) {
+        if self.streams.last().is_some_and(|last| last.is_same(stream)) {
+            return;
+        }
+        self.streams.retain(|used| !used.is_same(stream));
+        self.streams.push(stream.clone());
+    }
+
+    /// A replay that may be recorded: then the captured graph keeps what the nodes name.
+    #[cold]
+    fn replay_beside_captures(&mut self, stream: &Stream) -> Result<()> {
+        let status = stream.owned().capture_status()?;
+        self.owned.launch(stream.owned())?;
+        if matches!(status, CaptureStatus::Active(_)) {
+            stream.retain(status, &self.retained);
+        } else {
+            self.used(stream);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Exec {
+    fn drop(&mut self) {
+        let state = self
+            .state
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(state) = state {
+            let streams: Vec<_> = state.streams.iter().map(|s| Arc::clone(s.owned())).collect();
+            let limbo = self.device.limbo();
+            limbo.park(streams, Box::new((state.owned, state.retained)));
+            limbo.collect();
+        }
+    }
+}
+
+impl fmt::Debug for Exec {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Exec({:#x} of {})", self.handle().0, self.device.name())
+    }
+}
+
+fn refused(node: Node, rule: &str, error: &Error) -> Error {
+    if matches!(error, Error::Foreign { .. }) {
+        return error.clone();
+    }
+    Error::Update {
+        node: Some(format!("{:#x}", node.handle.0)),
+        reason: format!("{rule} ({error})"),
+    }
+}

@@ -1,0 +1,201 @@
+//! [`Registry`]: ordered, removable hooks with one error policy.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+/// When a hook runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Phase {
+    /// A capture has begun; what the hook enqueues becomes part of it.
+    CaptureStart,
+    /// A capture has ended and its template is live.
+    CaptureEnd,
+    /// A template was instantiated; runs again for each instantiate.
+    Instantiate,
+    /// A replay is about to be enqueued; an error prevents it.
+    ReplayStart,
+    /// A replay was enqueued, not finished; runs also if enqueuing failed.
+    ReplayEnd,
+    /// A graph is about to die.
+    Destroy,
+}
+
+/// What happens to the error of a hook.
+pub enum Policy<E> {
+    /// The first error stops the others and goes to the caller.
+    Propagate,
+    /// Each error goes to this function, and the others run.
+    Report(Box<dyn Fn(E) + Send + Sync>),
+}
+
+/// The hooks of one owner, run in the order in which they were registered. Clones are the same
+/// registry.
+pub struct Registry<H, E> {
+    hooks: Arc<Mutex<Hooks<H>>>,
+    policy: Arc<Policy<E>>,
+}
+
+type Hooks<H> = BTreeMap<u64, (Phase, H)>;
+
+/// Removes a hook; dropping it does not.
+#[derive(Clone)]
+pub struct HookHandle {
+    id: u64,
+    remove: Arc<dyn Fn() + Send + Sync>,
+}
+
+impl<H, E> Registry<H, E>
+where
+    H: Clone + Send + 'static,
+{
+    /// A registry without hooks.
+    #[must_use]
+    pub fn new(policy: Policy<E>) -> Self {
+        Self {
+            hooks: Arc::new(Mutex::new(BTreeMap::new())),
+            policy: Arc::new(policy),
+        }
+    }
+
+    /// Adds a hook behind the others.
+    pub fn register(&self, phase: Phase, hook: H) -> HookHandle {
+        static NEXT: AtomicU64 = AtomicU64::new(0);
+        let id = NEXT.fetch_add(1, Ordering::Relaxed);
+        lock(&self.hooks).insert(id, (phase, hook));
+        let hooks = Arc::downgrade(&self.hooks);
+        let remove = move || {
+            let removed = Weak::upgrade(&hooks).and_then(|hooks| lock(&hooks).remove(&id));
+            // A hook may own anything: it is dropped with the lock open.
+            drop(removed);
+        };
+        HookHandle {
+            id,
+            remove: Arc::new(remove),
+        }
+    }
+
+    /// Whether there is a hook for the phase.
+    #[must_use]
+    pub fn has(&self, phase: Phase) -> bool {
+        lock(&self.hooks).values().any(|(found, _)| *found == phase)
+    }
+
+    /// All hooks, in order.
+    #[must_use]
+    pub fn hooks(&self) -> Vec<H> {
+        lock(&self.hooks).values().map(|(_, h)| h.clone()).collect()
+    }
+
+    /// Removes all hooks.
+    pub fn clear(&self) {
+        let removed = std::mem::take(&mut *lock(&self.hooks));
+        drop(removed);
+    }
+
+    /// Runs the hooks of a phase that are registered now; a hook may remove itself or others.
+    ///
+    /// # Errors
+    /// The first hook's error, where the policy is [`Policy::Propagate`].
+    pub fn run(&self, phase: Phase, mut call: impl FnMut(&H) -> Result<(), E>) -> Result<(), E> {
+        let hooks: Vec<H> = lock(&self.hooks)
+            .values()
+            .filter(|(found, _)| *found == phase)
+            .map(|(_, hook)| hook.clone())
+            .collect();
+        for hook in &hooks {
+            match (call(hook), &*self.policy) {
+                (Ok(()), _) => {}
+                (Err(error), Policy::Propagate) => return Err(error),
+                (Err(error), Policy::Report(report)) => report(error),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl<H, E> Clone for Registry<H, E> {
+    fn clone(&self) -> Self {
+        Self {
+            hooks: Arc::clone(&self.hooks),
+            policy: Arc::clone(&self.policy),
+        }
+    }
+}
+
+impl HookHandle {
+    /// A number that no other hook of the process has.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Removes the hook; nothing happens if it is gone.
+    pub fn remove(&self) {
+        (self.remove)();
+    }
+}
+
+fn lock<H>(hooks: &Mutex<Hooks<H>>) -> MutexGuard<'_, Hooks<H>> {
+    hooks.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn names(registry: &Registry<&'static str, String>) -> Vec<&'static str> {
+        let mut seen = Vec::new();
+        let run = registry.run(Phase::CaptureEnd, |hook| {
+            seen.push(*hook);
+            if *hook == "bad" {
+                return Err("bad".to_owned());
+            }
+            Ok(())
+        });
+        if run.is_err() {
+            seen.push("stopped");
+        }
+        seen
+    }
+
+    #[test]
+    fn hooks_run_in_order_of_registration_and_can_be_removed() {
+        let registry = Registry::new(Policy::Propagate);
+        let first = registry.register(Phase::CaptureEnd, "first");
+        registry.register(Phase::CaptureEnd, "second");
+        registry.register(Phase::Destroy, "other phase");
+        assert_eq!(names(&registry), ["first", "second"]);
+        first.remove();
+        first.remove();
+        assert_eq!(names(&registry), ["second"]);
+    }
+
+    #[test]
+    fn the_policy_decides_what_an_error_does() {
+        let registry = Registry::new(Policy::Propagate);
+        registry.register(Phase::CaptureEnd, "bad");
+        registry.register(Phase::CaptureEnd, "after");
+        assert_eq!(names(&registry), ["bad", "stopped"]);
+
+        let reported = Arc::new(Mutex::new(Vec::new()));
+        let report = Arc::clone(&reported);
+        let policy = Policy::Report(Box::new(move |error| report.lock().unwrap().push(error)));
+        let registry = Registry::new(policy);
+        registry.register(Phase::CaptureEnd, "bad");
+        registry.register(Phase::CaptureEnd, "after");
+        assert_eq!(names(&registry), ["bad", "after"]);
+        assert_eq!(*reported.lock().unwrap(), ["bad"]);
+    }
+
+    #[test]
+    fn a_hook_may_remove_itself_while_it_runs() {
+        let registry = Registry::<_, String>::new(Policy::Propagate);
+        let handle = registry.register(Phase::Destroy, 1);
+        let run = registry.run(Phase::Destroy, |_| {
+            handle.remove();
+            Ok(())
+        });
+        assert_eq!((run, registry.has(Phase::Destroy)), (Ok(()), false));
+    }
+}

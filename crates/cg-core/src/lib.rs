@@ -1,0 +1,36 @@
+#![doc = include_str!("../README.md")]
+//!
+#![doc = include_str!("../../../docs/vocabulary.md")]
+
+mod capture;
+mod code;
+mod data;
+mod device;
+pub mod driver;
+mod error;
+mod exec;
+pub mod hook;
+mod memory;
+mod pool;
+mod retain;
+mod stream;
+mod template;
+mod work;
+
+pub use capture::Capture;
+pub use code::{Call, Code};
+pub use data::{EdgeData, NodeData, TemplateData};
+pub use device::{Device, MemoryInfo};
+pub use driver::handle::{Address, GraphHandle, StreamHandle};
+pub use driver::owned::begin_exit;
+pub use driver::sim::{KernelCall, Live, Sim, SimBuilder, SimMemory};
+pub use driver::spec::{Dim3, EdgeKind, NodeDetail};
+pub use driver::{CaptureMode, InstantiateFlags};
+pub use error::{Error, Result};
+pub use exec::Exec;
+pub use memory::Memory;
+pub use pool::{FreeList, Pool, PoolStats};
+pub use retain::Retained;
+pub use stream::{Event, Stream};
+pub use template::{Edge, Node, Template};
+pub use work::{Args, Function, Module, Work};

@@ -1,0 +1,75 @@
+//! [`FreeList`]: best fit with coalescing over one segment; pure arithmetic, no driver.
+
+use std::collections::BTreeMap;
+
+/// The free ranges of one segment: offset to bytes, no two touching.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct FreeList {
+    bytes: u64,
+    free: BTreeMap<u64, u64>,
+}
+
+impl FreeList {
+    /// A segment of `bytes` bytes, all free.
+    #[must_use]
+    pub fn new(bytes: u64) -> Self {
+        Self {
+            bytes,
+            free: BTreeMap::from([(0, bytes)]),
+        }
+    }
+
+    /// Bytes of the segment.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Bytes that are free.
+    #[must_use]
+    pub fn free_bytes(&self) -> u64 {
+        self.free.values().sum()
+    }
+
+    /// Whether nothing is taken.
+    #[must_use]
+    pub fn is_whole(&self) -> bool {
+        self.free_bytes() == self.bytes
+    }
+
+    /// The smallest free range that fits, by its bytes; none if none does.
+    #[must_use]
+    pub fn best_fit(&self, bytes: u64) -> Option<u64> {
+        let fitting = self.free.values().filter(|free| **free >= bytes);
+        fitting.min().copied()
+    }
+
+    /// Takes `bytes` from the smallest free range that fits; where they start.
+    pub fn take(&mut self, bytes: u64) -> Option<u64> {
+        let fitting = self.free.iter().filter(|(_, free)| **free >= bytes);
+        let (offset, free) = fitting.min_by_key(|(_, free)| **free)?;
+        let (offset, free) = (*offset, *free);
+        self.free.remove(&offset);
+        if free > bytes {
+            self.free.insert(offset + bytes, free - bytes);
+        }
+        Some(offset)
+    }
+
+    /// Gives back what [`Self::take`] took, and joins it with its free neighbours.
+    pub fn give(&mut self, offset: u64, bytes: u64) {
+        let (mut offset, mut bytes) = (offset, bytes);
+        if let Some(next) = self.free.remove(&(offset + bytes)) {
+            bytes += next;
+        }
+        let previous = self.free.range(..offset).next_back();
+        if let Some((start, size)) = previous.map(|(start, size)| (*start, *size))
+            && start + size == offset
+        {
+            self.free.remove(&start);
+            offset = start;
+            bytes += size;
+        }
+        self.free.insert(offset, bytes);
+    }
+}

@@ -1,0 +1,222 @@
+//! [`Pool`]: segments that a set of captures allocates from.
+//!
+//! Stream-ordered: a block that is dropped can be given out again at once, to the same stream, since
+//! what uses it next comes after what used it last. Blocks of different streams come from different
+//! segments. A template that was captured with a pool retains it, so segments live as long as the
+//! graphs that know their addresses; which block of a segment is in use is the captures' affair,
+//! and a later capture may be given memory that an earlier one used only inside.
+
+mod free_list;
+
+use std::collections::BTreeMap;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+pub use free_list::FreeList;
+
+use crate::device::Device;
+use crate::driver::handle::StreamHandle;
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::stream::Stream;
+
+/// A block starts at a multiple of this and has a multiple of this many bytes.
+const BLOCK_BYTES: u64 = 512;
+/// A segment has a multiple of this many bytes.
+const SEGMENT_BYTES: u64 = 2 << 20;
+
+/// Segments that a set of captures allocates from. Clones are the same pool.
+#[derive(Clone)]
+pub struct Pool {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    id: u64,
+    device: Device,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By address.
+    segments: BTreeMap<u64, Segment>,
+    in_use: u64,
+    peak: u64,
+}
+
+struct Segment {
+    memory: Memory,
+    stream: StreamHandle,
+    free: FreeList,
+}
+
+/// Bytes of a pool.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// In blocks.
+    pub in_use: u64,
+    /// The most that was in blocks at once.
+    pub peak: u64,
+    /// In segments.
+    pub reserved: u64,
+    /// How many segments there are.
+    pub segments: usize,
+}
+
+impl Pool {
+    /// An empty pool.
+    #[must_use]
+    pub fn new(device: &Device) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            inner: Arc::new(Inner {
+                id: NEXT.fetch_add(1, Ordering::Relaxed),
+                device: device.clone(),
+                state: Mutex::default(),
+            }),
+        }
+    }
+
+    /// A number that no other pool of the process has.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.inner.id
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// A block for work on a stream. Dropping the block, and all work and templates that name it,
+    /// gives it back.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for zero bytes, [`Error::Foreign`] for a stream of another device,
+    /// [`Error::OutOfMemory`].
+    pub fn allocate(&self, stream: &Stream, bytes: u64) -> Result<Memory> {
+        if bytes == 0 {
+            return Err(Error::invalid("bytes", &0, "at least 1"));
+        }
+        if !self.inner.device.is_same(stream.device()) {
+            return Err(Error::Foreign {
+                object: stream.to_string(),
+                found: stream.device().name(),
+                expected: self.inner.device.name(),
+            });
+        }
+        let size = bytes.next_multiple_of(BLOCK_BYTES);
+        let mut state = self.inner.state();
+        let taken = match state.take(stream.handle(), size) {
+            None => {
+                self.grow(&mut state, stream.handle(), size)?;
+                state.take(stream.handle(), size)
+            }
+            found => found,
+        };
+        let Some((segment, offset)) = taken else {
+            unreachable!("a new segment has room for what it was made for")
+        };
+        state.in_use += size;
+        state.peak = state.peak.max(state.in_use);
+        let range = offset..offset + bytes;
+        let memory = state.segments[&segment].memory.slice(range)?;
+        let block = Block {
+            pool: Arc::clone(&self.inner),
+            segment,
+            offset,
+            size,
+        };
+        Ok(memory.owned_by(Arc::new(block)))
+    }
+
+    /// Returns segments without blocks to the device; how many bytes. Only for pools that no
+    /// template retains: a template knows addresses, not blocks.
+    #[expect(clippy::must_use_candidate, reason = "called for what it returns to the device")]
+    pub fn trim(&self) -> u64 {
+        let mut state = self.inner.state();
+        let (whole, rest) = std::mem::take(&mut state.segments)
+            .into_iter()
+            .partition::<BTreeMap<_, _>, _>(|(_, segment)| segment.free.is_whole());
+        state.segments = rest;
+        drop(state);
+        whole.values().map(|segment| segment.memory.bytes()).sum()
+    }
+
+    /// How many bytes it has.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let state = self.inner.state();
+        PoolStats {
+            in_use: state.in_use,
+            peak: state.peak,
+            reserved: state.segments.values().map(|s| s.free.bytes()).sum(),
+            segments: state.segments.len(),
+        }
+    }
+
+    /// The segments: where each starts and its bytes.
+    #[must_use]
+    pub fn segments(&self) -> Vec<Memory> {
+        let state = self.inner.state();
+        state.segments.values().map(|s| s.memory.clone()).collect()
+    }
+
+    fn grow(&self, state: &mut State, stream: StreamHandle, size: u64) -> Result<()> {
+        let memory = Memory::new(&self.inner.device, size.next_multiple_of(SEGMENT_BYTES))?;
+        let segment = Segment {
+            free: FreeList::new(memory.bytes()),
+            stream,
+            memory,
+        };
+        state.segments.insert(segment.memory.address().0, segment);
+        Ok(())
+    }
+}
+
+impl Inner {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    /// Takes the best fitting free range of all segments of a stream.
+    fn take(&mut self, stream: StreamHandle, size: u64) -> Option<(u64, u64)> {
+        let own = self
+            .segments
+            .iter_mut()
+            .filter(|(_, segment)| segment.stream == stream);
+        let fitting =
+            own.filter_map(|(base, segment)| Some((segment.free.best_fit(size)?, base, segment)));
+        let (_, base, segment) = fitting.min_by_key(|(fit, base, _)| (*fit, **base))?;
+        Some((*base, segment.free.take(size)?))
+    }
+}
+
+/// The owner of a block's memory: gives it back when dropped.
+struct Block {
+    pool: Arc<Inner>,
+    segment: u64,
+    offset: u64,
+    size: u64,
+}
+
+impl Drop for Block {
+    fn drop(&mut self) {
+        let mut state = self.pool.state();
+        state.in_use -= self.size;
+        if let Some(segment) = state.segments.get_mut(&self.segment) {
+            segment.free.give(self.offset, self.size);
+        }
+    }
+}
+
+impl fmt::Debug for Pool {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Pool({} of {})", self.id(), self.device().name())
+    }
+}

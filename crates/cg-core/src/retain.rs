@@ -1,0 +1,117 @@
+//! Keeping things alive until the streams that use them have passed.
+
+use std::any::Any;
+use std::sync::{Arc, Mutex, PoisonError};
+
+use crate::driver::CaptureStatus;
+use crate::driver::owned::{OwnedEvent, OwnedStream, relaxed};
+
+/// Something that work names, kept alive as long as the work may use it.
+pub type Retained = Arc<dyn Any + Send + Sync>;
+
+/// Things whose last user is gone, but which work in flight may still touch.
+///
+/// Waiting for that work happens here and not at each replay: a replay costs no event.
+#[derive(Default)]
+pub(crate) struct Limbo {
+    parked: Mutex<Vec<Parked>>,
+}
+
+struct Parked {
+    fences: Vec<Fence>,
+    _what: Box<dyn Any + Send>,
+}
+
+/// Something that is reached when a stream has passed what was enqueued on it.
+enum Fence {
+    Event(OwnedEvent),
+    /// The stream itself, where no event could be recorded: it captures, or the call failed.
+    Stream(Arc<OwnedStream>),
+}
+
+impl Limbo {
+    /// Drops `what` as soon as the streams have passed all that is enqueued on them now.
+    pub(crate) fn park(
+        &self,
+        streams: impl IntoIterator<Item = Arc<OwnedStream>>,
+        what: Box<dyn Any + Send>,
+    ) {
+        let fences: Vec<Fence> = streams.into_iter().filter_map(fence).collect();
+        if !fences.is_empty() {
+            let parked = Parked {
+                fences,
+                _what: what,
+            };
+            self.lock().push(parked);
+        }
+    }
+
+    /// Drops what the streams have passed by now; how many things are still parked.
+    pub(crate) fn collect(&self) -> usize {
+        let mut parked = std::mem::take(&mut *self.lock());
+        let mut passed = Vec::new();
+        parked = parked
+            .into_iter()
+            .filter_map(|mut entry| {
+                entry.fences = entry.fences.into_iter().filter_map(still_ahead).collect();
+                if entry.fences.is_empty() {
+                    passed.push(entry);
+                    return None;
+                }
+                Some(entry)
+            })
+            .collect();
+        // Dropping runs foreign code, which may come back here: the lock is open.
+        drop(passed);
+        let mut now = self.lock();
+        now.append(&mut parked);
+        now.len()
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Parked>> {
+        self.parked.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Limbo {
+    fn drop(&mut self) {
+        let parked = std::mem::take(&mut *self.lock());
+        for fence in parked.iter().flat_map(|entry| &entry.fences) {
+            // A device that cannot be waited for runs nothing that could be harmed.
+            let _ = match fence {
+                Fence::Event(event) => event.synchronize(),
+                Fence::Stream(stream) => stream.synchronize(),
+            };
+        }
+    }
+}
+
+/// A fence behind all that is enqueued; none if the stream is idle.
+fn fence(stream: Arc<OwnedStream>) -> Option<Fence> {
+    let driver = Arc::clone(stream.driver());
+    relaxed(&*driver, || {
+        if !matches!(stream.capture_status(), Ok(CaptureStatus::None)) {
+            return Some(Fence::Stream(stream));
+        }
+        if matches!(stream.query(), Ok(true)) {
+            return None;
+        }
+        let event = OwnedEvent::new(Arc::clone(&driver)).and_then(|event| {
+            event.record(&stream)?;
+            Ok(event)
+        });
+        Some(event.map_or(Fence::Stream(stream), Fence::Event))
+    })
+}
+
+/// The fence, unless it is reached.
+fn still_ahead(before: Fence) -> Option<Fence> {
+    match before {
+        Fence::Stream(stream) => fence(stream),
+        Fence::Event(event) => {
+            let driver = Arc::clone(event.driver());
+            let reached = relaxed(&*driver, || matches!(event.query(), Ok(true)));
+            (!reached).then_some(Fence::Event(event))
+        }
+    }
+}

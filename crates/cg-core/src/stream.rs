@@ -1,0 +1,231 @@
+//! [`Stream`] and [`Event`], as CUDA has them.
+
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::driver::CaptureStatus;
+use crate::driver::handle::{EventHandle, StreamHandle};
+use crate::driver::owned::{OwnedEvent, OwnedStream, same_driver};
+use crate::error::Result;
+use crate::retain::Retained;
+use crate::work::Work;
+
+/// So many retained things of a stream are handed over to a fence at once.
+const PENDING_LIMIT: usize = 1024;
+
+/// A queue of work. Clones are the same stream.
+#[derive(Clone)]
+pub struct Stream {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    owned: Arc<OwnedStream>,
+    device: Device,
+    /// What was enqueued and may not have been passed.
+    pending: Mutex<Vec<Retained>>,
+}
+
+impl Stream {
+    /// Creates a stream that does not synchronise with the legacy default stream.
+    #[doc(alias = "cuStreamCreate")]
+    pub fn new(device: &Device) -> Result<Self> {
+        let owned = OwnedStream::new(Arc::clone(device.driver()))?;
+        Ok(Self::with_owned(device, owned))
+    }
+
+    /// A stream of somebody else: torch's, cudarc's, or zero for the legacy default stream.
+    ///
+    /// # Safety
+    /// `handle` is a live stream of the device, and stays so as long as the result, its clones, and
+    /// every exec that was replayed on one of them.
+    #[must_use]
+    #[expect(unsafe_code, reason = "the caller vouches for a handle that nobody here owns")]
+    pub unsafe fn from_raw(device: &Device, handle: StreamHandle) -> Self {
+        let owned = OwnedStream::borrowed(Arc::clone(device.driver()), handle);
+        Self::with_owned(device, owned)
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.inner.device
+    }
+
+    /// The raw stream.
+    #[must_use]
+    pub fn handle(&self) -> StreamHandle {
+        self.inner.owned.handle()
+    }
+
+    /// Enqueues one operation, or records it if the stream captures.
+    ///
+    /// # Errors
+    /// [`crate::Error::Foreign`] for work of another device; what the driver reports.
+    pub fn enqueue(&self, work: &Work) -> Result<()> {
+        work.check(&self.inner.device)?;
+        let status = self.inner.owned.capture_status()?;
+        self.inner.owned.enqueue(work.spec())?;
+        self.retain(status, work.retained());
+        Ok(())
+    }
+
+    /// Records the event behind all work enqueued so far.
+    #[doc(alias = "cuEventRecord")]
+    pub fn record(&self, event: &Event) -> Result<()> {
+        event.check(&self.inner.device)?;
+        let status = self.inner.owned.capture_status()?;
+        event.owned.record(&self.inner.owned)?;
+        self.retain(status, &[Arc::clone(&event.owned) as Retained]);
+        Ok(())
+    }
+
+    /// Makes later work wait for the event. If the event was recorded in a capture, the stream
+    /// joins that capture.
+    #[doc(alias = "cuStreamWaitEvent")]
+    pub fn wait(&self, event: &Event) -> Result<()> {
+        event.check(&self.inner.device)?;
+        let status = self.inner.owned.capture_status()?;
+        self.inner.owned.wait_event(&event.owned)?;
+        self.retain(status, &[Arc::clone(&event.owned) as Retained]);
+        Ok(())
+    }
+
+    /// Waits until all work has finished.
+    #[doc(alias = "cuStreamSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        let enqueued = std::mem::take(&mut *self.pending());
+        let result = self.inner.owned.synchronize();
+        if result.is_err() {
+            self.pending().extend(enqueued);
+        }
+        self.inner.device.collect();
+        result
+    }
+
+    /// Whether all work has finished.
+    #[doc(alias = "cuStreamQuery")]
+    pub fn is_idle(&self) -> Result<bool> {
+        self.inner.owned.query()
+    }
+
+    /// Whether it captures.
+    #[doc(alias = "cuStreamIsCapturing")]
+    pub fn is_capturing(&self) -> Result<bool> {
+        Ok(self.inner.owned.capture_status()? != CaptureStatus::None)
+    }
+
+    pub(crate) fn owned(&self) -> &Arc<OwnedStream> {
+        &self.inner.owned
+    }
+
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
+        Arc::ptr_eq(&self.inner, &other.inner)
+    }
+
+    /// Keeps things until the stream has passed what is enqueued, or for the template that the
+    /// capture makes.
+    pub(crate) fn retain(&self, status: CaptureStatus, retained: &[Retained]) {
+        if retained.is_empty() {
+            return;
+        }
+        if let CaptureStatus::Active(id) = status {
+            self.inner.device.retain_captured(id, retained);
+            return;
+        }
+        let mut pending = self.pending();
+        pending.extend_from_slice(retained);
+        if pending.len() > PENDING_LIMIT {
+            let full = std::mem::take(&mut *pending);
+            drop(pending);
+            let limbo = self.inner.device.limbo();
+            limbo.park([Arc::clone(&self.inner.owned)], Box::new(full));
+            limbo.collect();
+        }
+    }
+
+    fn with_owned(device: &Device, owned: OwnedStream) -> Self {
+        Self {
+            inner: Arc::new(Inner {
+                owned: Arc::new(owned),
+                device: device.clone(),
+                pending: Mutex::new(Vec::new()),
+            }),
+        }
+    }
+
+    fn pending(&self) -> MutexGuard<'_, Vec<Retained>> {
+        self.inner
+            .pending
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Inner {
+    fn drop(&mut self) {
+        let pending = self
+            .pending
+            .get_mut()
+            .unwrap_or_else(PoisonError::into_inner);
+        if !pending.is_empty() {
+            let pending = Box::new(std::mem::take(pending));
+            self.device.limbo().park([Arc::clone(&self.owned)], pending);
+        }
+    }
+}
+
+impl fmt::Debug for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Stream({:#x} of {})", self.handle().0, self.device().name())
+    }
+}
+
+impl fmt::Display for Stream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "stream {:#x} of {}", self.handle().0, self.device().name())
+    }
+}
+
+/// A point in a stream's work that others can wait for. Clones are the same event.
+#[derive(Debug, Clone)]
+pub struct Event {
+    owned: Arc<OwnedEvent>,
+}
+
+impl Event {
+    /// Creates an event, without timing.
+    #[doc(alias = "cuEventCreate")]
+    pub fn new(device: &Device) -> Result<Self> {
+        let owned = OwnedEvent::new(Arc::clone(device.driver()))?;
+        Ok(Self {
+            owned: Arc::new(owned),
+        })
+    }
+
+    /// Whether the work before the last record has finished.
+    #[doc(alias = "cuEventQuery")]
+    pub fn is_reached(&self) -> Result<bool> {
+        self.owned.query()
+    }
+
+    /// Waits until the work before the last record has finished.
+    #[doc(alias = "cuEventSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        self.owned.synchronize()
+    }
+
+    pub(crate) fn handle(&self) -> EventHandle {
+        self.owned.handle()
+    }
+
+    pub(crate) fn retained(&self) -> Retained {
+        Arc::clone(&self.owned) as Retained
+    }
+
+    /// Fails unless the event is of this device.
+    pub(crate) fn check(&self, device: &Device) -> Result<()> {
+        same_driver(&**device.driver(), &**self.owned.driver(), "event")
+    }
+}

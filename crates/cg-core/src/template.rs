@@ -1,0 +1,327 @@
+//! [`Template`]: a graph that can change and cannot run.
+
+use std::collections::HashSet;
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::driver::InstantiateFlags;
+use crate::driver::handle::{GraphHandle, NodeHandle};
+use crate::driver::owned::{OwnedGraph, same_driver};
+use crate::driver::spec::{EdgeSpec, NodeDetail, NodeSpec};
+use crate::error::{Error, Result};
+use crate::exec::Exec;
+use crate::retain::Retained;
+use crate::stream::Event;
+use crate::work::Work;
+
+/// A node of one template: a `Copy` id, valid in that template until it is removed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Node {
+    pub(crate) template: u64,
+    pub(crate) handle: NodeHandle,
+}
+
+/// "`to` after `from`".
+pub type Edge = EdgeSpec<Node>;
+
+/// A graph that can change and cannot run: made by a capture or node by node.
+///
+/// ```compile_fail
+/// # use cg_core::{Device, Sim, Stream, Template};
+/// let device = Device::sim(&Sim::default());
+/// let template = Template::new(&device).unwrap();
+/// template.replay(&Stream::new(&device).unwrap()); // only an `Exec` can
+/// ```
+pub struct Template {
+    id: u64,
+    device: Device,
+    state: Mutex<State>,
+}
+
+struct State {
+    graph: OwnedGraph,
+    /// What the nodes name.
+    retained: Vec<Retained>,
+    /// Nodes that were removed, so that a stale [`Node`] is found.
+    removed: HashSet<NodeHandle>,
+}
+
+impl Template {
+    /// An empty template.
+    #[doc(alias = "cuGraphCreate")]
+    pub fn new(device: &Device) -> Result<Self> {
+        let graph = OwnedGraph::new(Arc::clone(device.driver()))?;
+        Ok(Self::with_graph(device, graph, Vec::new()))
+    }
+
+    /// A graph of somebody else, who keeps it and may go on editing it.
+    ///
+    /// # Safety
+    /// `handle` is a live graph of the device and stays so as long as the result; what its nodes
+    /// name stays valid as long as any exec of it.
+    #[must_use]
+    #[expect(unsafe_code, reason = "the caller vouches for a handle that nobody here owns")]
+    pub unsafe fn from_raw(device: &Device, handle: GraphHandle) -> Self {
+        let graph = OwnedGraph::borrowed(Arc::clone(device.driver()), handle);
+        Self::with_graph(device, graph, Vec::new())
+    }
+
+    /// Its device.
+    #[must_use]
+    pub fn device(&self) -> &Device {
+        &self.device
+    }
+
+    /// The raw graph. It dies with the template.
+    #[must_use]
+    pub fn handle(&self) -> GraphHandle {
+        self.state().graph.handle()
+    }
+
+    /// Adds an operation after other nodes.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] for work or nodes of somewhere else; what the driver reports.
+    #[doc(alias = "cuGraphAddKernelNode")]
+    #[doc(alias = "cuGraphAddMemcpyNode")]
+    #[doc(alias = "cuGraphAddMemsetNode")]
+    #[doc(alias = "cuGraphAddHostNode")]
+    pub fn add(&self, work: &Work, after: &[Node]) -> Result<Node> {
+        work.check(&self.device)?;
+        let spec = NodeSpec::Work(work.spec().clone());
+        self.add_node(&spec, after, work.retained())
+    }
+
+    /// Adds a node that records an event.
+    #[doc(alias = "cuGraphAddEventRecordNode")]
+    pub fn add_event_record(&self, event: &Event, after: &[Node]) -> Result<Node> {
+        event.check(&self.device)?;
+        let spec = NodeSpec::EventRecord(event.handle());
+        self.add_node(&spec, after, &[event.retained()])
+    }
+
+    /// Adds a node that waits for an event.
+    #[doc(alias = "cuGraphAddEventWaitNode")]
+    pub fn add_event_wait(&self, event: &Event, after: &[Node]) -> Result<Node> {
+        event.check(&self.device)?;
+        let spec = NodeSpec::EventWait(event.handle());
+        self.add_node(&spec, after, &[event.retained()])
+    }
+
+    /// Adds a node that does nothing: a point to meet at.
+    #[doc(alias = "cuGraphAddEmptyNode")]
+    pub fn add_empty(&self, after: &[Node]) -> Result<Node> {
+        self.add_node(&NodeSpec::Empty, after, &[])
+    }
+
+    /// Adds a node that runs a copy of another template.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for the template itself.
+    #[doc(alias = "cuGraphAddChildGraphNode")]
+    pub fn add_child(&self, child: &Self, after: &[Node]) -> Result<Node> {
+        if child.id == self.id {
+            let expected = "another template";
+            return Err(Error::invalid("child", &"the template itself", expected));
+        }
+        same_driver(
+            &**self.device.driver(),
+            &**child.device.driver(),
+            "child template",
+        )?;
+        let (handle, retained) = {
+            let state = child.state();
+            (state.graph.handle(), state.retained.clone())
+        };
+        self.add_node(&NodeSpec::Child(handle), after, &retained)
+    }
+
+    /// Adds "`to` after `from`".
+    ///
+    /// # Errors
+    /// What the driver reports; a cycle is found only by [`Self::instantiate`].
+    #[doc(alias = "cuGraphAddDependencies")]
+    pub fn add_edge(&self, from: Node, to: Node) -> Result<()> {
+        let state = self.state();
+        let (from, to) = (self.own(&state, from)?, self.own(&state, to)?);
+        state.graph.add_edge(from, to)
+    }
+
+    /// Takes an edge away.
+    #[doc(alias = "cuGraphRemoveDependencies")]
+    pub fn remove_edge(&self, edge: Edge) -> Result<()> {
+        let state = self.state();
+        let edge = EdgeSpec {
+            from: self.own(&state, edge.from)?,
+            to: self.own(&state, edge.to)?,
+            from_port: edge.from_port,
+            to_port: edge.to_port,
+            kind: edge.kind,
+        };
+        state.graph.remove_edge(edge)
+    }
+
+    /// Removes a node and its edges. Execs made before keep it.
+    #[doc(alias = "cuGraphDestroyNode")]
+    pub fn remove(&self, node: Node) -> Result<()> {
+        let mut state = self.state();
+        let handle = self.own(&state, node)?;
+        state.graph.remove_node(handle)?;
+        state.removed.insert(handle);
+        Ok(())
+    }
+
+    /// The nodes, in no promised order.
+    #[doc(alias = "cuGraphGetNodes")]
+    pub fn nodes(&self) -> Result<Vec<Node>> {
+        let nodes = self.state().graph.nodes()?;
+        Ok(nodes.into_iter().map(|handle| self.node(handle)).collect())
+    }
+
+    /// The edges, in no promised order.
+    #[doc(alias = "cuGraphGetEdges")]
+    pub fn edges(&self) -> Result<Vec<Edge>> {
+        let edges = self.state().graph.edges()?;
+        let edges = edges.into_iter().map(|edge| EdgeSpec {
+            from: self.node(edge.from),
+            to: self.node(edge.to),
+            from_port: edge.from_port,
+            to_port: edge.to_port,
+            kind: edge.kind,
+        });
+        Ok(edges.collect())
+    }
+
+    /// What a node does.
+    #[doc(alias = "cuGraphKernelNodeGetParams")]
+    pub fn detail(&self, node: Node) -> Result<NodeDetail> {
+        let state = self.state();
+        let handle = self.own(&state, node)?;
+        state.graph.detail(handle)
+    }
+
+    /// A copy, with nodes of its own.
+    #[doc(alias = "cuGraphClone")]
+    pub fn try_clone(&self) -> Result<Self> {
+        let state = self.state();
+        let graph = state.graph.duplicate()?;
+        Ok(Self::with_graph(
+            &self.device,
+            graph,
+            state.retained.clone(),
+        ))
+    }
+
+    /// Makes an exec. The template stays and may be changed and instantiated again; execs made
+    /// before do not see the change.
+    ///
+    /// # Errors
+    /// [`Error::Instantiate`] with the node at fault, where the driver names one.
+    #[doc(alias = "cuGraphInstantiateWithParams")]
+    pub fn instantiate(&self, flags: InstantiateFlags) -> Result<Exec> {
+        self.device.collect();
+        let state = self.state();
+        let owned = state.graph.instantiate(flags).map_err(|failure| {
+            let node = failure.node.map(|node| describe(&state.graph, node));
+            Error::Instantiate {
+                code: failure.code,
+                node,
+            }
+        })?;
+        Ok(Exec::new(
+            &self.device,
+            self.id,
+            owned,
+            state.retained.clone(),
+        ))
+    }
+
+    /// Keeps something alive as long as the template and its execs.
+    pub fn retain(&self, what: Retained) {
+        self.state().retained.push(what);
+    }
+
+    pub(crate) fn with_graph(device: &Device, graph: OwnedGraph, retained: Vec<Retained>) -> Self {
+        static NEXT: AtomicU64 = AtomicU64::new(1);
+        Self {
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            device: device.clone(),
+            state: Mutex::new(State {
+                graph,
+                retained,
+                removed: HashSet::new(),
+            }),
+        }
+    }
+
+    pub(crate) fn id(&self) -> u64 {
+        self.id
+    }
+
+    /// Runs `with` on the graph and what its nodes name.
+    pub(crate) fn with<T>(&self, with: impl FnOnce(&OwnedGraph, &[Retained]) -> T) -> T {
+        let state = self.state();
+        with(&state.graph, &state.retained)
+    }
+
+    /// The handle of a node, if it is one of this template.
+    pub(crate) fn own_handle(&self, node: Node) -> Result<NodeHandle> {
+        self.own(&self.state(), node)
+    }
+
+    fn add_node(&self, spec: &NodeSpec, after: &[Node], retained: &[Retained]) -> Result<Node> {
+        let mut state = self.state();
+        let after: Vec<NodeHandle> = after
+            .iter()
+            .map(|node| self.own(&state, *node))
+            .collect::<Result<_>>()?;
+        let handle = state.graph.add_node(&after, spec)?;
+        state.retained.extend_from_slice(retained);
+        // The driver may give a removed node's handle again.
+        state.removed.remove(&handle);
+        Ok(self.node(handle))
+    }
+
+    fn node(&self, handle: NodeHandle) -> Node {
+        Node {
+            template: self.id,
+            handle,
+        }
+    }
+
+    fn own(&self, state: &State, node: Node) -> Result<NodeHandle> {
+        if node.template == self.id && !state.removed.contains(&node.handle) {
+            return Ok(node.handle);
+        }
+        let found = if node.template == self.id {
+            "no template: it was removed".to_owned()
+        } else {
+            format!("template {}", node.template)
+        };
+        Err(Error::Foreign {
+            object: format!("node {:#x}", node.handle.0),
+            found,
+            expected: format!("template {}", self.id),
+        })
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl fmt::Debug for Template {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Template({} of {})", self.id, self.device.name())
+    }
+}
+
+/// A node of a graph in words.
+fn describe(graph: &OwnedGraph, node: NodeHandle) -> String {
+    match graph.detail(node) {
+        Ok(detail) => format!("{:#x}: {detail:?}", node.0),
+        Err(_) => format!("{:#x}", node.0),
+    }
+}

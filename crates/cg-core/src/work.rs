@@ -1,0 +1,237 @@
+//! [`Work`]: one operation, for a stream, a node or an exec, with all that it names.
+
+use std::sync::Arc;
+
+use crate::device::Device;
+use crate::driver::Driver;
+use crate::driver::handle::FunctionHandle;
+use crate::driver::owned::{OwnedModule, same_driver};
+use crate::driver::spec::{Dim3, HostFunction, WorkSpec};
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::retain::Retained;
+
+/// Kernels loaded from PTX text or a binary image.
+#[derive(Debug, Clone)]
+pub struct Module {
+    owned: Arc<OwnedModule>,
+}
+
+impl Module {
+    /// Loads an image.
+    #[doc(alias = "cuModuleLoadData")]
+    pub fn load(device: &Device, image: &[u8]) -> Result<Self> {
+        let owned = OwnedModule::new(Arc::clone(device.driver()), image)?;
+        Ok(Self {
+            owned: Arc::new(owned),
+        })
+    }
+
+    /// A kernel by its (mangled) name.
+    #[doc(alias = "cuModuleGetFunction")]
+    pub fn function(&self, name: &str) -> Result<Function> {
+        Ok(Function {
+            handle: self.owned.function(name)?,
+            name: name.to_owned(),
+            module: Arc::clone(&self.owned),
+        })
+    }
+}
+
+/// A kernel; keeps its module loaded.
+#[derive(Debug, Clone)]
+pub struct Function {
+    handle: FunctionHandle,
+    name: String,
+    module: Arc<OwnedModule>,
+}
+
+impl Function {
+    /// Its name.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+}
+
+/// The arguments of a kernel, in order, with the memory that they point at.
+#[derive(Debug, Clone, Default)]
+pub struct Args {
+    bytes: Vec<Box<[u8]>>,
+    memory: Vec<Memory>,
+}
+
+impl Args {
+    /// No arguments yet.
+    #[must_use]
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// A pointer to the start of `memory`.
+    #[must_use]
+    pub fn memory(mut self, memory: &Memory) -> Self {
+        self.memory.push(memory.clone());
+        self.bytes(&memory.address().0.to_le_bytes())
+    }
+
+    /// A 32-bit number.
+    #[must_use]
+    pub fn u32(self, value: u32) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// A 64-bit number.
+    #[must_use]
+    pub fn u64(self, value: u64) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// A 32-bit float.
+    #[must_use]
+    pub fn f32(self, value: f32) -> Self {
+        self.bytes(&value.to_le_bytes())
+    }
+
+    /// Any other argument, as the bytes that the kernel expects.
+    #[must_use]
+    pub fn bytes(mut self, bytes: &[u8]) -> Self {
+        self.bytes.push(bytes.into());
+        self
+    }
+}
+
+/// One operation: what a stream enqueues, a node does, or an exec's node is changed to.
+///
+/// It keeps alive all that it names, and whoever takes it goes on doing so as long as the operation
+/// may run.
+#[derive(Debug, Clone)]
+pub struct Work {
+    spec: WorkSpec,
+    driver: Option<Arc<dyn Driver>>,
+    retained: Vec<Retained>,
+}
+
+impl Work {
+    /// A launch of a kernel with `grid` blocks of `block` threads and no dynamic shared memory.
+    ///
+    /// # Errors
+    /// [`Error::Foreign`] if an argument points at memory of another device.
+    ///
+    /// # Safety
+    /// The arguments are those that the kernel takes, in number and size, and with them it touches
+    /// no memory but what [`Args::memory`] was given and what lives as long as the work.
+    #[expect(unsafe_code, reason = "nobody can check what a kernel touches")]
+    pub unsafe fn kernel(
+        function: &Function,
+        grid: impl Into<Dim3>,
+        block: impl Into<Dim3>,
+        args: Args,
+    ) -> Result<Self> {
+        let driver = function.module.driver();
+        let mut retained: Vec<Retained> = vec![Arc::clone(&function.module) as Retained];
+        for memory in &args.memory {
+            let object = format!("{memory:?}, argument of kernel {}", function.name);
+            same_driver(&**driver, &**memory.driver(), &object)?;
+            retained.extend(memory.owner().cloned());
+        }
+        Ok(Self {
+            spec: WorkSpec::Kernel {
+                function: function.handle,
+                grid: grid.into(),
+                block: block.into(),
+                shared_bytes: 0,
+                args: args.bytes.into(),
+            },
+            driver: Some(Arc::clone(driver)),
+            retained,
+        })
+    }
+
+    /// The same launch with dynamic shared memory; other work is returned as it is.
+    #[must_use]
+    pub fn with_shared_bytes(mut self, bytes: u32) -> Self {
+        if let WorkSpec::Kernel { shared_bytes, .. } = &mut self.spec {
+            *shared_bytes = bytes;
+        }
+        self
+    }
+
+    /// A copy of all of `src` to `dst`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless they have the same size; [`Error::Foreign`] if they are of
+    /// different devices.
+    #[doc(alias = "cuMemcpyAsync")]
+    pub fn memcpy(dst: &Memory, src: &Memory) -> Result<Self> {
+        if dst.bytes() != src.bytes() {
+            let given = format!("{} bytes", src.bytes());
+            let expected = format!("the {} bytes of the destination", dst.bytes());
+            return Err(Error::invalid("source of memcpy", &given, expected));
+        }
+        same_driver(&**dst.driver(), &**src.driver(), "source of memcpy")?;
+        Ok(Self {
+            spec: WorkSpec::Memcpy {
+                dst: dst.address(),
+                src: src.address(),
+                bytes: dst.bytes(),
+            },
+            driver: Some(Arc::clone(dst.driver())),
+            retained: dst.owner().into_iter().chain(src.owner()).cloned().collect(),
+        })
+    }
+
+    /// All of `dst` set to the 32-bit `value`.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless its size is a multiple of four bytes.
+    #[doc(alias = "cuMemsetD32Async")]
+    pub fn memset(dst: &Memory, value: u32) -> Result<Self> {
+        if !dst.bytes().is_multiple_of(4) {
+            let given = format!("{} bytes", dst.bytes());
+            return Err(Error::invalid(
+                "destination of memset",
+                &given,
+                "a multiple of 4 bytes",
+            ));
+        }
+        Ok(Self {
+            spec: WorkSpec::Memset {
+                dst: dst.address(),
+                value,
+                element_bytes: 4,
+                count: dst.bytes() / 4,
+            },
+            driver: Some(Arc::clone(dst.driver())),
+            retained: dst.owner().into_iter().cloned().collect(),
+        })
+    }
+
+    /// A call of a host function. It must make no driver call and must not panic: a panic ends the
+    /// process.
+    #[doc(alias = "cuLaunchHostFunc")]
+    pub fn host(function: impl Fn() + Send + Sync + 'static) -> Self {
+        let function = Arc::new(HostFunction(Box::new(function)));
+        Self {
+            spec: WorkSpec::Host(Arc::clone(&function)),
+            driver: None,
+            retained: vec![function as Retained],
+        }
+    }
+
+    pub(crate) fn spec(&self) -> &WorkSpec {
+        &self.spec
+    }
+
+    pub(crate) fn retained(&self) -> &[Retained] {
+        &self.retained
+    }
+
+    /// Fails unless the work is of this device.
+    pub(crate) fn check(&self, device: &Device) -> Result<()> {
+        match &self.driver {
+            Some(driver) => same_driver(&**device.driver(), &**driver, "work"),
+            None => Ok(()),
+        }
+    }
+}
