@@ -69,6 +69,33 @@ impl Capture {
         }
     }
 
+    /// Takes over a capture that somebody else began on the stream.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] if the stream does not capture.
+    pub fn take_over(stream: &Stream) -> Result<Self> {
+        let id = match stream.owned().capture_status()? {
+            CaptureStatus::Active(id) => id,
+            CaptureStatus::Invalidated => 0,
+            CaptureStatus::None => {
+                let reason = "the stream does not capture; there is nothing to take over";
+                return Err(Error::capture(stream, reason));
+            }
+        };
+        stream.device().capture_opened(id);
+        Ok(Self {
+            stream: stream.clone(),
+            id,
+            open: true,
+        })
+    }
+
+    /// Leaves the capture open for somebody else, who ends it and keeps alive what the work names.
+    pub fn hand_over(mut self) {
+        self.open = false;
+        self.stream.device().capture_closed(self.id);
+    }
+
     /// The stream that captures.
     #[must_use]
     pub fn stream(&self) -> &Stream {

@@ -110,7 +110,11 @@ impl TemplateData {
                 EdgeKind::Full => "",
                 EdgeKind::Programmatic | EdgeKind::Other(_) => " [style=dashed]",
             };
-            let _ = writeln!(text, "  {prefix}{} -> {prefix}{}{style};", edge.from, edge.to);
+            let _ = writeln!(
+                text,
+                "  {prefix}{} -> {prefix}{}{style};",
+                edge.from, edge.to
+            );
         }
     }
 }
@@ -151,7 +155,11 @@ impl NodeData {
     }
 
     fn label(&self, verbose: bool) -> String {
-        let mut label = format!("{}: {}", self.index, self.name.as_ref().unwrap_or(&self.kind));
+        let mut label = format!(
+            "{}: {}",
+            self.index,
+            self.name.as_ref().unwrap_or(&self.kind)
+        );
         if verbose {
             if let (Some(grid), Some(block)) = (self.grid, self.block) {
                 let _ = write!(label, "\\n{grid} x {block}");
@@ -186,8 +194,11 @@ fn graph_data(graph: &OwnedGraph) -> Result<TemplateData> {
         before.entry(edge.to).or_default().push(edge.from);
     }
     let order = ordered(graph.nodes()?, &before);
-    let index: HashMap<NodeHandle, usize> =
-        order.iter().enumerate().map(|(i, node)| (*node, i)).collect();
+    let index: HashMap<NodeHandle, usize> = order
+        .iter()
+        .enumerate()
+        .map(|(i, node)| (*node, i))
+        .collect();
     let mut nodes = Vec::with_capacity(order.len());
     for (position, node) in order.iter().enumerate() {
         let detail = graph.detail(*node)?;

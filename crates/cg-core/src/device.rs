@@ -99,8 +99,7 @@ impl Device {
     }
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
-        Arc::ptr_eq(&self.inner, &other.inner)
-            || self.inner.driver.id() == other.inner.driver.id()
+        Arc::ptr_eq(&self.inner, &other.inner) || self.inner.driver.id() == other.inner.driver.id()
     }
 
     /// Whether a capture that this crate began is open, on any stream.

@@ -96,7 +96,11 @@ pub enum Error {
     },
 
     /// No usable CUDA driver was found.
-    #[error("no CUDA driver: {reason}; looked for {}", .looked_for.join(", "))]
+    #[error(
+        "no CUDA driver: {reason}{}; to work without a GPU, choose the simulator by name \
+         (CGRAPH_DRIVER=sim, cgraph.sim, Device::sim)",
+        looked_for(.looked_for)
+    )]
     NoDriver {
         /// Why it cannot be used.
         reason: String,
@@ -144,7 +148,17 @@ impl Error {
     }
 }
 
-#[expect(clippy::ref_option, reason = "thiserror passes a reference to the field")]
+fn looked_for(names: &[String]) -> String {
+    match names {
+        [] => String::new(),
+        names => format!("; looked for {}", names.join(", ")),
+    }
+}
+
+#[expect(
+    clippy::ref_option,
+    reason = "thiserror passes a reference to the field"
+)]
 fn at_node(node: &Option<String>) -> String {
     node.as_ref()
         .map(|node| format!(" at node {node}"))

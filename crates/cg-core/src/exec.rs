@@ -234,7 +234,11 @@ impl Drop for Exec {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(state) = state {
-            let streams: Vec<_> = state.streams.iter().map(|s| Arc::clone(s.owned())).collect();
+            let streams: Vec<_> = state
+                .streams
+                .iter()
+                .map(|s| Arc::clone(s.owned()))
+                .collect();
             let limbo = self.device.limbo();
             limbo.park(streams, Box::new((state.owned, state.retained)));
             limbo.collect();

@@ -46,7 +46,10 @@ impl Memory {
     /// `bytes` bytes from `address` are mapped on the device, and stay so as long as the result,
     /// its clones, and any work, template or exec that was given one of them.
     #[must_use]
-    #[expect(unsafe_code, reason = "the caller vouches for an address that nobody here owns")]
+    #[expect(
+        unsafe_code,
+        reason = "the caller vouches for an address that nobody here owns"
+    )]
     pub unsafe fn from_raw(device: &Device, address: Address, bytes: u64) -> Self {
         Self {
             driver: Arc::clone(device.driver()),
@@ -93,7 +96,11 @@ impl Memory {
     pub fn write(&self, data: &[u8]) -> Result<()> {
         if data.len() as u64 > self.bytes {
             let expected = format!("at most {} bytes", self.bytes);
-            return Err(Error::invalid("data", &format!("{} bytes", data.len()), expected));
+            return Err(Error::invalid(
+                "data",
+                &format!("{} bytes", data.len()),
+                expected,
+            ));
         }
         owned::write(&*self.driver, self.address, data)
     }

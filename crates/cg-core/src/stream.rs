@@ -41,7 +41,10 @@ impl Stream {
     /// `handle` is a live stream of the device, and stays so as long as the result, its clones, and
     /// every exec that was replayed on one of them.
     #[must_use]
-    #[expect(unsafe_code, reason = "the caller vouches for a handle that nobody here owns")]
+    #[expect(
+        unsafe_code,
+        reason = "the caller vouches for a handle that nobody here owns"
+    )]
     pub unsafe fn from_raw(device: &Device, handle: StreamHandle) -> Self {
         let owned = OwnedStream::borrowed(Arc::clone(device.driver()), handle);
         Self::with_owned(device, owned)
@@ -178,13 +181,23 @@ impl Drop for Inner {
 
 impl fmt::Debug for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Stream({:#x} of {})", self.handle().0, self.device().name())
+        write!(
+            f,
+            "Stream({:#x} of {})",
+            self.handle().0,
+            self.device().name()
+        )
     }
 }
 
 impl fmt::Display for Stream {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "stream {:#x} of {}", self.handle().0, self.device().name())
+        write!(
+            f,
+            "stream {:#x} of {}",
+            self.handle().0,
+            self.device().name()
+        )
     }
 }
 

@@ -62,7 +62,10 @@ impl Template {
     /// `handle` is a live graph of the device and stays so as long as the result; what its nodes
     /// name stays valid as long as any exec of it.
     #[must_use]
-    #[expect(unsafe_code, reason = "the caller vouches for a handle that nobody here owns")]
+    #[expect(
+        unsafe_code,
+        reason = "the caller vouches for a handle that nobody here owns"
+    )]
     pub unsafe fn from_raw(device: &Device, handle: GraphHandle) -> Self {
         let graph = OwnedGraph::borrowed(Arc::clone(device.driver()), handle);
         Self::with_graph(device, graph, Vec::new())

@@ -11,16 +11,24 @@ use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::retain::Retained;
 
-/// Kernels loaded from PTX text or a binary image.
+/// Kernels loaded from PTX text.
 #[derive(Debug, Clone)]
 pub struct Module {
     owned: Arc<OwnedModule>,
 }
 
 impl Module {
-    /// Loads an image.
+    /// Compiles PTX text for the device.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless it is text without a zero byte; what the driver reports.
     #[doc(alias = "cuModuleLoadData")]
     pub fn load(device: &Device, image: &[u8]) -> Result<Self> {
+        // The driver is told no length: a text ends at its zero byte, a cut-off binary nowhere.
+        if std::str::from_utf8(image).is_err() || image.contains(&0) {
+            let given = format!("{} bytes that are no text", image.len());
+            return Err(Error::invalid("module image", &given, "PTX text"));
+        }
         let owned = OwnedModule::new(Arc::clone(device.driver()), image)?;
         Ok(Self {
             owned: Arc::new(owned),
@@ -177,7 +185,12 @@ impl Work {
                 bytes: dst.bytes(),
             },
             driver: Some(Arc::clone(dst.driver())),
-            retained: dst.owner().into_iter().chain(src.owner()).cloned().collect(),
+            retained: dst
+                .owner()
+                .into_iter()
+                .chain(src.owner())
+                .cloned()
+                .collect(),
         })
     }
 

@@ -90,7 +90,7 @@ pub struct UpdateFailure {
 /// A CUDA driver for one device.
 ///
 /// Every call makes the device's context current for its own duration and leaves the thread as it
-/// was. Calls are thread-safe; the objects behind the handles are as CUDA says.
+/// was; a thread that had none keeps it, as CUDA's runtime does. Calls are thread-safe; the objects behind the handles are as CUDA says.
 pub trait Driver: MemoryCalls + StreamCalls + GraphCalls + fmt::Debug + Send + Sync {
     /// Distinguishes drivers: two devices never share one.
     fn id(&self) -> u64;
@@ -103,7 +103,10 @@ pub trait Driver: MemoryCalls + StreamCalls + GraphCalls + fmt::Debug + Send + S
 }
 
 /// Memory, modules and kernels.
-#[expect(unsafe_code, reason = "a trait over raw handles: the caller vouches for them")]
+#[expect(
+    unsafe_code,
+    reason = "a trait over raw handles: the caller vouches for them"
+)]
 pub trait MemoryCalls {
     /// Allocates device memory.
     fn mem_alloc(&self, bytes: u64) -> Result<Address>;
@@ -130,7 +133,7 @@ pub trait MemoryCalls {
     /// `src` is mapped for `dst.len()` bytes.
     unsafe fn memcpy_to_host(&self, dst: &mut [u8], src: Address) -> Result<()>;
 
-    /// Loads kernels from PTX text or a binary image.
+    /// Loads kernels from PTX text.
     fn module_load(&self, image: &[u8]) -> Result<ModuleHandle>;
 
     /// Unloads them.
@@ -147,7 +150,10 @@ pub trait MemoryCalls {
 }
 
 /// Streams, events and captures.
-#[expect(unsafe_code, reason = "a trait over raw handles: the caller vouches for them")]
+#[expect(
+    unsafe_code,
+    reason = "a trait over raw handles: the caller vouches for them"
+)]
 pub trait StreamCalls {
     /// Creates a stream that does not synchronise with the legacy default stream.
     fn stream_create(&self) -> Result<StreamHandle>;
@@ -180,7 +186,8 @@ pub trait StreamCalls {
     ///
     /// # Safety
     /// `stream` is live; what `work` names stays valid, and its kernel may touch what it touches,
-    /// until the stream has passed it (for a capture: as long as the graph or an exec of it lives).
+    /// until the stream has passed it (for a capture: as long as the graph or an exec of it lives);
+    /// a kernel's arguments are those it takes, in number and size.
     unsafe fn stream_enqueue(&self, stream: StreamHandle, work: &WorkSpec) -> Result<()>;
 
     /// Begins a capture.
@@ -233,7 +240,10 @@ pub trait StreamCalls {
 }
 
 /// Templates (`CUgraph`) and execs (`CUgraphExec`).
-#[expect(unsafe_code, reason = "a trait over raw handles: the caller vouches for them")]
+#[expect(
+    unsafe_code,
+    reason = "a trait over raw handles: the caller vouches for them"
+)]
 pub trait GraphCalls {
     /// Creates an empty graph.
     fn graph_create(&self) -> Result<GraphHandle>;
@@ -254,7 +264,7 @@ pub trait GraphCalls {
     ///
     /// # Safety
     /// `graph` is live, `after` are nodes of it, and what `spec` names stays valid as long as the
-    /// graph or an exec of it.
+    /// graph or an exec of it; a kernel's arguments are those it takes, in number and size.
     unsafe fn graph_add_node(
         &self,
         graph: GraphHandle,
@@ -340,16 +350,14 @@ pub trait GraphCalls {
     ///
     /// # Safety
     /// `exec` and `graph` are live; what the graph's nodes name stays valid as long as the exec.
-    unsafe fn exec_update(
-        &self,
-        exec: ExecHandle,
-        graph: GraphHandle,
-    ) -> Result<(), UpdateFailure>;
+    unsafe fn exec_update(&self, exec: ExecHandle, graph: GraphHandle)
+    -> Result<(), UpdateFailure>;
 
     /// Changes what one node of the exec does; `node` names it by the graph it came from.
     ///
     /// # Safety
-    /// `exec` and the graph of `node` are live; what `work` names stays valid as long as the exec.
+    /// `exec` and the graph of `node` are live; what `work` names stays valid as long as the exec; a
+    /// kernel's arguments are those it takes, in number and size.
     unsafe fn exec_set_work(
         &self,
         exec: ExecHandle,

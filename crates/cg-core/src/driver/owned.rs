@@ -9,7 +9,10 @@
 //!
 //! Once the process exits ([`begin_exit`]) nothing is destroyed: the driver may already be gone, and
 //! the operating system takes everything back.
-#![expect(unsafe_code, reason = "owners vouch for the handles that they pass to the driver")]
+#![expect(
+    unsafe_code,
+    reason = "owners vouch for the handles that they pass to the driver"
+)]
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

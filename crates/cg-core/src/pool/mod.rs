@@ -135,7 +135,10 @@ impl Pool {
 
     /// Returns segments without blocks to the device; how many bytes. Only for pools that no
     /// template retains: a template knows addresses, not blocks.
-    #[expect(clippy::must_use_candidate, reason = "called for what it returns to the device")]
+    #[expect(
+        clippy::must_use_candidate,
+        reason = "called for what it returns to the device"
+    )]
     pub fn trim(&self) -> u64 {
         let mut state = self.inner.state();
         let (whole, rest) = std::mem::take(&mut state.segments)

@@ -54,7 +54,12 @@ pub(super) fn check_unsafe(state: &mut State, call: Call) -> Result<()> {
 pub(super) fn refuse_capturing(state: &mut State, stream: StreamHandle, call: Call) -> Result<()> {
     match id_of(state, stream) {
         None => Ok(()),
-        Some(id) => Err(invalidate(state, id, call, Code::STREAM_CAPTURE_UNSUPPORTED)),
+        Some(id) => Err(invalidate(
+            state,
+            id,
+            call,
+            Code::STREAM_CAPTURE_UNSUPPORTED,
+        )),
     }
 }
 

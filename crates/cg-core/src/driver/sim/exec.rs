@@ -27,6 +27,8 @@ pub(super) struct Exec {
 /// One replay in a stream.
 pub(super) struct Replay {
     pub(super) exec: ExecHandle,
+    /// Its place among all replays.
+    pub(super) number: u64,
     pub(super) steps: Arc<Vec<Step>>,
     pub(super) status: Vec<Status>,
 }
@@ -39,10 +41,11 @@ pub(super) enum Status {
 }
 
 impl Replay {
-    pub(super) fn new(exec: ExecHandle, steps: Arc<Vec<Step>>) -> Self {
+    pub(super) fn new(exec: ExecHandle, number: u64, steps: Arc<Vec<Step>>) -> Self {
         let status = vec![Status::Waiting; steps.len()];
         Self {
             exec,
+            number,
             steps,
             status,
         }
@@ -51,7 +54,10 @@ impl Replay {
     pub(super) fn ready(&self) -> impl Iterator<Item = usize> {
         (0..self.steps.len()).filter(|&i| {
             self.status[i] == Status::Waiting
-                && self.steps[i].before.iter().all(|&b| self.status[b] == Status::Done)
+                && self.steps[i]
+                    .before
+                    .iter()
+                    .all(|&b| self.status[b] == Status::Done)
         })
     }
 

@@ -1,5 +1,8 @@
 //! Simulated graphs: nodes, edges, copies, and the calls on graphs and execs.
-#![expect(unsafe_code, reason = "implements a trait whose methods are unsafe for other drivers")]
+#![expect(
+    unsafe_code,
+    reason = "implements a trait whose methods are unsafe for other drivers"
+)]
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -52,14 +55,14 @@ pub(super) fn insert(graph: &mut Graph, node: NodeHandle, work: NodeWork, after:
     graph.nodes.insert(node, Node { work, before });
 }
 
-
 /// Throws a graph that no handle names away, with its children.
 pub(super) fn discard(state: &mut State, graph: Graph) {
-    for node in graph.nodes.into_values() {
+    for node in graph.nodes.values() {
         if let NodeWork::Child(child) = node.work {
             destroy(state, child);
         }
     }
+    state.trash.push(Box::new(graph));
 }
 
 impl GraphCalls for Sim {
@@ -119,7 +122,9 @@ impl GraphCalls for Sim {
         let mut state = self.enter(call)?;
         let graph = graph(&mut state, handle);
         let node = graph.nodes.get_mut(&to);
-        let before = &mut node.ok_or_else(|| refuse(call, Code::INVALID_VALUE))?.before;
+        let before = &mut node
+            .ok_or_else(|| refuse(call, Code::INVALID_VALUE))?
+            .before;
         if before.contains(&from) {
             return Err(refuse(call, Code::INVALID_VALUE));
         }
@@ -150,12 +155,11 @@ impl GraphCalls for Sim {
         for other in graph.nodes.values_mut() {
             other.before.retain(|before| *before != node);
         }
-        if let Some(Node {
-            work: NodeWork::Child(child),
-            ..
-        }) = removed
-        {
-            destroy(&mut state, child);
+        if let Some(removed) = removed {
+            if let NodeWork::Child(child) = removed.work {
+                destroy(&mut state, child);
+            }
+            state.trash.push(Box::new(removed));
         }
         Ok(())
     }
@@ -214,7 +218,10 @@ impl GraphCalls for Sim {
             panic!("exec_destroy of {handle:?} while a replay is in flight on stream {stream:#x}")
         }
         let removed = state.execs.remove(&handle.0);
-        assert!(removed.is_some(), "exec_destroy of {handle:?}, not live");
+        let Some(removed) = removed else {
+            panic!("exec_destroy of {handle:?}, not live")
+        };
+        state.trash.push(Box::new(removed));
     }
 
     unsafe fn exec_upload(&self, handle: ExecHandle, stream: StreamHandle) -> Result<()> {
@@ -236,7 +243,7 @@ impl GraphCalls for Sim {
             );
         }
         run::check_failure(&state, Call::GraphLaunch)?;
-        let replay = Replay::new(handle, steps);
+        let replay = Replay::new(handle, state.fresh(), steps);
         let queue = &mut stream::get(&mut state, stream).queue;
         queue.push_back(stream::Item::Replay(replay));
         Ok(())
@@ -274,9 +281,12 @@ impl GraphCalls for Sim {
             }
         }
         let steps = Arc::make_mut(&mut old.steps);
-        for (step, new) in steps.iter_mut().zip(new.steps.iter()) {
-            step.work = new.work.clone();
-        }
+        let before: Vec<NodeWork> = steps
+            .iter_mut()
+            .zip(new.steps.iter())
+            .map(|(step, new)| std::mem::replace(&mut step.work, new.work.clone()))
+            .collect();
+        state.trash.push(Box::new(before));
         Ok(())
     }
 
@@ -299,7 +309,8 @@ impl GraphCalls for Sim {
         if exec::refusal(&step.work, &work).is_some() {
             return Err(refuse(call, Code::INVALID_VALUE));
         }
-        step.work = work;
+        let before = std::mem::replace(&mut step.work, work);
+        state.trash.push(Box::new(before));
         Ok(())
     }
 
@@ -357,11 +368,7 @@ fn destroy(state: &mut State, handle: GraphHandle) {
     let Some(removed) = state.graphs.remove(&handle.0) else {
         panic!("graph_destroy of {handle:?}, which is not live")
     };
-    for node in removed.nodes.into_values() {
-        if let NodeWork::Child(child) = node.work {
-            destroy(state, child);
-        }
-    }
+    discard(state, removed);
 }
 
 /// A copy of a graph with new node handles, children copied too.

@@ -1,5 +1,8 @@
 //! Simulated device memory: an address space with gaps, poisoned, bounds-checked, never reused.
-#![expect(unsafe_code, reason = "implements a trait whose methods are unsafe for other drivers")]
+#![expect(
+    unsafe_code,
+    reason = "implements a trait whose methods are unsafe for other drivers"
+)]
 
 use std::collections::BTreeMap;
 use std::ops::Range;

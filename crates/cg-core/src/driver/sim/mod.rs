@@ -23,8 +23,10 @@ mod run;
 mod stream;
 mod work;
 
+use std::any::Any;
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
+use std::ops::{Deref, DerefMut};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 use super::handle::{Address, StreamHandle};
@@ -88,6 +90,46 @@ struct State {
     fail_call: Option<(usize, Code)>,
     failure: Option<String>,
     ran: u64,
+    /// Removed things that own closures: dropped with the lock open, since a closure may own
+    /// anything, even the last reference to memory of this device.
+    trash: Vec<Box<dyn Any + Send>>,
+}
+
+/// The state, locked.
+struct Locked<'a> {
+    guard: Option<MutexGuard<'a, State>>,
+}
+
+impl Locked<'_> {
+    /// Opens the lock until `signal` comes.
+    fn wait(mut self, signal: &Condvar) {
+        self.guard = self
+            .guard
+            .take()
+            .map(|guard| signal.wait(guard).unwrap_or_else(PoisonError::into_inner));
+    }
+}
+
+impl Deref for Locked<'_> {
+    type Target = State;
+
+    fn deref(&self) -> &State {
+        self.guard.as_ref().expect("taken only by drop")
+    }
+}
+
+impl DerefMut for Locked<'_> {
+    fn deref_mut(&mut self) -> &mut State {
+        self.guard.as_mut().expect("taken only by drop")
+    }
+}
+
+impl Drop for Locked<'_> {
+    fn drop(&mut self) {
+        let trash = std::mem::take(&mut self.trash);
+        self.guard = None;
+        drop(trash);
+    }
 }
 
 impl State {
@@ -149,6 +191,7 @@ impl SimBuilder {
             fail_call: None,
             failure: None,
             ran: 0,
+            trash: Vec::new(),
         };
         Sim {
             inner: Arc::new(Inner {
@@ -237,7 +280,10 @@ impl Sim {
 
     /// What the last failed kernel said, if one has failed; taking it makes the device usable
     /// again, which a real one is not.
-    #[expect(clippy::must_use_candidate, reason = "called to make the device usable again")]
+    #[expect(
+        clippy::must_use_candidate,
+        reason = "called to make the device usable again"
+    )]
     pub fn take_failure(&self) -> Option<String> {
         self.state().failure.take()
     }
@@ -280,23 +326,23 @@ impl Sim {
         self.state().memory.view(address, bytes, "view")
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> Locked<'_> {
         // A strict panic of ours under the lock leaves a state that later calls may still read.
-        self.inner
-            .state
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        let guard = self.inner.state.lock();
+        Locked {
+            guard: Some(guard.unwrap_or_else(PoisonError::into_inner)),
+        }
     }
 
     /// Begins an infallible call: logs it.
-    fn enter_infallible(&self, call: Call) -> MutexGuard<'_, State> {
+    fn enter_infallible(&self, call: Call) -> Locked<'_> {
         let mut state = self.state();
         state.calls.push(call);
         state
     }
 
     /// Begins a fallible call: logs it and lets the faults that were asked for happen.
-    fn enter(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+    fn enter(&self, call: Call) -> Result<Locked<'_>> {
         let mut state = self.enter_infallible(call);
         if let Some(position) = state.fail_next.iter().position(|(asked, _)| *asked == call) {
             let (_, code) = state.fail_next.remove(position);
@@ -316,7 +362,7 @@ impl Sim {
     }
 
     /// Begins a call that CUDA calls potentially unsafe: refused while a capture forbids it.
-    fn enter_unsafe(&self, call: Call) -> Result<MutexGuard<'_, State>> {
+    fn enter_unsafe(&self, call: Call) -> Result<Locked<'_>> {
         let mut state = self.enter(call)?;
         capture::check_unsafe(&mut state, call)?;
         Ok(state)

@@ -22,13 +22,15 @@ fn parameter_bytes(declaration: &str) -> Option<usize> {
     let element = declaration
         .split_whitespace()
         .filter(|word| word.starts_with('.'))
-        .find_map(|word| match word.trim_start_matches(['.', 'u', 's', 'b', 'f']) {
-            "8" => Some(1),
-            "16" => Some(2),
-            "32" => Some(4),
-            "64" => Some(8),
-            _ => None,
-        })?;
+        .find_map(
+            |word| match word.trim_start_matches(['.', 'u', 's', 'b', 'f']) {
+                "8" => Some(1),
+                "16" => Some(2),
+                "32" => Some(4),
+                "64" => Some(8),
+                _ => None,
+            },
+        )?;
     let count = declaration
         .split_once('[')
         .and_then(|(_, rest)| rest.split_once(']'))

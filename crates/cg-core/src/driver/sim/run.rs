@@ -1,13 +1,14 @@
 //! Running simulated work: one ready operation at a time, in seeded order.
 
-use std::sync::{MutexGuard, PoisonError};
+use std::any::Any;
+use std::collections::VecDeque;
 
-use super::exec::Status;
+use super::exec::{Replay, Status};
 use super::graph::NodeWork;
 use super::memory::SimMemory;
 use super::stream::Item;
 use super::work::{Function, Work};
-use super::{Sim, State, refuse};
+use super::{Locked, Sim, State, refuse};
 use crate::code::{Call, Code};
 use crate::driver::handle::{Address, StreamHandle};
 use crate::driver::spec::Dim3;
@@ -106,14 +107,13 @@ pub(super) fn drive_until(sim: &Sim, done: impl Fn(&State) -> bool) {
         assert!(running, "waiting for work that can never run");
         let state = sim.state();
         if !done(&state) && is_running(&state) {
-            drop(
-                sim.inner
-                    .finished
-                    .wait(state)
-                    .unwrap_or_else(PoisonError::into_inner),
-            );
+            state.wait(&sim.inner.finished);
         }
     }
+}
+
+fn boxed(item: Item) -> Box<dyn Any + Send> {
+    Box::new(item)
 }
 
 fn is_running(state: &State) -> bool {
@@ -124,7 +124,7 @@ fn is_running(state: &State) -> bool {
     })
 }
 
-fn step_locked(sim: &Sim, mut state: MutexGuard<'_, State>) -> bool {
+fn step_locked(sim: &Sim, mut state: Locked<'_>) -> bool {
     retire(&mut state);
     let Some(place) = choose(&mut state) else {
         return false;
@@ -170,14 +170,14 @@ fn retire(state: &mut State) {
                     }
                     true
                 }
-                Some(Item::Wait(event, record)) => {
-                    events.get(event).is_none_or(|event| event.reached >= *record)
-                }
+                Some(Item::Wait(event, record)) => events
+                    .get(event)
+                    .is_none_or(|event| event.reached >= *record),
                 Some(Item::Replay(replay)) => replay.status.iter().all(|s| *s == Status::Done),
                 Some(Item::Work(_)) | None => false,
             };
             if gone {
-                stream.queue.pop_front();
+                state.trash.extend(stream.queue.pop_front().map(boxed));
                 changed = true;
             }
         }
@@ -189,10 +189,14 @@ fn choose(state: &mut State) -> Option<Place> {
     let mut ready = Vec::new();
     let mut delayed = Vec::new();
     for (handle, stream) in &state.streams {
-        let places = if stream.delayed { &mut delayed } else { &mut ready };
+        let places = if stream.delayed {
+            &mut delayed
+        } else {
+            &mut ready
+        };
         match stream.queue.front() {
             Some(Item::Work(_)) if !stream.busy => places.push(Place::Head(*handle)),
-            Some(Item::Replay(replay)) => {
+            Some(Item::Replay(replay)) if !is_behind(state, *handle, replay) => {
                 let steps = replay.ready().filter(|&i| match &replay.steps[i].work {
                     NodeWork::Wait(event) => state
                         .events
@@ -214,6 +218,15 @@ fn choose(state: &mut State) -> Option<Place> {
     let choice = random(state) % ready.len() as u64;
     let choice = usize::try_from(choice).expect("less than a length");
     Some(ready.swap_remove(choice))
+}
+
+/// Whether another stream has an earlier replay of the same exec: its replays never overlap.
+fn is_behind(state: &State, own: u64, replay: &Replay) -> bool {
+    let others = state.streams.iter().filter(|(handle, _)| **handle != own);
+    others.flat_map(|(_, stream)| &stream.queue).any(|item| {
+        matches!(item, Item::Replay(other)
+            if other.exec == replay.exec && other.number < replay.number)
+    })
 }
 
 /// Marks the operation as running; what it does, if it does anything.
@@ -251,11 +264,14 @@ fn finish(state: &mut State, place: &Place, outcome: std::result::Result<(), Str
         Place::Head(handle) => {
             if let Some(stream) = state.streams.get_mut(handle) {
                 stream.busy = false;
-                stream.queue.pop_front();
+                state.trash.extend(stream.queue.pop_front().map(boxed));
             }
         }
         Place::Step(handle, index) => {
-            let queue = state.streams.get_mut(handle).map(|stream| &mut stream.queue);
+            let queue = state
+                .streams
+                .get_mut(handle)
+                .map(|stream| &mut stream.queue);
             if let Some(Item::Replay(replay)) = queue.and_then(|queue| queue.front_mut()) {
                 replay.status[*index] = Status::Done;
             }
@@ -268,9 +284,12 @@ fn finish(state: &mut State, place: &Place, outcome: std::result::Result<(), Str
                 || matches!(stream.queue.front(), Some(Item::Replay(replay))
                     if replay.status.contains(&Status::Running));
             let mut first = running;
-            stream.queue.retain(|item| {
+            let (kept, cancelled) = stream.queue.drain(..).partition(|item| {
                 std::mem::take(&mut first) || matches!(item, Item::Record(..) | Item::Wait(..))
             });
+            stream.queue = kept;
+            let cancelled: VecDeque<Item> = cancelled;
+            state.trash.push(Box::new(cancelled));
         }
         state.failure.get_or_insert(reason);
     }

@@ -1,5 +1,8 @@
 //! Simulated streams and events: queues in program order.
-#![expect(unsafe_code, reason = "implements a trait whose methods are unsafe for other drivers")]
+#![expect(
+    unsafe_code,
+    reason = "implements a trait whose methods are unsafe for other drivers"
+)]
 
 use std::collections::VecDeque;
 
@@ -7,7 +10,9 @@ use super::exec::Replay;
 use super::work::Work;
 use super::{Sim, State, capture, refuse, run};
 use crate::code::{Call, Code};
-use crate::driver::handle::{Address, EventHandle, ExecHandle, GraphHandle, NodeHandle, StreamHandle};
+use crate::driver::handle::{
+    Address, EventHandle, ExecHandle, GraphHandle, NodeHandle, StreamHandle,
+};
 use crate::driver::spec::WorkSpec;
 use crate::driver::{CaptureMode, CaptureStatus, StreamCalls};
 use crate::error::Result;

@@ -219,7 +219,11 @@ impl fmt::Display for Work {
         match self {
             Self::Kernel { function, .. } => write!(f, "kernel {}", function.name),
             Self::Memcpy { dst, src, bytes } => {
-                write!(f, "memcpy of {bytes} bytes from {:#x} to {:#x}", src.0, dst.0)
+                write!(
+                    f,
+                    "memcpy of {bytes} bytes from {:#x} to {:#x}",
+                    src.0, dst.0
+                )
             }
             Self::Memset { dst, .. } => write!(f, "memset at {:#x}", dst.0),
             Self::Host(_) => f.write_str("host function"),

@@ -1,0 +1,291 @@
+//! Templates and execs of a [`Cuda`] device.
+
+#![expect(unsafe_code, reason = "calls of the CUDA driver")]
+
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::{Cuda, check, exec, node, out};
+use crate::code::{Call, Code};
+use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle, StreamHandle};
+use crate::driver::spec::{EdgeKind, EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
+use crate::error::Result;
+
+impl GraphCalls for Cuda {
+    fn graph_create(&self) -> Result<GraphHandle> {
+        let _entered = self.enter()?;
+        // SAFETY: the call writes one handle, through `graph`; there are no flags.
+        let graph = out(Call::GraphCreate, ptr::null_mut(), |graph| unsafe {
+            sys::cuGraphCreate(graph, 0)
+        })?;
+        Ok(GraphHandle(graph as u64))
+    }
+
+    unsafe fn graph_destroy(&self, graph: GraphHandle) {
+        let Ok(_entered) = self.enter() else { return };
+        // SAFETY: `graph` is live and no other graph's child, by the contract.
+        unsafe { sys::cuGraphDestroy(graph.0 as sys::CUgraph) };
+    }
+
+    unsafe fn graph_clone(&self, graph: GraphHandle) -> Result<GraphHandle> {
+        let _entered = self.enter()?;
+        let graph = graph.0 as sys::CUgraph;
+        // SAFETY: `graph` is live by the contract; the call writes one handle, through `copy`.
+        let copy = out(Call::GraphClone, ptr::null_mut(), |copy| unsafe {
+            sys::cuGraphClone(copy, graph)
+        })?;
+        Ok(GraphHandle(copy as u64))
+    }
+
+    unsafe fn graph_add_node(
+        &self,
+        graph: GraphHandle,
+        after: &[NodeHandle],
+        spec: &NodeSpec,
+    ) -> Result<NodeHandle> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { node::add(self.context(), graph, after, spec) }
+    }
+
+    unsafe fn graph_add_edge(
+        &self,
+        graph: GraphHandle,
+        from: NodeHandle,
+        to: NodeHandle,
+    ) -> Result<()> {
+        let _entered = self.enter()?;
+        let graph = graph.0 as sys::CUgraph;
+        let (from, to) = (from.0 as sys::CUgraphNode, to.0 as sys::CUgraphNode);
+        // SAFETY: `graph` is live and holds both nodes, by the contract; the call reads one node
+        // from each pointer, and no edge data means an edge of the full kind.
+        let result = unsafe {
+            sys::cuGraphAddDependencies_v2(graph, &raw const from, &raw const to, ptr::null(), 1)
+        };
+        check(Call::GraphAddDependencies, result)
+    }
+
+    unsafe fn graph_remove_edge(
+        &self,
+        graph: GraphHandle,
+        edge: EdgeSpec<NodeHandle>,
+    ) -> Result<()> {
+        let _entered = self.enter()?;
+        let graph = graph.0 as sys::CUgraph;
+        let (from, to) = (
+            edge.from.0 as sys::CUgraphNode,
+            edge.to.0 as sys::CUgraphNode,
+        );
+        let data = edge_data(edge);
+        // SAFETY: `graph` is live and holds both nodes, by the contract; the call reads one element
+        // from each pointer.
+        let result = unsafe {
+            sys::cuGraphRemoveDependencies_v2(
+                graph,
+                &raw const from,
+                &raw const to,
+                &raw const data,
+                1,
+            )
+        };
+        check(Call::GraphRemoveDependencies, result)
+    }
+
+    unsafe fn graph_remove_node(&self, node: NodeHandle) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: `node` is a node of a live graph, by the contract.
+        let result = unsafe { sys::cuGraphDestroyNode(node.0 as sys::CUgraphNode) };
+        check(Call::GraphDestroyNode, result)
+    }
+
+    unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>> {
+        let _entered = self.enter()?;
+        let graph = graph.0 as sys::CUgraph;
+        // SAFETY: `graph` is live by the contract; without an array the call writes only `count`.
+        let count = out(Call::GraphGetNodes, 0, |count| unsafe {
+            sys::cuGraphGetNodes(graph, ptr::null_mut(), count)
+        })?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
+        // SAFETY: `graph` is live by the contract; the call writes at most `count` nodes, which
+        // `nodes` has room for.
+        let count = out(Call::GraphGetNodes, count, |count| unsafe {
+            sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), count)
+        })?;
+        nodes.truncate(count);
+        Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
+    }
+
+    unsafe fn graph_edges(&self, graph: GraphHandle) -> Result<Vec<EdgeSpec<NodeHandle>>> {
+        let _entered = self.enter()?;
+        let graph = graph.0 as sys::CUgraph;
+        // SAFETY: `graph` is live by the contract; without arrays the call writes only `count`.
+        let count = out(Call::GraphGetEdges, 0, |count| unsafe {
+            sys::cuGraphGetEdges_v2(
+                graph,
+                ptr::null_mut(),
+                ptr::null_mut(),
+                ptr::null_mut(),
+                count,
+            )
+        })?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut from: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
+        let mut to = from.clone();
+        let mut data = vec![FULL; count];
+        // SAFETY: `graph` is live by the contract; the call writes at most `count` elements of each
+        // array, which each has room for.
+        let count = out(Call::GraphGetEdges, count, |count| unsafe {
+            sys::cuGraphGetEdges_v2(
+                graph,
+                from.as_mut_ptr(),
+                to.as_mut_ptr(),
+                data.as_mut_ptr(),
+                count,
+            )
+        })?;
+        let edge = |((from, to), data): ((sys::CUgraphNode, sys::CUgraphNode), _)| {
+            edge_spec(NodeHandle(from as u64), NodeHandle(to as u64), data)
+        };
+        Ok(from
+            .into_iter()
+            .zip(to)
+            .zip(data)
+            .take(count)
+            .map(edge)
+            .collect())
+    }
+
+    unsafe fn node_detail(&self, node: NodeHandle) -> Result<NodeDetail> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { node::detail(node) }
+    }
+
+    unsafe fn graph_instantiate(
+        &self,
+        graph: GraphHandle,
+        flags: InstantiateFlags,
+    ) -> Result<ExecHandle, InstantiateFailure> {
+        let _entered = self.enter().map_err(|error| InstantiateFailure {
+            code: error.code().unwrap_or(Code::UNKNOWN),
+            node: None,
+        })?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { exec::instantiate(graph, flags) }
+    }
+
+    unsafe fn exec_destroy(&self, exec: ExecHandle) {
+        let Ok(_entered) = self.enter() else { return };
+        // SAFETY: `exec` is live and no replay of it is in flight, by the contract.
+        unsafe { sys::cuGraphExecDestroy(exec.0 as sys::CUgraphExec) };
+    }
+
+    unsafe fn exec_upload(&self, exec: ExecHandle, stream: StreamHandle) -> Result<()> {
+        let _entered = self.enter()?;
+        let (exec, stream) = (exec.0 as sys::CUgraphExec, stream.0 as sys::CUstream);
+        // SAFETY: `exec` and `stream` are live by the contract; the call writes nothing of ours.
+        let result = unsafe { sys::cuGraphUpload(exec, stream) };
+        check(Call::GraphUpload, result)
+    }
+
+    #[inline]
+    unsafe fn exec_launch(&self, exec: ExecHandle, stream: StreamHandle) -> Result<()> {
+        let _entered = self.enter()?;
+        let (exec, stream) = (exec.0 as sys::CUgraphExec, stream.0 as sys::CUstream);
+        // SAFETY: `exec` and `stream` are live, and what the nodes name stays valid until the
+        // stream has passed the replay, by the contract.
+        let result = unsafe { sys::cuGraphLaunch(exec, stream) };
+        check(Call::GraphLaunch, result)
+    }
+
+    unsafe fn exec_update(
+        &self,
+        exec: ExecHandle,
+        graph: GraphHandle,
+    ) -> Result<(), UpdateFailure> {
+        let _entered = self.enter().map_err(|error| UpdateFailure {
+            code: error.code().unwrap_or(Code::UNKNOWN),
+            reason: error.to_string(),
+            node: None,
+        })?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { exec::update(exec, graph) }
+    }
+
+    unsafe fn exec_set_work(
+        &self,
+        exec: ExecHandle,
+        node: NodeHandle,
+        work: &WorkSpec,
+    ) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { exec::set_work(self.context(), exec, node, work) }
+    }
+
+    unsafe fn exec_set_enabled(
+        &self,
+        exec: ExecHandle,
+        node: NodeHandle,
+        enabled: bool,
+    ) -> Result<()> {
+        let _entered = self.enter()?;
+        let (exec, node) = (exec.0 as sys::CUgraphExec, node.0 as sys::CUgraphNode);
+        // SAFETY: `exec` and `node` are live by the contract; the call writes nothing of ours.
+        let result = unsafe { sys::cuGraphNodeSetEnabled(exec, node, enabled.into()) };
+        check(Call::GraphNodeSetEnabled, result)
+    }
+
+    unsafe fn exec_is_enabled(&self, exec: ExecHandle, node: NodeHandle) -> Result<bool> {
+        let _entered = self.enter()?;
+        let (exec, node) = (exec.0 as sys::CUgraphExec, node.0 as sys::CUgraphNode);
+        // SAFETY: `exec` and `node` are live by the contract; the call writes one unsigned int,
+        // through `enabled`.
+        let enabled = out(Call::GraphNodeGetEnabled, 0, |enabled| unsafe {
+            sys::cuGraphNodeGetEnabled(exec, node, enabled)
+        })?;
+        Ok(enabled != 0)
+    }
+}
+
+/// The data of an edge of the full kind.
+const FULL: sys::CUgraphEdgeData = sys::CUgraphEdgeData {
+    from_port: 0,
+    to_port: 0,
+    type_: 0,
+    reserved: [0; 5],
+};
+
+fn edge_spec(from: NodeHandle, to: NodeHandle, data: sys::CUgraphEdgeData) -> EdgeSpec<NodeHandle> {
+    EdgeSpec {
+        from,
+        to,
+        from_port: data.from_port,
+        to_port: data.to_port,
+        kind: match data.type_ {
+            0 => EdgeKind::Full,
+            1 => EdgeKind::Programmatic,
+            other => EdgeKind::Other(other),
+        },
+    }
+}
+
+fn edge_data(edge: EdgeSpec<NodeHandle>) -> sys::CUgraphEdgeData {
+    sys::CUgraphEdgeData {
+        from_port: edge.from_port,
+        to_port: edge.to_port,
+        type_: match edge.kind {
+            EdgeKind::Full => 0,
+            EdgeKind::Programmatic => 1,
+            EdgeKind::Other(other) => other,
+        },
+        ..FULL
+    }
+}

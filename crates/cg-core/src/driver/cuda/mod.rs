@@ -1,0 +1,164 @@
+//! [`Cuda`]: the driver on a real device, over its primary context.
+//!
+//! `cudarc` lends us its `sys` declarations and its list of library names, and nothing else. What
+//! it would do to the rest of the crate stops here:
+//! - It panics where libcuda or a symbol is missing, so `probe` looks for both before its first
+//!   call.
+//! - Printing its result code calls the driver, so `check` turns the code into ours at once.
+//! - Its C enums are Rust enums, and a newer driver may write a number that they lack, so every
+//!   output of a call is received as a plain number; only the returned code is not.
+//! - Its safe layer keeps an error for the next call and joins template and exec, so it is not used.
+
+#![expect(unsafe_code, reason = "calls of the CUDA driver")]
+
+mod exec;
+mod graph;
+mod memory;
+mod node;
+mod probe;
+mod stream;
+mod work;
+
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::{Driver, failed, next_driver_id};
+use crate::code::{Call, Code};
+use crate::error::{Error, Result};
+
+#[cfg(not(target_pointer_width = "64"))]
+compile_error!("handles and sizes are 64 bits wide, as in every CUDA driver since 12.0");
+
+/// One CUDA device, by its primary context.
+#[derive(Debug)]
+pub struct Cuda {
+    id: u64,
+    ordinal: u32,
+    version: u32,
+    /// A `CUcontext`. It is retained and never released: other libraries of the process work in
+    /// the same one, and a release while the process exits would come too late.
+    context: u64,
+}
+
+impl Cuda {
+    /// The device of this number, counted as `CUDA_VISIBLE_DEVICES` has it.
+    pub fn new(ordinal: u32) -> Result<Self> {
+        let version = probe::version()?;
+        // SAFETY: the driver is initialised; the call writes one int, to `count`.
+        let count = out(Call::DeviceGet, 0, |count| unsafe {
+            sys::cuDeviceGetCount(count)
+        })?;
+        let number = i32::try_from(ordinal)
+            .ok()
+            .filter(|number| *number < count)
+            .ok_or_else(|| {
+                let expected = format!("less than {count}, the number of devices");
+                Error::invalid("device ordinal", &ordinal, expected)
+            })?;
+        // SAFETY: the driver is initialised; the call writes one int, to `device`.
+        let device = out(Call::DeviceGet, 0, |device| unsafe {
+            sys::cuDeviceGet(device, number)
+        })?;
+        // SAFETY: `device` comes from cuDeviceGet; the call writes one pointer, to `context`.
+        let context = out(
+            Call::PrimaryContextRetain,
+            ptr::null_mut(),
+            |context| unsafe { sys::cuDevicePrimaryCtxRetain(context, device) },
+        )?;
+        Ok(Self {
+            id: next_driver_id(),
+            ordinal,
+            version,
+            context: context as u64,
+        })
+    }
+
+    /// Makes the context current until the result is dropped.
+    ///
+    /// A thread that had none keeps ours, which makes its next call cheap; should it come to use
+    /// CUDA's runtime without choosing a device, it starts on this one.
+    #[inline]
+    fn enter(&self) -> Result<Entered> {
+        // SAFETY: a `Cuda` exists only once cuInit has succeeded; the call writes one pointer, to
+        // `before`.
+        let before = out(Call::ContextGetCurrent, ptr::null_mut(), |before| unsafe {
+            sys::cuCtxGetCurrent(before)
+        })?;
+        if before == self.context() {
+            return Ok(Entered {
+                before: ptr::null_mut(),
+            });
+        }
+        // SAFETY: the context is retained for the life of the process.
+        let result = unsafe { sys::cuCtxSetCurrent(self.context()) };
+        check(Call::ContextSetCurrent, result)?;
+        Ok(Entered { before })
+    }
+
+    fn context(&self) -> sys::CUcontext {
+        self.context as sys::CUcontext
+    }
+}
+
+impl Driver for Cuda {
+    fn id(&self) -> u64 {
+        self.id
+    }
+
+    fn name(&self) -> String {
+        format!("cuda:{}", self.ordinal)
+    }
+
+    fn version(&self) -> u32 {
+        self.version
+    }
+}
+
+/// Our context is current on this thread, which the raw pointer ties it to.
+struct Entered {
+    /// The context to go back to; null where there is nothing to do.
+    before: sys::CUcontext,
+}
+
+impl Drop for Entered {
+    #[inline]
+    fn drop(&mut self) {
+        if !self.before.is_null() {
+            // SAFETY: `before` was current on this thread when we came; a context that was
+            // destroyed meanwhile is reported by a code, which nobody here could act on.
+            unsafe { sys::cuCtxSetCurrent(self.before) };
+        }
+    }
+}
+
+/// What a call returned, as ours.
+#[inline]
+fn check(call: Call, result: sys::CUresult) -> Result<()> {
+    match result as u32 {
+        0 => Ok(()),
+        code => Err(failed(call, Code(code))),
+    }
+}
+
+/// What a call writes through the pointer that it is given, to `initial` at first.
+#[inline]
+fn out<T>(call: Call, initial: T, run: impl FnOnce(*mut T) -> sys::CUresult) -> Result<T> {
+    let mut value = initial;
+    check(call, run(&raw mut value))?;
+    Ok(value)
+}
+
+/// The answer of a query: whether earlier work has finished.
+fn finished(call: Call, result: sys::CUresult) -> Result<bool> {
+    match Code(result as u32) {
+        Code::NOT_READY => Ok(false),
+        _ => check(call, result).map(|()| true),
+    }
+}
+
+/// A size as C has it.
+#[expect(clippy::cast_possible_truncation, reason = "usize has 64 bits here")]
+fn size(bytes: u64) -> usize {
+    bytes as usize
+}

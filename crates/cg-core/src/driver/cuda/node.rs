@@ -1,0 +1,226 @@
+//! Nodes of a template: adding one, and finding out what one does.
+
+#![expect(unsafe_code, reason = "calls of the CUDA driver")]
+
+use std::ffi::CStr;
+use std::mem;
+use std::ptr;
+
+use cudarc::driver::sys;
+
+use super::work::{self, Copy3d};
+use super::{check, out};
+use crate::code::Call;
+use crate::driver::handle::{Address, EventHandle, GraphHandle, NodeHandle};
+use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
+use crate::error::Result;
+
+/// Adds a node; `context` is current.
+///
+/// # Safety
+/// As for `GraphCalls::graph_add_node`.
+pub(super) unsafe fn add(
+    context: sys::CUcontext,
+    graph: GraphHandle,
+    after: &[NodeHandle],
+    spec: &NodeSpec,
+) -> Result<NodeHandle> {
+    let graph = graph.0 as sys::CUgraph;
+    let after: Vec<_> = after.iter().map(|node| node.0 as _).collect();
+    let (first, count) = (after.as_ptr(), after.len());
+    let null = ptr::null_mut();
+    let node = match spec {
+        NodeSpec::Work(WorkSpec::Kernel {
+            function,
+            grid,
+            block,
+            shared_bytes,
+            args,
+        }) => {
+            let mut args = work::argument_pointers(args);
+            let params = work::kernel(*function, *grid, *block, *shared_bytes, &mut args);
+            // SAFETY: `graph`, `after` and the function are live and the arguments are the
+            // kernel's, by the contract; the driver copies parameters and arguments.
+            out(Call::GraphAddKernelNode, null, |node| unsafe {
+                sys::cuGraphAddKernelNode_v2(node, graph, first, count, &raw const params)
+            })
+        }
+        NodeSpec::Work(WorkSpec::Memcpy { dst, src, bytes }) => {
+            let params = Copy3d::linear(*dst, *src, *bytes);
+            // SAFETY: `graph` and `after` are live and both sides stay mapped, by the contract; the
+            // driver copies the parameters.
+            out(Call::GraphAddMemcpyNode, null, |node| unsafe {
+                sys::cuGraphAddMemcpyNode(node, graph, first, count, params.as_raw(), context)
+            })
+        }
+        NodeSpec::Work(WorkSpec::Memset {
+            dst,
+            value,
+            element_bytes,
+            count: elements,
+        }) => {
+            let params = work::memset(*dst, *value, *element_bytes, *elements)?;
+            // SAFETY: `graph` and `after` are live and `dst` stays mapped, by the contract; the
+            // driver copies the parameters.
+            out(Call::GraphAddMemsetNode, null, |node| unsafe {
+                sys::cuGraphAddMemsetNode(node, graph, first, count, &raw const params, context)
+            })
+        }
+        NodeSpec::Work(WorkSpec::Host(function)) => {
+            let params = work::host(function);
+            // SAFETY: `graph` and `after` are live and the caller keeps the function alive as long
+            // as the graph or an exec of it, by the contract; the driver copies the parameters.
+            out(Call::GraphAddHostNode, null, |node| unsafe {
+                sys::cuGraphAddHostNode(node, graph, first, count, &raw const params)
+            })
+        }
+        NodeSpec::EventRecord(event) => {
+            let event = event.0 as sys::CUevent;
+            // SAFETY: `graph`, `after` and `event` are live by the contract.
+            out(Call::GraphAddEventRecordNode, null, |node| unsafe {
+                sys::cuGraphAddEventRecordNode(node, graph, first, count, event)
+            })
+        }
+        NodeSpec::EventWait(event) => {
+            let event = event.0 as sys::CUevent;
+            // SAFETY: `graph`, `after` and `event` are live by the contract.
+            out(Call::GraphAddEventWaitNode, null, |node| unsafe {
+                sys::cuGraphAddEventWaitNode(node, graph, first, count, event)
+            })
+        }
+        // SAFETY: `graph` and `after` are live by the contract.
+        NodeSpec::Empty => out(Call::GraphAddEmptyNode, null, |node| unsafe {
+            sys::cuGraphAddEmptyNode(node, graph, first, count)
+        }),
+        NodeSpec::Child(child) => {
+            let child = child.0 as sys::CUgraph;
+            // SAFETY: `graph`, `after` and `child` are live by the contract; the driver copies the
+            // child.
+            out(Call::GraphAddChildGraphNode, null, |node| unsafe {
+                sys::cuGraphAddChildGraphNode(node, graph, first, count, child)
+            })
+        }
+    }?;
+    Ok(NodeHandle(node as u64))
+}
+
+/// What a node does; the context is current.
+///
+/// # Safety
+/// `node` is a node of a live graph.
+pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
+    let node = node.0 as sys::CUgraphNode;
+    // SAFETY: `node` is live by the contract; the call writes a C enum, which has the size of a
+    // u32, through `kind`.
+    let kind = out(Call::GraphNodeGetType, 0_u32, |kind| unsafe {
+        sys::cuGraphNodeGetType(node, kind.cast())
+    })?;
+    let call = Call::GraphNodeGetParams;
+    match kind {
+        // SAFETY: `node` is a live kernel node.
+        0 => unsafe { kernel_detail(node) },
+        1 => {
+            // SAFETY: `node` is a live memcpy node; `Copy3d` has the layout of what is written.
+            let copy = out(call, Copy3d::default(), |copy| unsafe {
+                sys::cuGraphMemcpyNodeGetParams(node, copy.cast())
+            })?;
+            Ok(match (copy.dst.address(), copy.src.address()) {
+                (Some(dst), Some(src)) => NodeDetail::Memcpy {
+                    dst,
+                    src,
+                    bytes: (copy.width * copy.height * copy.depth) as u64,
+                },
+                _ => NodeDetail::Other(kind),
+            })
+        }
+        2 => {
+            let empty = work::memset(Address(0), 0, 1, 0)?;
+            // SAFETY: `node` is a live memset node; the call writes its parameters.
+            let set = out(call, empty, |set| unsafe {
+                sys::cuGraphMemsetNodeGetParams(node, set)
+            })?;
+            Ok(NodeDetail::Memset {
+                dst: Address(set.dst),
+                value: set.value,
+                element_bytes: (set.elementSize & 0xff) as u8,
+                count: (set.width * set.height) as u64,
+            })
+        }
+        3 => Ok(NodeDetail::Host),
+        4 => {
+            // SAFETY: `node` is a live child-graph node; the call writes one handle.
+            let child = out(call, ptr::null_mut(), |child| unsafe {
+                sys::cuGraphChildGraphNodeGetGraph(node, child)
+            })?;
+            Ok(NodeDetail::Child(GraphHandle(child as u64)))
+        }
+        5 => Ok(NodeDetail::Empty),
+        6 => {
+            // SAFETY: `node` is a live event-wait node; the call writes one handle.
+            let event = out(call, ptr::null_mut(), |event| unsafe {
+                sys::cuGraphEventWaitNodeGetEvent(node, event)
+            })?;
+            Ok(NodeDetail::EventWait(EventHandle(event as u64)))
+        }
+        7 => {
+            // SAFETY: `node` is a live event-record node; the call writes one handle.
+            let event = out(call, ptr::null_mut(), |event| unsafe {
+                sys::cuGraphEventRecordNodeGetEvent(node, event)
+            })?;
+            Ok(NodeDetail::EventRecord(EventHandle(event as u64)))
+        }
+        _ => Ok(NodeDetail::Other(kind)),
+    }
+}
+
+/// What a kernel node does.
+///
+/// # Safety
+/// `node` is a kernel node of a live graph.
+unsafe fn kernel_detail(node: sys::CUgraphNode) -> Result<NodeDetail> {
+    // SAFETY: the struct has only integers and raw pointers, for which zero is a value.
+    let zero: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
+    // SAFETY: `node` is a live kernel node by the contract; the call writes its parameters.
+    let params = out(Call::GraphNodeGetParams, zero, |params| unsafe {
+        sys::cuGraphKernelNodeGetParams_v2(node, params)
+    })?;
+    Ok(NodeDetail::Kernel {
+        // SAFETY: the driver has just named the function or kernel of a live node.
+        name: unsafe { kernel_name(params.func, params.kern) },
+        grid: Dim3 {
+            x: params.gridDimX,
+            y: params.gridDimY,
+            z: params.gridDimZ,
+        },
+        block: Dim3 {
+            x: params.blockDimX,
+            y: params.blockDimY,
+            z: params.blockDimZ,
+        },
+        shared_bytes: params.sharedMemBytes,
+    })
+}
+
+/// The name of whichever is not null.
+///
+/// # Safety
+/// Each is null or live.
+unsafe fn kernel_name(function: sys::CUfunction, kernel: sys::CUkernel) -> Option<String> {
+    let mut name = ptr::null();
+    let result = if !function.is_null() {
+        // SAFETY: `function` is live by the contract; the call writes one pointer, to `name`.
+        unsafe { sys::cuFuncGetName(&raw mut name, function) }
+    } else if !kernel.is_null() {
+        // SAFETY: `kernel` is live by the contract; the call writes one pointer, to `name`.
+        unsafe { sys::cuKernelGetName(&raw mut name, kernel) }
+    } else {
+        return None;
+    };
+    check(Call::GraphNodeGetParams, result).ok()?;
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: the driver has written a C string that lives as long as the function's module.
+    let name = unsafe { CStr::from_ptr(name) };
+    Some(name.to_string_lossy().into_owned())
+}

@@ -1,0 +1,202 @@
+//! Finds libcuda, and finds out whether every call of ours would reach it.
+
+#![expect(unsafe_code, reason = "opens a library and calls into it")]
+
+use std::ffi::{c_int, c_uint};
+use std::sync::OnceLock;
+
+use libloading::Library;
+
+use crate::code::Code;
+use crate::error::{Error, Result};
+
+/// The lowest version that is used: the `cuda-12040` of cudarc's features.
+const NEEDED: u32 = 12040;
+
+/// Every symbol that we call, as cudarc looks it up.
+const SYMBOLS: &[&str] = &[
+    "cuCtxGetCurrent",
+    "cuCtxSetCurrent",
+    "cuDeviceGet",
+    "cuDeviceGetCount",
+    "cuDevicePrimaryCtxRetain",
+    "cuEventCreate",
+    "cuEventDestroy_v2",
+    "cuEventQuery",
+    "cuEventRecord",
+    "cuEventSynchronize",
+    "cuFuncGetName",
+    "cuGraphAddChildGraphNode",
+    "cuGraphAddDependencies_v2",
+    "cuGraphAddEmptyNode",
+    "cuGraphAddEventRecordNode",
+    "cuGraphAddEventWaitNode",
+    "cuGraphAddHostNode",
+    "cuGraphAddKernelNode_v2",
+    "cuGraphAddMemcpyNode",
+    "cuGraphAddMemsetNode",
+    "cuGraphChildGraphNodeGetGraph",
+    "cuGraphClone",
+    "cuGraphCreate",
+    "cuGraphDestroy",
+    "cuGraphDestroyNode",
+    "cuGraphEventRecordNodeGetEvent",
+    "cuGraphEventWaitNodeGetEvent",
+    "cuGraphExecDestroy",
+    "cuGraphExecHostNodeSetParams",
+    "cuGraphExecKernelNodeSetParams_v2",
+    "cuGraphExecMemcpyNodeSetParams",
+    "cuGraphExecMemsetNodeSetParams",
+    "cuGraphExecUpdate_v2",
+    "cuGraphGetEdges_v2",
+    "cuGraphGetNodes",
+    "cuGraphInstantiateWithParams",
+    "cuGraphKernelNodeGetParams_v2",
+    "cuGraphLaunch",
+    "cuGraphMemcpyNodeGetParams",
+    "cuGraphMemsetNodeGetParams",
+    "cuGraphNodeGetEnabled",
+    "cuGraphNodeGetType",
+    "cuGraphNodeSetEnabled",
+    "cuGraphRemoveDependencies_v2",
+    "cuGraphUpload",
+    "cuKernelGetName",
+    "cuLaunchHostFunc",
+    "cuLaunchKernel",
+    "cuMemAlloc_v2",
+    "cuMemFree_v2",
+    "cuMemGetInfo_v2",
+    "cuMemcpyAsync",
+    "cuMemcpyDtoH_v2",
+    "cuMemcpyHtoD_v2",
+    "cuMemsetD16Async",
+    "cuMemsetD32Async",
+    "cuMemsetD8Async",
+    "cuModuleGetFunction",
+    "cuModuleLoadData",
+    "cuModuleUnload",
+    "cuStreamBeginCapture_v2",
+    "cuStreamCreate",
+    "cuStreamDestroy_v2",
+    "cuStreamEndCapture",
+    "cuStreamGetCaptureInfo_v2",
+    "cuStreamQuery",
+    "cuStreamSynchronize",
+    "cuStreamWaitEvent",
+    "cuThreadExchangeStreamCaptureMode",
+];
+
+/// The driver's version, once it is initialised; what went wrong stays wrong.
+pub(super) fn version() -> Result<u32> {
+    static PROBED: OnceLock<Result<Probed>> = OnceLock::new();
+    match PROBED.get_or_init(probe) {
+        Ok(probed) => Ok(probed.version),
+        Err(error) => Err(error.clone()),
+    }
+}
+
+struct Probed {
+    version: u32,
+    /// Open as long as the process: the driver's threads run its code.
+    _library: Library,
+}
+
+fn probe() -> Result<Probed> {
+    let (library, name) = open()?;
+    let unusable = |reason| Error::NoDriver {
+        reason,
+        looked_for: vec![name.clone()],
+    };
+    let version = loaded_version(&library).map_err(unusable)?;
+    if version < NEEDED {
+        return Err(unusable(format!(
+            "driver version {version} is older than {NEEDED}"
+        )));
+    }
+    let missing = missing_symbols(&library);
+    if !missing.is_empty() {
+        return Err(unusable(format!("it lacks {}", missing.join(", "))));
+    }
+    initialise(&library).map_err(unusable)?;
+    Ok(Probed {
+        version,
+        _library: library,
+    })
+}
+
+/// Opens the library that cudarc will open: the first of its names that there is.
+fn open() -> Result<(Library, String)> {
+    let names: Vec<String> = ["cuda", "nvcuda"]
+        .into_iter()
+        .flat_map(cudarc::get_lib_name_candidates)
+        .collect();
+    for name in &names {
+        // SAFETY: a library of this name is NVIDIA's driver, whose initialisers any thread may run.
+        if let Ok(library) = unsafe { Library::new(name) } {
+            return Ok((library, name.clone()));
+        }
+    }
+    Err(Error::NoDriver {
+        reason: "no libcuda could be opened".into(),
+        looked_for: names,
+    })
+}
+
+fn loaded_version(library: &Library) -> Result<u32, String> {
+    type GetVersion = unsafe extern "C" fn(*mut c_int) -> u32;
+    // SAFETY: cuDriverGetVersion has this signature in every CUDA version.
+    let get_version = unsafe { library.get::<GetVersion>("cuDriverGetVersion") }
+        .map_err(|_| "it lacks cuDriverGetVersion")?;
+    let mut version = 0;
+    // SAFETY: the call needs no initialised driver and writes one int, to `version`.
+    let code = unsafe { get_version(&raw mut version) };
+    if code != 0 {
+        return Err(format!("cuDriverGetVersion failed: {}", Code(code)));
+    }
+    Ok(version.unsigned_abs())
+}
+
+fn missing_symbols(library: &Library) -> Vec<&'static str> {
+    let lacks = |symbol: &&str| {
+        // SAFETY: the address is only asked for, not called.
+        unsafe { library.get::<*const ()>(*symbol) }.is_err()
+    };
+    SYMBOLS.iter().copied().filter(lacks).collect()
+}
+
+fn initialise(library: &Library) -> Result<(), String> {
+    type Init = unsafe extern "C" fn(c_uint) -> u32;
+    // SAFETY: cuInit has this signature in every CUDA version.
+    let init = unsafe { library.get::<Init>("cuInit") }.map_err(|_| "it lacks cuInit")?;
+    // SAFETY: zero is the only flag word there is; any thread may call it, any number of times.
+    match unsafe { init(0) } {
+        0 => Ok(()),
+        code => Err(format!("cuInit failed: {}", Code(code))),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    /// A call that is not looked for would panic in cudarc on a driver without it.
+    #[test]
+    fn every_call_is_looked_for() {
+        let sources = [
+            include_str!("exec.rs"),
+            include_str!("graph.rs"),
+            include_str!("memory.rs"),
+            include_str!("mod.rs"),
+            include_str!("node.rs"),
+            include_str!("stream.rs"),
+            include_str!("work.rs"),
+        ];
+        let called: BTreeSet<&str> = sources
+            .iter()
+            .flat_map(|source| source.split("sys::").skip(1))
+            .filter(|rest| rest.starts_with("cu"))
+            .filter_map(|rest| rest.split('(').next())
+            .collect();
+        assert_eq!(called, super::SYMBOLS.iter().copied().collect());
+    }
+}

@@ -1,0 +1,77 @@
+//! `Device`: a GPU or a simulated one.
+
+use pyo3::prelude::*;
+
+use crate::enter::enter;
+use crate::sim::Sim;
+
+/// One GPU, real or simulated.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Device {
+    pub(crate) core: cg_core::Device,
+}
+
+#[pymethods]
+impl Device {
+    /// The GPU with this number.
+    #[staticmethod]
+    fn cuda(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
+        #[cfg(feature = "cuda")]
+        let core = enter(py, || cg_core::Device::cuda(ordinal))?;
+        #[cfg(not(feature = "cuda"))]
+        let core = enter(py, || {
+            Err(cg_core::Error::NoDriver {
+                reason: format!("cgraph was built without CUDA; device {ordinal} is out of reach"),
+                looked_for: Vec::new(),
+            })
+        })?;
+        Ok(Self { core })
+    }
+
+    /// A simulated device.
+    #[staticmethod]
+    fn sim(sim: &Sim) -> Self {
+        Self {
+            core: cg_core::Device::sim(&sim.core),
+        }
+    }
+
+    /// The driver and device, as in `cuda:0`.
+    #[getter]
+    fn name(&self) -> String {
+        self.core.name()
+    }
+
+    /// The driver's version as CUDA numbers it.
+    #[getter]
+    fn driver_version(&self) -> u32 {
+        self.core.driver().version()
+    }
+
+    /// Free and total memory in bytes.
+    fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
+        let info = enter(py, || self.core.memory_info())?;
+        Ok((info.free, info.total))
+    }
+
+    /// Drops what only finished work still used; returns how many things wait.
+    fn collect(&self, py: Python<'_>) -> usize {
+        py.detach(|| self.core.collect())
+    }
+
+    fn __repr__(&self) -> String {
+        format!("cgraph.Device({})", self.core.name())
+    }
+}
+
+/// Tells cgraph that the interpreter exits: no object calls the driver any more.
+#[pyfunction]
+pub(crate) fn begin_exit() {
+    cg_core::begin_exit();
+}
+
+/// The version of the native half.
+#[pyfunction]
+pub(crate) fn version() -> &'static str {
+    env!("CARGO_PKG_VERSION")
+}

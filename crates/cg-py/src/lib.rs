@@ -1,0 +1,38 @@
+//! `cgraph._core`: cg-core for Python. Each class converts and calls; decisions are made in cg-core
+//! or in the Python package.
+
+mod capture;
+mod device;
+mod enter;
+mod error;
+mod graph;
+mod hook;
+mod pool;
+mod raw;
+mod replay;
+mod sim;
+mod stream;
+mod template;
+
+use pyo3::prelude::*;
+
+/// The native half of cgraph.
+#[pymodule]
+mod _core {
+    #[pymodule_export]
+    use super::capture::{Capture, begin_and_hand_over, end_broken};
+    #[pymodule_export]
+    use super::device::{Device, begin_exit, version};
+    #[pymodule_export]
+    use super::graph::Graph;
+    #[pymodule_export]
+    use super::hook::{HookHandle, Hooks};
+    #[pymodule_export]
+    use super::pool::{Block, Pool};
+    #[pymodule_export]
+    use super::sim::Sim;
+    #[pymodule_export]
+    use super::stream::{Event, Stream};
+    #[pymodule_export]
+    use super::template::Template;
+}

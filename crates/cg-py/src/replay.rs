@@ -1,0 +1,77 @@
+//! The hot path: current stream, random step, launch.
+
+use std::sync::{Arc, Mutex, PoisonError};
+
+use pyo3::prelude::*;
+
+use crate::enter::enter;
+use crate::raw::{self, CurrentWorkStream};
+use crate::sim::Sim;
+use crate::stream::Stream;
+
+/// How the current stream is found.
+pub(crate) enum Current {
+    /// DLPack's C function.
+    Dlpack(CurrentWorkStream),
+    /// A callable that takes the device's number and returns the raw handle.
+    Raw(Py<PyAny>, u32),
+    /// A callable that returns a [`Stream`].
+    Object(Py<PyAny>),
+}
+
+/// An exec with all that a replay needs.
+pub(crate) struct Ready {
+    pub(crate) exec: cg_core::Exec,
+    pub(crate) current: Arc<Current>,
+    /// Raises if memory that the graph reads is gone; none unless it was asked for.
+    pub(crate) check: Option<Py<PyAny>>,
+    /// Advances the random state; none where the capture consumed no randomness.
+    pub(crate) random_step: Option<Py<PyAny>>,
+    /// The simulator whose replays are driven to their end; none on a GPU.
+    pub(crate) drive: Option<Py<Sim>>,
+    /// The stream of the last replay.
+    pub(crate) last: Mutex<Option<cg_core::Stream>>,
+}
+
+impl Ready {
+    /// Enqueues one replay on the current stream.
+    #[inline]
+    pub(crate) fn replay(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(check) = &self.check {
+            check.call0(py)?;
+        }
+        let handle = match &*self.current {
+            Current::Dlpack(current) => current.get(py)?,
+            Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
+            Current::Object(current) => return self.replay_on_object(py, current),
+        };
+        if let Some(step) = &self.random_step {
+            step.call0(py)?;
+        }
+        enter(py, || self.launch(handle))
+    }
+
+    fn launch(&self, handle: u64) -> cg_core::Result<()> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let stream = match &*last {
+            Some(stream) if stream.handle().0 == handle => stream,
+            _ => last.insert(raw::stream(self.exec.device(), handle)),
+        };
+        self.exec.replay(stream)
+    }
+
+    fn replay_on_object(&self, py: Python<'_>, current: &Py<PyAny>) -> PyResult<()> {
+        let stream: Py<Stream> = current.call0(py)?.extract(py)?;
+        let stream = &stream.get().core;
+        enter(py, || self.exec.replay(stream))?;
+        let Some(sim) = &self.drive else {
+            return Ok(());
+        };
+        if stream.is_capturing().unwrap_or(true) {
+            return Ok(());
+        }
+        let finished = enter(py, || stream.synchronize());
+        sim.get().raise_failure()?;
+        finished
+    }
+}

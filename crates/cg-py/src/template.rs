@@ -1,0 +1,59 @@
+//! `Template`: what Python sees of a graph that can change.
+
+use std::sync::Arc;
+
+use pyo3::prelude::*;
+
+use crate::device::Device;
+use crate::enter::enter;
+use crate::pool::Pool;
+use crate::raw;
+
+/// A graph that can change and cannot run.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Template {
+    pub(crate) core: Arc<cg_core::Template>,
+}
+
+impl Template {
+    pub(crate) fn new(core: cg_core::Template) -> Self {
+        Self {
+            core: Arc::new(core),
+        }
+    }
+}
+
+#[pymethods]
+impl Template {
+    /// A graph of somebody else, who keeps it alive.
+    #[staticmethod]
+    fn from_raw(device: &Device, handle: u64) -> Self {
+        Self::new(raw::template(&device.core, handle))
+    }
+
+    /// The raw graph.
+    #[getter]
+    fn handle(&self) -> u64 {
+        self.core.handle().0
+    }
+
+    /// How many nodes it has, those of child graphs included.
+    fn count(&self, py: Python<'_>) -> PyResult<usize> {
+        Ok(enter(py, || self.core.data())?.count())
+    }
+
+    /// Nodes and edges as JSON text.
+    fn json(&self, py: Python<'_>) -> PyResult<String> {
+        Ok(enter(py, || self.core.data())?.json())
+    }
+
+    /// Nodes and edges as a Graphviz graph.
+    fn dot(&self, py: Python<'_>, verbose: bool) -> PyResult<String> {
+        Ok(enter(py, || self.core.data())?.dot(verbose))
+    }
+
+    /// Keeps a pool's segments alive as long as the template and its execs.
+    fn retain_pool(&self, pool: &Pool) {
+        self.core.retain(Arc::new(pool.core.clone()));
+    }
+}
