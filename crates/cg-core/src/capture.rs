@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::code::Code;
 use crate::driver::handle::StreamHandle;
 use crate::driver::owned::relaxed;
-use crate::driver::{CaptureMode, CaptureStatus};
+use crate::driver::{CaptureMode, CaptureStatus, is_exiting};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
 use crate::template::Template;
@@ -132,7 +132,7 @@ impl Capture {
 
 impl Drop for Capture {
     fn drop(&mut self) {
-        if self.open {
+        if self.open && !is_exiting() {
             let owned = Arc::clone(self.stream.owned());
             if owned.end_capture().is_err() {
                 self.end_again();

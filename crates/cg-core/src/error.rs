@@ -99,7 +99,7 @@ pub enum Error {
     #[error(
         "no CUDA driver: {reason}{}; to work without a GPU, choose the simulator by name \
          (CGRAPH_DRIVER=sim, cgraph.sim, Device::sim)",
-        looked_for(.looked_for)
+        tried(.looked_for)
     )]
     NoDriver {
         /// Why it cannot be used.
@@ -148,7 +148,7 @@ impl Error {
     }
 }
 
-fn looked_for(names: &[String]) -> String {
+fn tried(names: &[String]) -> String {
     match names {
         [] => String::new(),
         names => format!("; looked for {}", names.join(", ")),

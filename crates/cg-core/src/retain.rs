@@ -3,8 +3,8 @@
 use std::any::Any;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::CaptureStatus;
 use crate::driver::owned::{OwnedEvent, OwnedStream, relaxed};
+use crate::driver::{CaptureStatus, is_exiting};
 
 /// Something that work names, kept alive as long as the work may use it.
 pub type Retained = Arc<dyn Any + Send + Sync>;
@@ -36,6 +36,11 @@ impl Limbo {
         streams: impl IntoIterator<Item = Arc<OwnedStream>>,
         what: Box<dyn Any + Send>,
     ) {
+        if is_exiting() {
+            // Work in flight may use it to the very end.
+            std::mem::forget(what);
+            return;
+        }
         let fences: Vec<Fence> = streams.into_iter().filter_map(fence).collect();
         if !fences.is_empty() {
             let parked = Parked {
@@ -48,6 +53,9 @@ impl Limbo {
 
     /// Drops what the streams have passed by now; how many things are still parked.
     pub(crate) fn collect(&self) -> usize {
+        if is_exiting() {
+            return self.lock().len();
+        }
         let mut parked = std::mem::take(&mut *self.lock());
         let mut passed = Vec::new();
         parked = parked
@@ -76,6 +84,10 @@ impl Limbo {
 impl Drop for Limbo {
     fn drop(&mut self) {
         let parked = std::mem::take(&mut *self.lock());
+        if is_exiting() {
+            std::mem::forget(parked);
+            return;
+        }
         for fence in parked.iter().flat_map(|entry| &entry.fences) {
             // A device that cannot be waited for runs nothing that could be harmed.
             let _ = match fence {

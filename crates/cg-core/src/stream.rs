@@ -4,9 +4,9 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
-use crate::driver::CaptureStatus;
 use crate::driver::handle::{EventHandle, StreamHandle};
 use crate::driver::owned::{OwnedEvent, OwnedStream, same_driver};
+use crate::driver::{CaptureStatus, is_exiting};
 use crate::error::Result;
 use crate::retain::Retained;
 use crate::work::Work;
@@ -172,9 +172,16 @@ impl Drop for Inner {
             .pending
             .get_mut()
             .unwrap_or_else(PoisonError::into_inner);
-        if !pending.is_empty() {
-            let pending = Box::new(std::mem::take(pending));
-            self.device.limbo().park([Arc::clone(&self.owned)], pending);
+        let pending = std::mem::take(pending);
+        if is_exiting() {
+            std::mem::forget(pending);
+            return;
+        }
+        // A stream that was forked into a capture lives until that capture ends.
+        let forked = !matches!(self.owned.capture_status(), Ok(CaptureStatus::None));
+        if forked || !pending.is_empty() {
+            let limbo = self.device.limbo();
+            limbo.park([Arc::clone(&self.owned)], Box::new(pending));
         }
     }
 }

@@ -59,6 +59,14 @@ impl Device {
         py.detach(|| self.core.collect())
     }
 
+    fn __eq__(&self, other: &Self) -> bool {
+        self.core.driver().id() == other.core.driver().id()
+    }
+
+    fn __hash__(&self) -> u64 {
+        self.core.driver().id()
+    }
+
     fn __repr__(&self) -> String {
         format!("cgraph.Device({})", self.core.name())
     }

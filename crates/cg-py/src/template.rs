@@ -54,6 +54,6 @@ impl Template {
 
     /// Keeps a pool's segments alive as long as the template and its execs.
     fn retain_pool(&self, pool: &Pool) {
-        self.core.retain(Arc::new(pool.core.clone()));
+        self.core.retain(pool.core.retained());
     }
 }

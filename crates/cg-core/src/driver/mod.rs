@@ -15,7 +15,7 @@ pub mod sim;
 pub mod spec;
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use crate::code::{Call, Code};
 use crate::error::{Error, Result};
@@ -381,6 +381,18 @@ pub trait GraphCalls {
     /// # Safety
     /// `exec` and the graph of `node` are live.
     unsafe fn exec_is_enabled(&self, exec: ExecHandle, node: NodeHandle) -> Result<bool>;
+}
+
+static EXITING: AtomicBool = AtomicBool::new(false);
+
+/// Tells cgraph that the process exits: from now on nothing that is dropped calls the driver.
+pub fn begin_exit() {
+    EXITING.store(true, Ordering::Relaxed);
+}
+
+/// Whether [`begin_exit`] was called.
+pub(crate) fn is_exiting() -> bool {
+    EXITING.load(Ordering::Relaxed)
 }
 
 /// A fresh number for [`Driver::id`].

@@ -7,7 +7,7 @@
 //! - what work names outlives its use: [`crate::Template`] and [`crate::Exec`] retain what their
 //!   nodes name, [`crate::Stream`] retains what was enqueued until the stream has passed it.
 //!
-//! Once the process exits ([`begin_exit`]) nothing is destroyed: the driver may already be gone, and
+//! Once the process exits ([`crate::begin_exit`]) nothing is destroyed: the driver may already be gone, and
 //! the operating system takes everything back.
 #![expect(
     unsafe_code,
@@ -15,7 +15,6 @@
 )]
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use super::handle::{
     Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
@@ -24,15 +23,9 @@ use super::handle::{
 use super::spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
 use super::{
     CaptureMode, CaptureStatus, Driver, InstantiateFailure, InstantiateFlags, UpdateFailure,
+    is_exiting,
 };
 use crate::error::{Error, Result};
-
-static EXITING: AtomicBool = AtomicBool::new(false);
-
-/// Tells cgraph that the process exits: from now on no owner calls the driver.
-pub fn begin_exit() {
-    EXITING.store(true, Ordering::Relaxed);
-}
 
 /// Fails unless both are the same driver.
 pub(crate) fn same_driver(expected: &dyn Driver, found: &dyn Driver, object: &str) -> Result<()> {
@@ -61,7 +54,7 @@ pub(crate) fn relaxed<T>(driver: &dyn Driver, work: impl FnOnce() -> T) -> T {
 
 /// Destroys something, unless the process exits.
 fn destroy(driver: &dyn Driver, with: impl FnOnce()) {
-    if !EXITING.load(Ordering::Relaxed) {
+    if !is_exiting() {
         relaxed(driver, with);
     }
 }
@@ -242,8 +235,8 @@ impl Drop for OwnedStream {
     fn drop(&mut self) {
         if !self.borrowed {
             destroy(&*self.driver, || {
-                // SAFETY: created by `new`, destroyed only here; a `Capture` holds its stream, so
-                // it does not capture.
+                // SAFETY: created by `new`, destroyed only here, and not while it captures: a
+                // `Capture` holds its stream, and a forked `Stream` parks it until the end.
                 unsafe { self.driver.stream_destroy(self.handle) }
             });
         }

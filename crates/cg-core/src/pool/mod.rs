@@ -17,8 +17,10 @@ pub use free_list::FreeList;
 
 use crate::device::Device;
 use crate::driver::handle::StreamHandle;
+use crate::driver::owned::relaxed;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::retain::Retained;
 use crate::stream::Stream;
 
 /// A block starts at a multiple of this and has a multiple of this many bytes.
@@ -29,12 +31,14 @@ const SEGMENT_BYTES: u64 = 2 << 20;
 /// Segments that a set of captures allocates from. Clones are the same pool.
 #[derive(Clone)]
 pub struct Pool {
-    inner: Arc<Inner>,
-}
-
-struct Inner {
     id: u64,
     device: Device,
+    shared: Arc<Shared>,
+}
+
+/// What blocks keep alive: not the device, which itself keeps blocks of work in flight.
+#[derive(Default)]
+struct Shared {
     state: Mutex<State>,
 }
 
@@ -71,24 +75,22 @@ impl Pool {
     pub fn new(device: &Device) -> Self {
         static NEXT: AtomicU64 = AtomicU64::new(1);
         Self {
-            inner: Arc::new(Inner {
-                id: NEXT.fetch_add(1, Ordering::Relaxed),
-                device: device.clone(),
-                state: Mutex::default(),
-            }),
+            id: NEXT.fetch_add(1, Ordering::Relaxed),
+            device: device.clone(),
+            shared: Arc::default(),
         }
     }
 
     /// A number that no other pool of the process has.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.inner.id
+        self.id
     }
 
     /// Its device.
     #[must_use]
     pub fn device(&self) -> &Device {
-        &self.inner.device
+        &self.device
     }
 
     /// A block for work on a stream. Dropping the block, and all work and templates that name it,
@@ -101,15 +103,15 @@ impl Pool {
         if bytes == 0 {
             return Err(Error::invalid("bytes", &0, "at least 1"));
         }
-        if !self.inner.device.is_same(stream.device()) {
+        if !self.device.is_same(stream.device()) {
             return Err(Error::Foreign {
                 object: stream.to_string(),
                 found: stream.device().name(),
-                expected: self.inner.device.name(),
+                expected: self.device.name(),
             });
         }
-        let size = bytes.next_multiple_of(BLOCK_BYTES);
-        let mut state = self.inner.state();
+        let size = round_up(bytes, BLOCK_BYTES);
+        let mut state = self.shared.state();
         let taken = match state.take(stream.handle(), size) {
             None => {
                 self.grow(&mut state, stream.handle(), size)?;
@@ -125,7 +127,7 @@ impl Pool {
         let range = offset..offset + bytes;
         let memory = state.segments[&segment].memory.slice(range)?;
         let block = Block {
-            pool: Arc::clone(&self.inner),
+            pool: Arc::clone(&self.shared),
             segment,
             offset,
             size,
@@ -140,7 +142,7 @@ impl Pool {
         reason = "called for what it returns to the device"
     )]
     pub fn trim(&self) -> u64 {
-        let mut state = self.inner.state();
+        let mut state = self.shared.state();
         let (whole, rest) = std::mem::take(&mut state.segments)
             .into_iter()
             .partition::<BTreeMap<_, _>, _>(|(_, segment)| segment.free.is_whole());
@@ -149,10 +151,17 @@ impl Pool {
         whole.values().map(|segment| segment.memory.bytes()).sum()
     }
 
+    /// What keeps the segments alive, for [`crate::Template::retain`]: a template knows addresses,
+    /// and blocks may come and go.
+    #[must_use]
+    pub fn retained(&self) -> Retained {
+        Arc::clone(&self.shared) as Retained
+    }
+
     /// How many bytes it has.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
-        let state = self.inner.state();
+        let state = self.shared.state();
         PoolStats {
             in_use: state.in_use,
             peak: state.peak,
@@ -164,12 +173,15 @@ impl Pool {
     /// The segments: where each starts and its bytes.
     #[must_use]
     pub fn segments(&self) -> Vec<Memory> {
-        let state = self.inner.state();
+        let state = self.shared.state();
         state.segments.values().map(|s| s.memory.clone()).collect()
     }
 
     fn grow(&self, state: &mut State, stream: StreamHandle, size: u64) -> Result<()> {
-        let memory = Memory::new(&self.inner.device, size.next_multiple_of(SEGMENT_BYTES))?;
+        // A capture may be what needs the memory: growing must not break it.
+        let memory = relaxed(&**self.device.driver(), || {
+            Memory::new(&self.device, round_up(size, SEGMENT_BYTES))
+        })?;
         let segment = Segment {
             free: FreeList::new(memory.bytes()),
             stream,
@@ -180,7 +192,7 @@ impl Pool {
     }
 }
 
-impl Inner {
+impl Shared {
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -202,7 +214,7 @@ impl State {
 
 /// The owner of a block's memory: gives it back when dropped.
 struct Block {
-    pool: Arc<Inner>,
+    pool: Arc<Shared>,
     segment: u64,
     offset: u64,
     size: u64,
@@ -216,6 +228,11 @@ impl Drop for Block {
             segment.free.give(self.offset, self.size);
         }
     }
+}
+
+/// The next multiple; a number so large that there is none stays, for the driver to refuse.
+fn round_up(bytes: u64, unit: u64) -> u64 {
+    bytes.checked_next_multiple_of(unit).unwrap_or(bytes)
 }
 
 impl fmt::Debug for Pool {

@@ -154,8 +154,8 @@ impl Map {
     }
 
     fn allocate(&mut self, bytes: u64) -> Option<Address> {
-        let size = bytes.next_multiple_of(ALIGN);
-        if self.in_use + size > self.limit {
+        let size = bytes.checked_next_multiple_of(ALIGN)?;
+        if size > self.limit - self.in_use {
             return None;
         }
         let backing: Arc<[AtomicU8]> = (0..size + ALIGN).map(|_| AtomicU8::new(POISON)).collect();
@@ -199,6 +199,7 @@ impl MemoryCalls for Sim {
             }
             other => other?,
         };
+        run::check_failure(&state, Call::MemAlloc)?;
         if bytes == 0 {
             return Err(refuse(Call::MemAlloc, Code::INVALID_VALUE));
         }
@@ -226,6 +227,7 @@ impl MemoryCalls for Sim {
     unsafe fn memcpy_to_device(&self, dst: Address, src: &[u8]) -> Result<()> {
         drop(self.enter_unsafe(Call::MemcpyHtoD)?);
         run::drive_stream(self, super::StreamHandle::LEGACY);
+        run::check_failure(&self.state(), Call::MemcpyHtoD)?;
         let view = self.view(dst, src.len() as u64);
         view.copy_from(src);
         Ok(())
@@ -234,6 +236,7 @@ impl MemoryCalls for Sim {
     unsafe fn memcpy_to_host(&self, dst: &mut [u8], src: Address) -> Result<()> {
         drop(self.enter_unsafe(Call::MemcpyDtoH)?);
         run::drive_stream(self, super::StreamHandle::LEGACY);
+        run::check_failure(&self.state(), Call::MemcpyDtoH)?;
         dst.copy_from_slice(&self.view(src, dst.len() as u64).to_vec());
         Ok(())
     }

@@ -1,0 +1,308 @@
+"""Captures of torch's CUDA work.
+
+torch's allocator and random state follow a capture only if torch's own graph object opened it. So
+such an object hosts each capture, and the core takes over the graph it recorded. A second, empty
+capture around the first collects the random draws of the first; its replay advances the random
+state, and is needed only where the capture drew numbers.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from contextlib import AbstractContextManager, ExitStack
+from typing import Any
+
+import torch
+
+from cgraph import _core, _liveness, _torch
+from cgraph._driver import Captured, Handle, Pool
+from cgraph.errors import ArgumentError, CaptureError, CgraphError, ForeignError
+
+__all__ = ["Cuda"]
+
+_MODES = ("global", "thread_local", "relaxed")
+
+
+class PoolHandle(tuple[int, int]):
+    """A token that knows its device, so that a capture on another one is found.
+
+    Attributes:
+        ordinal: The device's number.
+    """
+
+    ordinal: int
+
+
+class Cuda:
+    """The driver of torch's CUDA devices."""
+
+    def __init__(self) -> None:
+        _torch.require_cuda()
+        self._side_streams: dict[int, torch.cuda.Stream] = {}
+
+    def begin(
+        self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
+    ) -> Recording:
+        """Begin a capture on torch's current stream."""
+        if mode not in _MODES:
+            raise ArgumentError(
+                "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
+                f" {mode}"
+            )
+        # Fails with NoDriverError where torch would fail in CUDA's initialisation.
+        ordinal = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        device = _core.Device.cuda(ordinal)
+        stream = torch.cuda.current_stream()
+        if stream == torch.cuda.default_stream():
+            raise CaptureError(
+                f"capture on the default stream of cuda:{ordinal}: CUDA graphs must be captured on"
+                " another stream; use cgraph.graph, or make a torch.cuda.Stream() current"
+            )
+        if _torch.is_capturing():
+            raise CaptureError(
+                f"capture_begin() while {stream} captures already: captures cannot be nested;"
+                " end the first one before"
+            )
+        handle, owner = _resolve(pool, ordinal)
+        side = self._side_streams.get(ordinal)
+        if side is None:
+            side = self._side_streams[ordinal] = torch.cuda.Stream()
+        return Recording(device, ordinal, stream, side, handle, owner, mode, check_liveness, generators)
+
+    def is_capturing(self) -> bool:
+        """Whether torch's current stream captures."""
+        return _torch.is_capturing()
+
+    def pool_handle(self) -> Handle:
+        """A token of a new pool."""
+        return _torch.new_pool_handle()
+
+    def new_stream(self) -> torch.cuda.Stream:
+        """A stream of the current device."""
+        self._require_gpu()
+        return torch.cuda.Stream()
+
+    def stream(self, stream: Any) -> AbstractContextManager[object]:
+        """Make a stream of torch's current."""
+        if not isinstance(stream, torch.cuda.Stream):
+            raise ForeignError(
+                f"stream is {stream!r}, expected a torch.cuda.Stream: only CUDA work can be"
+                " captured on the CUDA driver. CPU tensors are captured on the simulator:"
+                " CGRAPH_DRIVER=sim or `with cgraph.sim.use():`"
+            )
+        return torch.cuda.stream(stream)
+
+    def current_stream(self) -> torch.cuda.Stream:
+        """torch's current stream."""
+        self._require_gpu()
+        return torch.cuda.current_stream()
+
+    def synchronize(self) -> None:
+        """Wait for all work of the current device."""
+        torch.cuda.synchronize()
+
+    def empty_cache(self) -> None:
+        """Give torch's unused cached memory back."""
+        torch.cuda.empty_cache()
+
+    def _require_gpu(self) -> None:
+        if not torch.cuda.is_available():
+            _core.Device.cuda(0)
+
+
+class Recording:
+    """An open capture, hosted by torch."""
+
+    def __init__(
+        self,
+        device: _core.Device,
+        ordinal: int,
+        stream: torch.cuda.Stream,
+        side: torch.cuda.Stream,
+        handle: Handle,
+        owner: object,
+        mode: str,
+        check_liveness: bool,
+        generators: list[Any],
+    ) -> None:
+        self._device = device
+        self._ordinal = ordinal
+        self._stream = stream
+        self._side = side
+        self._generators = [torch.cuda.default_generators[ordinal], *generators]
+        self._leases = [_torch.PoolLease(ordinal, handle, owner)]
+        self._watch = _liveness.Watch() if check_liveness else None
+        self._host = _torch.HostGraph()
+        self._companion = _torch.HostGraph() if _torch.draws_from_companion() else None
+        self._context = ExitStack()
+        for graph in filter(None, (self._host, self._companion)):
+            for generator in generators:
+                graph.register_generator_state(generator)
+        try:
+            self._begin(mode)
+        except BaseException:
+            self._close()
+            raise
+
+    @property
+    def pool(self) -> Handle:
+        """Token of the pool of the capture."""
+        return self._token(self._leases[0].handle)
+
+    def finish(self) -> Captured:
+        """End the capture; on an error nothing is left behind."""
+        current = torch.cuda.current_stream()
+        if current != self._stream:
+            reason = f"the current stream is {current}, and the capture began on {self._stream}"
+            self.abandon()
+            raise CaptureError(
+                f"capture_end() on another stream: {reason}. Capture must end on the same stream"
+                " it began on; the capture was abandoned"
+            )
+        self._context.close()
+        error = self._end_host()
+        self._end_companion()
+        if error is not None:
+            self._close()
+            failure = CaptureError(
+                f"capture on {self._stream} failed: {_first_line(error)}. Work on a forked stream"
+                " must be joined back (wait_stream) before the capture ends, and an operation that"
+                " failed inside the capture breaks it"
+            )
+            failure.__cause__ = error
+            raise failure
+        try:
+            return self._captured()
+        except BaseException:
+            self._close()
+            raise
+
+    def abandon(self) -> str | None:
+        """End the capture and throw its work away; says what the driver had against it."""
+        self._context.close()
+        with torch.cuda.stream(self._stream):
+            error = self._end_host()
+        self._end_companion()
+        self._close()
+        return None if error is None else _first_line(error)
+
+    def _begin(self, mode: str) -> None:
+        if self._companion is not None:
+            with torch.cuda.stream(self._side):
+                self._companion.capture_begin(None, "relaxed")
+        try:
+            self._host.capture_begin(self._leases[0].handle, mode)
+        except BaseException:
+            with torch.cuda.stream(self._stream):
+                self._end_host()
+            self._end_companion()
+            raise
+        self._context.enter_context(_torch.watch_pools(self._pool_seen))
+        if self._watch is not None:
+            self._context.enter_context(self._watch)
+
+    def _end_host(self) -> RuntimeError | None:
+        """End the host's capture; its error, if it has one. The host is then healthy in any case.
+
+        torch ends its bookkeeping (routing of both allocators, random state) only after a capture
+        that ended well. So after a failure an empty capture is begun in its place and ended well.
+        """
+        try:
+            _quietly(self._host.capture_end)
+        except RuntimeError as error:
+            stream = _core.Stream(self._device, handle=self._stream.cuda_stream)
+            _core.end_broken(stream)
+            try:
+                _core.begin_and_hand_over(stream)
+                _quietly(self._host.capture_end)
+            except (RuntimeError, CgraphError):
+                _core.end_broken(stream)
+                _torch.end_routing(self._ordinal, self._leases[0].handle)
+            return error
+        return None
+
+    def _end_companion(self) -> None:
+        if self._companion is not None:
+            with torch.cuda.stream(self._side):
+                _quietly(self._companion.capture_end)
+
+    def _captured(self) -> Captured:
+        template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
+        drew = self._companion is not None and self._drew_random_numbers()
+        companion = self._companion if drew else None
+        if self._companion is not None and not drew:
+            self._companion.reset()
+        return Captured(
+            template,
+            pools=[self._token(lease.handle) for lease in self._leases],
+            current=_torch.current_stream_source(),
+            ordinal=self._ordinal,
+            check=None if self._watch is None else self._watch.check,
+            random_step=None if companion is None else companion.replay,
+            retained=(self._leases, companion),
+            owner=self._host,
+        )
+
+    def _drew_random_numbers(self) -> bool:
+        """Replay the companion once and see whether a generator moved; then put it back."""
+        assert self._companion is not None
+        before = [generator.get_offset() for generator in self._generators]
+        self._companion.replay()
+        # The fills of this trial must not come after those of a replay on another stream.
+        self._stream.synchronize()
+        drew = before != [generator.get_offset() for generator in self._generators]
+        for generator, offset in zip(self._generators, before, strict=True):
+            generator.set_offset(offset)
+        return drew
+
+    def _pool_seen(self, handle: Handle, owner: object) -> None:
+        if all(lease.handle != tuple(handle) for lease in self._leases):
+            self._leases.append(_torch.PoolLease(self._ordinal, handle, owner))
+
+    def _token(self, handle: Handle) -> Handle:
+        token = PoolHandle(handle)
+        token.ordinal = self._ordinal
+        return token
+
+    def _close(self) -> None:
+        self._context.close()
+        self._host.reset()
+        if self._companion is not None:
+            self._companion.reset()
+        for lease in self._leases:
+            lease.release()
+
+
+def _resolve(pool: Pool | None, ordinal: int) -> tuple[Handle, object]:
+    """The token of the pool argument, and what keeps the pool alive."""
+    if pool is None:
+        return _torch.new_pool_handle(), None
+    if isinstance(pool, torch.cuda.MemPool):
+        first, second = pool.id
+        return (first, second), pool
+    found = getattr(pool, "ordinal", ordinal)
+    if found != ordinal:
+        raise ForeignError(
+            f"pool {tuple(pool)} is of cuda:{found}, expected one of cuda:{ordinal}, where the"
+            " capture is to begin"
+        )
+    if isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(half, int) for half in pool):
+        if getattr(pool, "simulated", False):
+            raise ForeignError(f"pool {pool} is of the simulator, expected one of CUDA")
+        if bool(pool[0]) != bool(pool[1]):
+            return (pool[0], pool[1]), None
+    raise ArgumentError(
+        f"pool is {pool!r}, expected a torch.cuda.MemPool, graph_pool_handle() or other.pool()"
+    )
+
+
+def _quietly(end: Callable[[], None]) -> None:
+    """Without torch's warning about an empty graph: cgraph gives its own."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        end()
+
+
+def _first_line(error: BaseException) -> str:
+    return str(error).strip().split("\n", maxsplit=1)[0]

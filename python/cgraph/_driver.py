@@ -1,0 +1,132 @@
+"""What ``CUDAGraph`` needs of a driver, and the one place where a driver is chosen."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from cgraph import _core
+from cgraph.errors import ArgumentError
+
+__all__ = ["Captured", "Driver", "Handle", "Pool", "Recording", "current", "override"]
+
+Handle = tuple[int, int]
+"""An opaque token of a memory pool, as torch has it."""
+
+Pool = Any
+"""A :data:`Handle` or a ``torch.cuda.MemPool``."""
+
+
+class Captured:
+    """What a capture leaves behind for the graph and its execs.
+
+    Attributes:
+        template: The captured graph.
+        pools: Tokens of the pools that the captured memory came from.
+        current: How a replay finds the current stream; see ``_core.Graph._adopt``.
+        ordinal: The device's number, where ``current`` needs one.
+        check: Raises if memory that the graph reads is gone.
+        random_step: Advances the random state of a replay.
+        sim: The simulator that a replay drives.
+        retained: Kept alive until no replay is in flight.
+        owner: Owns the template, where cgraph does not.
+    """
+
+    def __init__(
+        self,
+        template: _core.Template,
+        *,
+        pools: list[Handle],
+        current: object,
+        ordinal: int | None = None,
+        check: Callable[[], None] | None = None,
+        random_step: Callable[[], None] | None = None,
+        sim: _core.Sim | None = None,
+        retained: object = None,
+        owner: object = None,
+    ) -> None:
+        self.template = template
+        self.pools = pools
+        self.current = current
+        self.ordinal = ordinal
+        self.check = check
+        self.random_step = random_step
+        self.sim = sim
+        self.retained = retained
+        self.owner = owner
+
+
+class Recording(Protocol):
+    """An open capture."""
+
+    @property
+    def pool(self) -> Handle:
+        """Token of the pool that captured work allocates from."""
+
+    def finish(self) -> Captured:
+        """End the capture on the stream it began on; on an error nothing is left behind."""
+
+    def abandon(self) -> str | None:
+        """End the capture and throw its work away; says what the driver had against it."""
+
+
+class Driver(Protocol):
+    """What differs between a GPU and the simulator."""
+
+    def begin(
+        self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
+    ) -> Recording:
+        """Begin a capture on the current stream; on an error nothing is left behind."""
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream captures."""
+
+    def pool_handle(self) -> Handle:
+        """A token of a new pool."""
+
+    def new_stream(self) -> Any:
+        """A stream to capture on."""
+
+    def stream(self, stream: Any) -> AbstractContextManager[object]:
+        """Make a stream current; refuses one of another driver."""
+
+    def current_stream(self) -> Any:
+        """The current stream."""
+
+    def synchronize(self) -> None:
+        """Wait for all work of the device."""
+
+    def empty_cache(self) -> None:
+        """Give unused cached memory back to the device."""
+
+
+_override: Driver | None = None
+_cuda: Driver | None = None
+
+
+def current() -> Driver:
+    """The driver in force: ``CGRAPH_DRIVER`` (``cuda`` or ``sim``), or :func:`override`."""
+    global _cuda
+    if _override is not None:
+        return _override
+    name = os.environ.get("CGRAPH_DRIVER", "cuda")
+    if name == "sim":
+        from cgraph import sim
+
+        return sim.default()
+    if name != "cuda":
+        raise ArgumentError(f'CGRAPH_DRIVER is {name!r}, expected "cuda" or "sim"')
+    if _cuda is None:
+        from cgraph._cuda import Cuda
+
+        _cuda = Cuda()
+    return _cuda
+
+
+def override(driver: Driver | None) -> Driver | None:
+    """Put a driver in force for the process; returns what was in force so before."""
+    global _override
+    before, _override = _override, driver
+    return before

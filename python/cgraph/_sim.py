@@ -1,0 +1,365 @@
+"""Captures of torch's CPU tensors on the simulator.
+
+While a capture is open, a dispatch mode turns each operator into a node: its outputs are allocated
+from the capture's pool and hold poison, and nothing is computed. A replay runs the operators into
+the same memory. Views are made at once, as they touch no memory.
+"""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import functools
+import weakref
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
+
+from cgraph import _core
+from cgraph._driver import Captured, Handle, Pool
+from cgraph._liveness import Outside
+from cgraph.errors import ArgumentError, CaptureError, DriverError, ForeignError
+
+if TYPE_CHECKING:
+    from cgraph.sim import Simulator
+
+__all__ = ["Pools", "Recording"]
+
+aten = torch.ops.aten
+
+# Operators whose result is uninitialised: memory, but no work.
+_UNINITIALISED = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+# Operators without a view in their schema that return their input's memory.
+_RETURNS_INPUT = {aten._unsafe_view.default, aten.lift_fresh.default}
+
+
+class SimHandle(tuple[int, int]):
+    """A token of a simulated pool.
+
+    Attributes:
+        memory: The pool, kept alive.
+    """
+
+    memory: Memory
+    simulated = True
+
+
+class Memory:
+    """A pool whose blocks are CPU tensors."""
+
+    def __init__(self, device: _core.Device, sim: _core.Sim) -> None:
+        self.core = _core.Pool(device, sim)
+        self._starts: list[int] = []
+        self._segments: list[torch.Tensor] = []
+
+    def tensor(self, stream: _core.Stream, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of the given layout in a new block, full of poison."""
+        if like.numel() == 0:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        last = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+        block = self.core.allocate(stream, (last + 1) * like.element_size())
+        block.poison()
+        return _over(block, like.dtype, 0, tuple(like.shape), like.stride())
+
+    def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor again, over its whole segment instead of its block; None outside the pool."""
+        address = tensor.untyped_storage().data_ptr()
+        segment = self._segment(address)
+        if segment is None:
+            self._refresh()
+            segment = self._segment(address)
+        if segment is None:
+            return None
+        offset = address - segment.data_ptr() + tensor.storage_offset() * tensor.element_size()
+        return torch.empty(0, dtype=tensor.dtype).set_(
+            segment.untyped_storage(),
+            offset // tensor.element_size(),
+            tensor.shape,
+            tensor.stride(),
+        )
+
+    def _segment(self, address: int) -> torch.Tensor | None:
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        segment = self._segments[place]
+        return segment if address < segment.data_ptr() + segment.numel() else None
+
+    def _refresh(self) -> None:
+        known = set(self._starts)
+        for block in self.core.segments():
+            if block.host_address not in known:
+                whole = _over(block, torch.uint8, 0, (block.nbytes,), (1,))
+                self._segments.append(whole)
+        self._segments.sort(key=torch.Tensor.data_ptr)
+        self._starts = [segment.data_ptr() for segment in self._segments]
+
+
+class Pools:
+    """The pools of a simulated device, by token."""
+
+    def __init__(self, device: _core.Device, sim: _core.Sim) -> None:
+        self._device = device
+        self._sim = sim
+        self._known: weakref.WeakValueDictionary[Handle, Memory] = weakref.WeakValueDictionary()
+
+    def new_handle(self) -> SimHandle:
+        """A token of a new pool."""
+        return self._token(Memory(self._device, self._sim))
+
+    def resolve(self, pool: Pool | None) -> tuple[SimHandle, Memory]:
+        """The token and the pool of a ``pool`` argument."""
+        if pool is None:
+            handle = self.new_handle()
+            return handle, handle.memory
+        if not isinstance(pool, tuple) or len(pool) != 2:
+            raise ArgumentError(
+                f"pool is {pool!r}, expected graph_pool_handle() or other.pool()"
+            )
+        memory = self._known.get((pool[0], pool[1]))
+        if memory is None or getattr(pool, "memory", memory) is not memory:
+            raise ForeignError(
+                f"pool {tuple(pool)} is of another device or its last user is gone, expected a"
+                f" living pool of {self._device.name}"
+            )
+        return self._token(memory), memory
+
+    def _token(self, memory: Memory) -> SimHandle:
+        handle = SimHandle((0, memory.core.id))
+        handle.memory = memory
+        self._known[(0, memory.core.id)] = memory
+        return handle
+
+
+class Recording:
+    """An open capture on the simulator."""
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        capture: _core.Capture,
+        handle: SimHandle,
+        memory: Memory,
+        check_liveness: bool,
+    ) -> None:
+        self._simulator = simulator
+        self._capture = capture
+        self._stream = simulator.current_stream()
+        self._handle = handle
+        self._check_liveness = check_liveness
+        self._recorder = Recorder(simulator, memory)
+        self._recorder.__enter__()
+
+    @property
+    def pool(self) -> Handle:
+        """Token of the pool of the capture."""
+        return self._handle
+
+    def finish(self) -> Captured:
+        """End the capture; on an error nothing is left behind."""
+        current = self._simulator.current_stream()
+        if current != self._stream:
+            self.abandon()
+            raise CaptureError(
+                f"capture_end() on another stream: the current stream is {current!r}, and the"
+                f" capture began on {self._stream!r}. Capture must end on the same stream it began"
+                " on; the capture was abandoned"
+            )
+        self._recorder.__exit__(None, None, None)
+        template = self._capture.finish()
+        template.retain_pool(self._handle.memory.core)
+        return Captured(
+            template,
+            pools=[self._handle],
+            current=self._simulator.current_stream,
+            check=self._recorder.check if self._check_liveness else None,
+            sim=None if self._simulator.asynchronous else self._simulator.core,
+            retained=self._handle,
+        )
+
+    def abandon(self) -> str | None:
+        """End the capture and throw its work away; says what the driver had against it."""
+        self._recorder.__exit__(None, None, None)
+        try:
+            self._capture.finish()
+        except CaptureError as error:
+            return str(error)
+        return None
+
+
+class Recorder(TorchDispatchMode):
+    """Turns operators into nodes."""
+
+    def __init__(self, simulator: Simulator, memory: Memory) -> None:
+        super().__init__()
+        self._simulator = simulator
+        self._memory = memory
+        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._outside: list[Outside] = []
+        self._literals: dict[int, torch.Tensor] = {}
+
+    def check(self) -> None:
+        """Raise if a tensor from outside that the capture read is gone."""
+        for tensor in self._outside:
+            tensor.get()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record the operator, or run it where it touches no memory."""
+        kwargs = kwargs or {}
+        stream = self._simulator.current_stream()
+        if not stream.is_capturing():
+            return func(*args, **kwargs)
+        if func is aten.lift_fresh.default:
+            # A literal, as in torch.tensor(2.0): its value is frozen, as it is on a GPU.
+            self._literals[args[0].untyped_storage().data_ptr()] = args[0]
+        if not _touches_memory(func):
+            return func(*args, **kwargs)
+        fresh, result = self._outputs(stream, func, args, kwargs)
+        if func not in _UNINITIALISED:
+            leaves, spec = tree_flatten((args, kwargs))
+            kernel = _kernel(func, [self._reader(func, leaf) for leaf in leaves], spec, fresh)
+            self._simulator.core.launch(stream, str(func), kernel)
+        return result
+
+    def _outputs(
+        self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[list[tuple[int, torch.Tensor]], Any]:
+        """The operator's result, with its fresh tensors by place; computes nothing."""
+        imagine = functools.partial(_imagine, self._fake)
+        try:
+            with self._fake:
+                imagined = func(*tree_map(imagine, args), **tree_map(imagine, kwargs))
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            self._refuse(stream, func, error)
+        leaves, spec = tree_flatten(imagined)
+        written = _written_arguments(func, args, kwargs)
+        fresh: list[tuple[int, torch.Tensor]] = []
+        results: list[Any] = []
+        for place, leaf in enumerate(leaves):
+            if place in written:
+                results.append(written[place])
+            elif isinstance(leaf, torch.Tensor):
+                made = self._memory.tensor(stream, leaf)
+                over = self._memory.find(made)
+                if over is not None:
+                    fresh.append((place, over))
+                results.append(made)
+            elif leaf is None:
+                results.append(None)
+            else:
+                self._refuse(stream, func, None)
+        return fresh, tree_unflatten(results, spec)
+
+    def _reader(self, func: Any, leaf: Any) -> Callable[[], Any]:
+        """A function that gives an argument again at replay, without keeping its block alive."""
+        if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
+            return lambda: leaf
+        over = self._memory.find(leaf)
+        if over is not None:
+            return lambda: over
+        if leaf.untyped_storage().data_ptr() in self._literals:
+            return lambda: leaf
+        outside = Outside(leaf, str(func))
+        self._outside.append(outside)
+        return outside.get
+
+    def _refuse(self, stream: _core.Stream, func: Any, cause: Exception | None) -> Any:
+        """Fail as an operator does that waits for a capturing stream."""
+        try:
+            stream.synchronize()
+        except DriverError as error:
+            failure = CaptureError(
+                f"{func} needs a value from the device while the stream captures: {error}. Keep the"
+                " value on the device (torch.where, masks, fixed shapes), or move the operator out"
+                " of the capture"
+            )
+            failure.code = error.code
+            raise failure from cause
+        raise CaptureError(f"{func} needs a value from the device, which a capture cannot give")
+
+
+def _kernel(
+    func: Any,
+    readers: list[Callable[[], Any]],
+    spec: Any,
+    fresh: list[tuple[int, torch.Tensor]],
+) -> Callable[[], None]:
+    """What the node of an operator does."""
+
+    def run() -> None:
+        with torch.no_grad():
+            args, kwargs = tree_unflatten([read() for read in readers], spec)
+            result = func(*args, **kwargs)
+            leaves = tree_flatten(result)[0]
+            for place, tensor in fresh:
+                tensor.copy_(leaves[place])
+
+    return run
+
+
+@functools.cache
+def _touches_memory(func: Any) -> bool:
+    """Whether an operator reads or writes tensors, beyond making views of them."""
+    if func.is_view or func in _RETURNS_INPUT or torch.Tag.inplace_view in func.tags:
+        return False
+    schema = func._schema
+    return any("Tensor" in str(part.type) for part in (*schema.arguments, *schema.returns))
+
+
+def _written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
+    """The results that are arguments written in place, by place."""
+    schema = func._schema
+    arguments: dict[frozenset[str], Any] = {}
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            arguments[frozenset(argument.alias_info.before_set)] = value
+    written = {}
+    for place, returned in enumerate(schema.returns):
+        if returned.alias_info is not None and returned.alias_info.is_write:
+            written[place] = arguments[frozenset(returned.alias_info.before_set)]
+    return written
+
+
+def _imagine(mode: FakeTensorMode, leaf: Any) -> Any:
+    """A tensor of the same layout that holds nothing."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
+
+
+@functools.lru_cache(maxsize=512)
+def _bytes_type(nbytes: int) -> type[Any]:
+    """A ctypes array whose instances can keep their block alive."""
+    return type("Bytes", (ctypes.c_ubyte * nbytes,), {})
+
+
+def _over(
+    block: _core.Block,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    """A tensor over a block, which lives as long as the tensor's storage."""
+    memory = _bytes_type(block.nbytes).from_address(block.host_address)
+    memory.block = block
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.empty(0, dtype=dtype).set_(whole.untyped_storage(), offset, shape, stride)
+

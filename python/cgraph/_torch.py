@@ -1,0 +1,196 @@
+"""Everything that is private in torch: names, where they exist, and a message when one is gone.
+
+Checked against torch 2.8 to 2.15. The rest of cgraph uses only torch's public names and this file.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.optim
+
+from cgraph._driver import Handle
+from cgraph.errors import TorchError
+
+__all__ = [
+    "HostGraph",
+    "PoolLease",
+    "WeakStorage",
+    "capturable_on_cpu",
+    "current_stream_source",
+    "draws_from_companion",
+    "is_capturing",
+    "new_pool_handle",
+    "watch_pools",
+    "wants_gc",
+]
+
+_NEEDED = (
+    "_CUDAGraph",
+    "_cuda_beginAllocateCurrentThreadToPool",
+    "_cuda_endAllocateToPool",
+    "_cuda_isCurrentStreamCapturing",
+    "_cuda_releasePool",
+    "_graph_pool_handle",
+)
+
+
+def require_cuda() -> None:
+    """Raise unless this torch can host captures.
+
+    Raises:
+        TorchError: torch is built without CUDA, or lacks a name that cgraph uses.
+    """
+    if not hasattr(torch._C, "_CudaStreamBase"):
+        raise TorchError(
+            f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch >= 2.8"
+        )
+    missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
+    if missing:
+        raise TorchError(
+            f"torch {torch.__version__} has no torch._C.{missing[0]}, which cgraph needs: use a"
+            " torch that this cgraph supports (2.8 to 2.15)"
+        )
+
+
+def HostGraph() -> Any:  # noqa: N802 - a class of torch's
+    """torch's own graph object, which opens and closes the captures that torch work is part of."""
+    return torch._C._CUDAGraph(True)
+
+
+def draws_from_companion() -> bool:
+    """Whether a second, empty capture around the first collects its random draws.
+
+    Up to torch 2.11 a capture registers its generators when it begins, so an enclosing capture sees
+    the draws. Newer ones keep a state for each capture, and only the capture's own object replays
+    it; those have ``capture_end_pre``.
+    """
+    return not hasattr(torch._C._CUDAGraph, "capture_end_pre")
+
+
+def is_capturing() -> bool:
+    """Whether torch's current stream captures; creates no context."""
+    return torch.cuda.is_initialized() and bool(torch._C._cuda_isCurrentStreamCapturing())
+
+
+def new_pool_handle() -> Handle:
+    """A token of a new memory pool."""
+    first, second = torch._C._graph_pool_handle()
+    return first, second
+
+
+def current_stream_source() -> object:
+    """How the native half finds torch's current stream: DLPack's table, or a function."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
+
+
+class PoolLease:
+    """Keeps a pool of torch's allocator in use, whoever else lets it go.
+
+    Args:
+        ordinal: The device's number.
+        handle: The pool's token.
+        owner: Kept alive as long as the lease, such as the ``MemPool`` of the token.
+    """
+
+    def __init__(self, ordinal: int, handle: Handle, owner: object = None) -> None:
+        self.ordinal = ordinal
+        self.handle = handle
+        self._owner = owner
+        self._held = False
+        # Beginning counts the pool as used once more; only releasing takes that back. The filter is
+        # this thread's, and nothing is allocated in between.
+        torch._C._cuda_beginAllocateCurrentThreadToPool(ordinal, handle)
+        torch._C._cuda_endAllocateToPool(ordinal, handle)
+        self._held = True
+
+    def release(self) -> None:
+        """Let the pool go; once is enough."""
+        if self._held:
+            self._held = False
+            torch._C._cuda_releasePool(self.ordinal, self.handle)
+        self._owner = None
+
+    def __del__(self) -> None:
+        if torch is not None and getattr(torch, "_C", None) is not None:
+            self.release()
+
+
+def end_routing(ordinal: int, handle: Handle) -> None:
+    """End the allocator's routing to a pool where a failed capture has left it."""
+    torch._C._cuda_endAllocateToPool(ordinal, handle)
+
+
+@contextmanager
+def watch_pools(seen: Callable[[Handle, object], None]) -> Iterator[None]:
+    """Report the pools that ``torch.cuda.use_mem_pool`` routes to, in any thread."""
+    module: Any = torch.cuda.memory
+    name = "_cuda_beginAllocateCurrentThreadToPool"
+    begin = getattr(module, name, None)
+    if begin is None:
+        yield
+        return
+
+    def watched(device: int, handle: Handle) -> None:
+        seen(handle, None)
+        begin(device, handle)
+
+    setattr(module, name, watched)
+    try:
+        yield
+    finally:
+        setattr(module, name, begin)
+
+
+class WeakStorage:
+    """A tensor's storage, not kept alive.
+
+    Args:
+        tensor: The tensor.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.address = storage.data_ptr()
+        self._pointer = storage._weak_ref()
+
+    def get(self) -> torch.UntypedStorage | None:
+        """The storage, if it is alive."""
+        storage: torch.UntypedStorage | None
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._pointer)
+        return storage
+
+    def __del__(self) -> None:
+        torch.UntypedStorage._free_weak_ref(self._pointer)
+
+
+def wants_gc() -> bool:
+    """Whether a collection is asked for before each capture (``TORCH_CUDAGRAPH_GC``)."""
+    config = getattr(torch.compiler, "config", None)
+    default = os.environ.get("TORCH_CUDAGRAPH_GC", "0") == "1"
+    return bool(getattr(config, "force_cudagraph_gc", default))
+
+
+@contextmanager
+def capturable_on_cpu() -> Iterator[None]:
+    """Let optimisers with ``capturable=True`` step on CPU tensors, which stand for a GPU's."""
+    name = "_get_capturable_supported_devices"
+    modules = [m for key, m in sys.modules.items() if key.startswith("torch.optim.")]
+    before = [(module, getattr(module, name)) for module in modules if hasattr(module, name)]
+
+    def supported(*args: Any, **kwargs: Any) -> list[str]:
+        return [*before[0][1](*args, **kwargs), "cpu"]
+
+    for module, _ in before:
+        setattr(module, name, supported)
+    try:
+        yield
+    finally:
+        for module, original in before:
+            setattr(module, name, original)

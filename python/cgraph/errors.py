@@ -1,0 +1,93 @@
+"""What cgraph raises. Each class says what went wrong; each message says what to do."""
+
+from __future__ import annotations
+
+__all__ = [
+    "ArgumentError",
+    "CaptureError",
+    "CgraphError",
+    "DriverError",
+    "ForeignError",
+    "InstantiateError",
+    "LivenessError",
+    "NoDriverError",
+    "OutOfMemoryError",
+    "StateError",
+    "TorchError",
+    "UnsupportedError",
+    "UpdateError",
+]
+
+
+class CgraphError(RuntimeError):
+    """The base of all: a ``RuntimeError``, as torch raises for its own graphs.
+
+    Attributes:
+        code: CUDA's result code (``CUresult``), where one is behind the error.
+    """
+
+    code: int | None = None
+
+
+class DriverError(CgraphError):
+    """A CUDA driver call failed.
+
+    Attributes:
+        call: CUDA's name of the call.
+    """
+
+    call: str | None = None
+
+
+class OutOfMemoryError(CgraphError, MemoryError):
+    """There is not enough device memory; the message has the numbers."""
+
+
+class CaptureError(CgraphError):
+    """A capture could not begin, go on or end."""
+
+
+class InstantiateError(CgraphError):
+    """A captured graph could not be made executable."""
+
+
+class UpdateError(CgraphError, ValueError):
+    """An executable graph cannot take a change."""
+
+
+class ForeignError(CgraphError, ValueError):
+    """An object of another device, driver or graph was given."""
+
+
+class ArgumentError(CgraphError, ValueError):
+    """An argument is not acceptable; the message names it, its value and what is."""
+
+
+class StateError(CgraphError):
+    """A call came in the wrong order, as ``replay()`` before a capture."""
+
+
+class LivenessError(CgraphError):
+    """A replay would read memory that was freed or moved since the capture."""
+
+
+class UnsupportedError(CgraphError):
+    """The driver found is too old."""
+
+
+class NoDriverError(CgraphError):
+    """No CUDA driver can be used.
+
+    The simulator is never taken in its place; choose it by name: ``CGRAPH_DRIVER=sim`` or
+    ``with cgraph.sim.use():``.
+    """
+
+
+def add_note(error: BaseException, note: str) -> None:
+    """Attach a line to an exception that is on its way to the user."""
+    notes = getattr(error, "__notes__", [])
+    error.__notes__ = [*notes, note]  # Python 3.11 prints them
+
+
+class TorchError(CgraphError):
+    """This torch lacks something that cgraph needs."""

@@ -1,0 +1,194 @@
+"""The simulator: captures and replays of torch's CPU tensors, without a GPU.
+
+Inside a capture no operator runs: each becomes a node, and its outputs are poisoned memory (NaN)
+until a replay. Operators that would wait for a GPU (``item()``, ``nonzero()``) break the capture, as
+they do there. Choose it by name: ``CGRAPH_DRIVER=sim``, or :func:`use`.
+
+>>> import torch, cgraph
+>>> with cgraph.sim.use(seed=3) as simulator:
+...     x, graph = torch.tensor([1.0, 2.0]), cgraph.CUDAGraph(keep_graph=True)
+...     with cgraph.graph(graph):
+...         y = x + 1
+...     print(y)
+...     graph.replay()
+...     print(y, simulator.live()["graphs"])
+tensor([nan, nan])
+tensor([2., 3.]) 1
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
+
+from cgraph import _core, _driver
+from cgraph._driver import Handle, Pool
+from cgraph.errors import ArgumentError, CaptureError, ForeignError
+
+__all__ = ["Simulator", "default", "use"]
+
+
+class Simulator:
+    """A simulated device that CPU tensors stand on.
+
+    Args:
+        seed: Of the order in which operations that are ready run.
+        memory: Bytes of device memory.
+        driver_version: As CUDA numbers it.
+        asynchronous: Leave replays in flight until :meth:`synchronize`, as on a GPU. Otherwise a
+            replay is driven to its end before it returns, since torch's CPU operators cannot wait
+            for a simulated stream.
+    """
+
+    def __init__(
+        self,
+        *,
+        seed: int = 0,
+        memory: int = 16 << 30,
+        driver_version: int = 13_000,
+        asynchronous: bool = False,
+    ) -> None:
+        self.core = _core.Sim(seed=seed, memory=memory, driver_version=driver_version)
+        self.device = _core.Device.sim(self.core)
+        self.asynchronous = asynchronous
+        self.default_stream = _core.Stream(self.device, handle=0)
+        self._current = threading.local()
+        from cgraph._sim import Pools
+
+        self.pools = Pools(self.device, self.core)
+
+    # What a test wants to control and see.
+
+    def step(self) -> bool:
+        """Run one ready operation; False if there is none."""
+        return self.core.step()
+
+    def drive(self) -> None:
+        """Run until nothing is in flight."""
+        self.core.drive()
+
+    def delay(self, stream: _core.Stream, delayed: bool = True) -> None:
+        """Hold a stream's operations back until nothing else can run."""
+        self.core.delay(stream, delayed)
+
+    def fail_next(self, call: str, code: int) -> None:
+        """Make the next driver call of this CUDA name (``"cuGraphInstantiate"``) fail."""
+        self.core.fail_next(call, code)
+
+    def fail_call(self, n: int, code: int) -> None:
+        """Make the n-th fallible driver call from now fail; zero is the next one."""
+        self.core.fail_call(n, code)
+
+    def clear_faults(self) -> None:
+        """Take back faults that have not happened."""
+        self.core.clear_faults()
+
+    def live(self) -> dict[str, int]:
+        """How many driver objects of each kind exist."""
+        return self.core.live()
+
+    def calls(self) -> list[str]:
+        """CUDA's names of the driver calls made so far."""
+        return self.core.calls()
+
+    # What a driver is asked for.
+
+    def begin(
+        self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
+    ) -> _driver.Recording:
+        """Begin a capture on the current stream."""
+        from cgraph._sim import Recording
+
+        if self.is_capturing():
+            raise CaptureError(
+                f"capture_begin() while {self.current_stream()!r} captures already: captures cannot"
+                " be nested; end the first one before"
+            )
+        handle, memory = self.pools.resolve(pool)
+        capture = _core.Capture.begin(self.current_stream(), mode)
+        return Recording(self, capture, handle, memory, check_liveness)
+
+    def is_capturing(self) -> bool:
+        """Whether the current stream captures."""
+        return self.current_stream().is_capturing()
+
+    def pool_handle(self) -> Handle:
+        """A token of a new pool."""
+        return self.pools.new_handle()
+
+    def new_stream(self) -> _core.Stream:
+        """A new stream of the device."""
+        return _core.Stream(self.device)
+
+    def stream(self, stream: Any) -> AbstractContextManager[object]:
+        """Make a stream current inside a ``with`` block."""
+        if not isinstance(stream, _core.Stream):
+            raise ForeignError(
+                f"stream is {stream!r}, expected a stream of the simulator: simulator.new_stream()"
+            )
+        if stream.device != self.device:
+            raise ForeignError(f"{stream!r} is of another device, expected {self.device!r}")
+        return self._made_current(stream)
+
+    def current_stream(self) -> _core.Stream:
+        """The current stream of this thread."""
+        stream: _core.Stream = getattr(self._current, "stream", self.default_stream)
+        return stream
+
+    def synchronize(self) -> None:
+        """Run everything that is in flight; raises what a failed operator raised."""
+        self.core.drive()
+        self.core.raise_failure()
+
+    def empty_cache(self) -> None:
+        """Do nothing: the simulator caches no memory outside pools."""
+
+    @contextmanager
+    def _made_current(self, stream: _core.Stream) -> Iterator[_core.Stream]:
+        before = self.current_stream()
+        self._current.stream = stream
+        try:
+            yield stream
+        finally:
+            self._current.stream = before
+
+
+_default: Simulator | None = None
+_permanent: AbstractContextManager[None] | None = None
+
+
+def default() -> Simulator:
+    """The simulator of ``CGRAPH_DRIVER=sim``, made on first use."""
+    global _default, _permanent
+    if _default is None:
+        from cgraph._torch import capturable_on_cpu
+
+        _permanent = capturable_on_cpu()
+        _permanent.__enter__()
+        _default = Simulator()
+    return _default
+
+
+@contextmanager
+def use(simulator: Simulator | None = None, **options: Any) -> Iterator[Simulator]:
+    """Capture on a simulator inside the ``with`` block, in all threads.
+
+    Args:
+        simulator: The simulator; a new one with ``options`` if it is left out.
+        **options: Those of :class:`Simulator`.
+    """
+    from cgraph._torch import capturable_on_cpu
+
+    if simulator is not None and options:
+        raise ArgumentError(
+            f"options are {sorted(options)}, expected none beside a simulator that exists"
+        )
+    chosen = Simulator(**options) if simulator is None else simulator
+    with capturable_on_cpu():
+        before = _driver.override(chosen)
+        try:
+            yield chosen
+        finally:
+            _driver.override(before)
