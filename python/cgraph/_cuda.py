@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 import torch
 
 from cgraph import _core, _liveness, _torch
 from cgraph._driver import Captured, Handle, Pool
-from cgraph.errors import ArgumentError, CaptureError, CgraphError, ForeignError
+from cgraph.errors import ArgumentError, CaptureError, ForeignError
 
 __all__ = ["Cuda"]
 
@@ -104,7 +104,7 @@ class Cuda:
 
     def empty_cache(self) -> None:
         """Give torch's unused cached memory back."""
-        torch.cuda.empty_cache()
+        _torch.empty_cache()
 
     def _require_gpu(self) -> None:
         if not torch.cuda.is_available():
@@ -131,7 +131,8 @@ class Recording:
         self._stream = stream
         self._side = side
         self._generators = [torch.cuda.default_generators[ordinal], *generators]
-        self._leases = [_torch.PoolLease(ordinal, handle, owner)]
+        self._keeper = _torch.PoolKeeper(handle, side, owner)
+        self._leases: list[_torch.PoolLease] = []
         self._watch = _liveness.Watch() if check_liveness else None
         self._host = _torch.HostGraph()
         self._companion = _torch.HostGraph() if _torch.draws_from_companion() else None
@@ -148,7 +149,7 @@ class Recording:
     @property
     def pool(self) -> Handle:
         """Token of the pool of the capture."""
-        return self._token(self._leases[0].handle)
+        return self._token(self._keeper.handle)
 
     def finish(self) -> Captured:
         """End the capture; on an error nothing is left behind."""
@@ -161,8 +162,10 @@ class Recording:
                 " it began on; the capture was abandoned"
             )
         self._context.close()
-        error = self._end_host()
-        self._end_companion()
+        try:
+            error = self._end_host()
+        finally:
+            self._end_companion()
         if error is not None:
             self._close()
             failure = CaptureError(
@@ -181,10 +184,12 @@ class Recording:
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
         self._context.close()
-        with torch.cuda.stream(self._stream):
-            error = self._end_host()
-        self._end_companion()
-        self._close()
+        try:
+            with torch.cuda.stream(self._stream):
+                error = self._end_host()
+        finally:
+            self._end_companion()
+            self._close()
         return None if error is None else _first_line(error)
 
     def _begin(self, mode: str) -> None:
@@ -192,10 +197,9 @@ class Recording:
             with torch.cuda.stream(self._side):
                 self._companion.capture_begin(None, "relaxed")
         try:
-            self._host.capture_begin(self._leases[0].handle, mode)
+            self._host.capture_begin(self._keeper.handle, mode)
         except BaseException:
-            with torch.cuda.stream(self._stream):
-                self._end_host()
+            self._end_host()
             self._end_companion()
             raise
         self._context.enter_context(_torch.watch_pools(self._pool_seen))
@@ -216,9 +220,12 @@ class Recording:
             try:
                 _core.begin_and_hand_over(stream)
                 _quietly(self._host.capture_end)
-            except (RuntimeError, CgraphError):
-                _core.end_broken(stream)
-                _torch.end_routing(self._ordinal, self._leases[0].handle)
+            except RuntimeError:
+                # The host never came so far as to begin: what it did begin is undone one by one.
+                with suppress(RuntimeError):
+                    _core.end_broken(stream)
+                with suppress(RuntimeError):
+                    _torch.end_routing(self._ordinal, self._keeper.handle)
             return error
         return None
 
@@ -235,12 +242,12 @@ class Recording:
             self._companion.reset()
         return Captured(
             template,
-            pools=[self._token(lease.handle) for lease in self._leases],
+            pools=[self._token(user.handle) for user in (self._keeper, *self._leases)],
             current=_torch.current_stream_source(),
             ordinal=self._ordinal,
             check=None if self._watch is None else self._watch.check,
             random_step=None if companion is None else companion.replay,
-            retained=(self._leases, companion),
+            retained=(self._keeper, self._leases, companion),
             owner=self._host,
         )
 
@@ -256,9 +263,9 @@ class Recording:
             generator.set_offset(offset)
         return drew
 
-    def _pool_seen(self, handle: Handle, owner: object) -> None:
-        if all(lease.handle != tuple(handle) for lease in self._leases):
-            self._leases.append(_torch.PoolLease(self._ordinal, handle, owner))
+    def _pool_seen(self, handle: Handle) -> None:
+        if all(user.handle != tuple(handle) for user in (self._keeper, *self._leases)):
+            self._leases.append(_torch.PoolLease(self._ordinal, handle))
 
     def _token(self, handle: Handle) -> Handle:
         token = PoolHandle(handle)
@@ -270,6 +277,7 @@ class Recording:
         self._host.reset()
         if self._companion is not None:
             self._companion.reset()
+        self._keeper.release()
         for lease in self._leases:
             lease.release()
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,6 +20,7 @@ from cgraph.errors import TorchError
 
 __all__ = [
     "HostGraph",
+    "PoolKeeper",
     "PoolLease",
     "WeakStorage",
     "capturable_on_cpu",
@@ -84,25 +86,61 @@ def new_pool_handle() -> Handle:
     return first, second
 
 
+def empty_cache() -> None:
+    """Give unused cached memory back, device and pinned.
+
+    The pinned allocator keeps some 50 KiB for each pool that ever was, until this is called.
+    """
+    torch.cuda.empty_cache()
+    host_empty_cache = getattr(torch._C, "_host_emptyCache", None)
+    if host_empty_cache is not None:
+        host_empty_cache()
+
+
 def current_stream_source() -> object:
     """How the native half finds torch's current stream: DLPack's table, or a function."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
 
 
+class PoolKeeper:
+    """Keeps a pool of torch's allocators, device and pinned, in use as a captured graph does.
+
+    It is an empty graph, captured into the pool: both allocators count it as a user until it is
+    reset. Without a user a pool can be freed, and can never be captured into again.
+
+    Args:
+        handle: The pool's token.
+        side: A stream that does not capture.
+        owner: Kept alive too, such as the ``MemPool`` of the token.
+    """
+
+    def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
+        self.handle = handle
+        self._owner = owner
+        self._graph = HostGraph()
+        with torch.cuda.stream(side), warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            self._graph.capture_begin(handle, "relaxed")
+            self._graph.capture_end()
+
+    def release(self) -> None:
+        """Let the pool go."""
+        self._graph.reset()
+        self._owner = None
+
+
 class PoolLease:
-    """Keeps a pool of torch's allocator in use, whoever else lets it go.
+    """Keeps a pool in use that torch's device allocator routes to already.
 
     Args:
         ordinal: The device's number.
         handle: The pool's token.
-        owner: Kept alive as long as the lease, such as the ``MemPool`` of the token.
     """
 
-    def __init__(self, ordinal: int, handle: Handle, owner: object = None) -> None:
+    def __init__(self, ordinal: int, handle: Handle) -> None:
         self.ordinal = ordinal
         self.handle = handle
-        self._owner = owner
         self._held = False
         # Beginning counts the pool as used once more; only releasing takes that back. The filter is
         # this thread's, and nothing is allocated in between.
@@ -115,7 +153,6 @@ class PoolLease:
         if self._held:
             self._held = False
             torch._C._cuda_releasePool(self.ordinal, self.handle)
-        self._owner = None
 
     def __del__(self) -> None:
         if torch is not None and getattr(torch, "_C", None) is not None:
@@ -128,7 +165,7 @@ def end_routing(ordinal: int, handle: Handle) -> None:
 
 
 @contextmanager
-def watch_pools(seen: Callable[[Handle, object], None]) -> Iterator[None]:
+def watch_pools(seen: Callable[[Handle], None]) -> Iterator[None]:
     """Report the pools that ``torch.cuda.use_mem_pool`` routes to, in any thread."""
     module: Any = torch.cuda.memory
     name = "_cuda_beginAllocateCurrentThreadToPool"
@@ -138,7 +175,7 @@ def watch_pools(seen: Callable[[Handle, object], None]) -> Iterator[None]:
         return
 
     def watched(device: int, handle: Handle) -> None:
-        seen(handle, None)
+        seen(handle)
         begin(device, handle)
 
     setattr(module, name, watched)

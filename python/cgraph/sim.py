@@ -141,6 +141,7 @@ class Simulator:
         """Run everything that is in flight; raises what a failed operator raised."""
         self.core.drive()
         self.core.raise_failure()
+        self.default_stream.synchronize()
 
     def empty_cache(self) -> None:
         """Do nothing: the simulator caches no memory outside pools."""

@@ -63,13 +63,14 @@ impl Ready {
     fn replay_on_object(&self, py: Python<'_>, current: &Py<PyAny>) -> PyResult<()> {
         let stream: Py<Stream> = current.call0(py)?.extract(py)?;
         let stream = &stream.get().core;
-        enter(py, || self.exec.replay(stream))?;
-        let Some(sim) = &self.drive else {
+        let captures = enter(py, || {
+            let captures = stream.is_capturing()?;
+            self.exec.replay(stream)?;
+            Ok(captures)
+        })?;
+        let Some(sim) = self.drive.as_ref().filter(|_| !captures) else {
             return Ok(());
         };
-        if stream.is_capturing().unwrap_or(true) {
-            return Ok(());
-        }
         let finished = enter(py, || stream.synchronize());
         sim.get().raise_failure()?;
         finished

@@ -1,10 +1,11 @@
 //! Simulated execs: a graph flattened into steps, and its replays.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::State;
 use super::graph::{Graph, NodeWork};
+use super::stream::Event;
 use super::work::Work;
 use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle};
 
@@ -29,6 +30,8 @@ pub(super) struct Replay {
     pub(super) exec: ExecHandle,
     /// Its place among all replays.
     pub(super) number: u64,
+    /// For each step that is an event node, the record that it makes or waits for.
+    pub(super) records: Vec<u64>,
     pub(super) steps: Arc<Vec<Step>>,
     pub(super) status: Vec<Status>,
 }
@@ -41,11 +44,27 @@ pub(super) enum Status {
 }
 
 impl Replay {
-    pub(super) fn new(exec: ExecHandle, number: u64, steps: Arc<Vec<Step>>) -> Self {
+    /// A launch: events count as recorded from now on.
+    pub(super) fn new(state: &mut State, exec: ExecHandle, steps: Arc<Vec<Step>>) -> Self {
+        let record = |step: &Step| match &step.work {
+            NodeWork::Record(event) => state.events.get_mut(&event.0).map(|event| {
+                event.captured = None;
+                event.recorded += 1;
+                event.recorded
+            }),
+            NodeWork::Wait(event) => state.events.get(&event.0).map(|event| event.recorded),
+            _ => None,
+        };
+        let records = steps
+            .iter()
+            .map(record)
+            .map(Option::unwrap_or_default)
+            .collect();
         let status = vec![Status::Waiting; steps.len()];
         Self {
             exec,
-            number,
+            number: state.fresh(),
+            records,
             steps,
             status,
         }
@@ -59,6 +78,15 @@ impl Replay {
                     .iter()
                     .all(|&b| self.status[b] == Status::Done)
         })
+    }
+
+    /// Marks the record that the step makes, if it is an event record, as reached.
+    pub(super) fn reach(&self, index: usize, events: &mut BTreeMap<u64, Event>) {
+        if let NodeWork::Record(event) = &self.steps[index].work
+            && let Some(event) = events.get_mut(&event.0)
+        {
+            event.reached = event.reached.max(self.records[index]);
+        }
     }
 
     pub(super) fn pending(&self) -> impl Iterator<Item = &Work> {

@@ -243,7 +243,7 @@ impl GraphCalls for Sim {
             );
         }
         run::check_failure(&state, Call::GraphLaunch)?;
-        let replay = Replay::new(handle, state.fresh(), steps);
+        let replay = Replay::new(&mut state, handle, steps);
         let queue = &mut stream::get(&mut state, stream).queue;
         queue.push_back(stream::Item::Replay(replay));
         Ok(())

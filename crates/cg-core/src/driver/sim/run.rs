@@ -96,7 +96,8 @@ pub(super) fn drive_stream(sim: &Sim, stream: StreamHandle) {
 /// If nothing can run and nothing is running, which would be for ever.
 pub(super) fn drive_until(sim: &Sim, done: impl Fn(&State) -> bool) {
     loop {
-        let state = sim.state();
+        let mut state = sim.state();
+        retire(&mut state);
         if done(&state) {
             return;
         }
@@ -201,7 +202,7 @@ fn choose(state: &mut State) -> Option<Place> {
                     NodeWork::Wait(event) => state
                         .events
                         .get(&event.0)
-                        .is_none_or(|event| event.reached >= event.recorded),
+                        .is_none_or(|event| event.reached >= replay.records[i]),
                     _ => true,
                 });
                 places.extend(steps.map(|i| Place::Step(*handle, i)));
@@ -244,13 +245,6 @@ fn start(state: &mut State, place: &Place) -> Option<Work> {
             let step = &replay.steps[*index];
             match &step.work {
                 NodeWork::Work(work) if step.enabled => Some(work.clone()),
-                NodeWork::Record(event) => {
-                    if let Some(event) = state.events.get_mut(&event.0) {
-                        event.recorded += 1;
-                        event.reached = event.recorded;
-                    }
-                    None
-                }
                 _ => None,
             }
         }
@@ -274,6 +268,7 @@ fn finish(state: &mut State, place: &Place, outcome: std::result::Result<(), Str
                 .map(|stream| &mut stream.queue);
             if let Some(Item::Replay(replay)) = queue.and_then(|queue| queue.front_mut()) {
                 replay.status[*index] = Status::Done;
+                replay.reach(*index, &mut state.events);
             }
         }
     }
@@ -289,6 +284,11 @@ fn finish(state: &mut State, place: &Place, outcome: std::result::Result<(), Str
             });
             stream.queue = kept;
             let cancelled: VecDeque<Item> = cancelled;
+            for item in &cancelled {
+                if let Item::Replay(replay) = item {
+                    (0..replay.steps.len()).for_each(|i| replay.reach(i, &mut state.events));
+                }
+            }
             state.trash.push(Box::new(cancelled));
         }
         state.failure.get_or_insert(reason);

@@ -1,0 +1,71 @@
+"""The drivers that tests run on, and what every test must leave behind: nothing."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+
+import pytest
+import torch
+from lab import CudaLab, Lab, SimLab
+
+import cgraph
+
+REQUIRED = os.environ.get("CGRAPH_REQUIRE_CUDA") == "1"
+HAS_GPU = torch.cuda.is_available()
+not_run: list[str] = []
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Take the GPU tests out where there is no GPU, unless one is required."""
+    if HAS_GPU or REQUIRED:
+        return
+    of_gpu = [item for item in items if item.get_closest_marker("gpu") or "[cuda" in item.name]
+    not_run.extend(item.nodeid for item in of_gpu)
+    items[:] = [item for item in items if item not in of_gpu]
+    config.hook.pytest_deselected(items=of_gpu)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say what did not run: green never means skipped."""
+    if not_run:
+        terminalreporter.write_line(
+            f"{len(not_run)} GPU tests did not run: there is no GPU here"
+            " (CGRAPH_REQUIRE_CUDA=1 makes that a failure)"
+        )
+
+
+@pytest.fixture(params=["sim", "cuda"])
+def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
+    """A driver with CPU or CUDA tensors; checks afterwards that nothing is alive."""
+    if request.param == "cuda":
+        assert HAS_GPU, "CGRAPH_REQUIRE_CUDA=1 and torch finds no GPU"
+        monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
+        yield CudaLab()
+        gc.collect()
+        torch.cuda.synchronize()
+        assert not torch.cuda.is_current_stream_capturing()
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+        return
+    with cgraph.sim.use(seed=7) as simulator:
+        yield SimLab(simulator)
+        cgraph.graph.default_capture_stream = None
+        gc.collect()
+        simulator.synchronize()
+        simulator.device.collect()
+        gc.collect()
+        assert not any(simulator.live().values()), simulator.live()
+
+
+@pytest.fixture
+def sim() -> Iterator[SimLab]:
+    """The simulator alone."""
+    with cgraph.sim.use(seed=7) as simulator:
+        yield SimLab(simulator)
+        cgraph.graph.default_capture_stream = None
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(int.from_bytes(os.urandom(4)))
