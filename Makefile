@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUNDLE := dist/bundle
 
-.PHONY: demo test lint build docs bench gpu-bundle clean
+.PHONY: demo test lint build docs gpu-bundle clean
 
 demo: build
 	$(BIN)/python -m cgraph demo
@@ -49,10 +49,16 @@ docs:
 gpu-bundle: build
 	rm -rf $(BUNDLE) && mkdir -p $(BUNDLE)
 	$(BIN)/maturin build --release --quiet --out $(BUNDLE)
-	bash tools/contract_binary.sh $(BUNDLE)/contract
 	cargo build --release --quiet --package cg-bench
-	cp target/release/cg-bench $(BUNDLE)/ && strip $(BUNDLE)/cg-bench $(BUNDLE)/contract
-	cp -r tests benches/python pyproject.toml tools/run_on_gpu.sh $(BUNDLE)/
+	cargo test --release --quiet --no-run --package cg-core --test contract --message-format json \
+		| $(PYTHON) -c 'import json, shutil, sys; \
+		[shutil.copy(path, "$(BUNDLE)/contract") for path in \
+		(json.loads(line).get("executable") for line in sys.stdin) if path]'
+	cp -r tests pyproject.toml $(BUNDLE)/ && cp -r benches/python $(BUNDLE)/benches
+	cp target/release/libcg_bench.so $(BUNDLE)/benches/
+	strip $(BUNDLE)/contract $(BUNDLE)/benches/libcg_bench.so
+	cp tests/gpu/run.sh $(BUNDLE)/
+	find $(BUNDLE) -name __pycache__ -prune -exec rm -r {} +
 	du -sh $(BUNDLE)
 
 clean:

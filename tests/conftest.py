@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from lab import CudaLab, Lab, SimLab
 
 import cgraph
+from lab import CudaLab, Lab, SimLab
 
 REQUIRED = os.environ.get("CGRAPH_REQUIRE_CUDA") == "1"
 HAS_GPU = torch.cuda.is_available()

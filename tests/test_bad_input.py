@@ -6,7 +6,6 @@ from typing import Any
 
 import pytest
 import torch
-from lab import CudaLab, Lab, SimLab, captured, fresh
 
 import cgraph
 from cgraph import _core
@@ -18,6 +17,7 @@ from cgraph.errors import (
     NoDriverError,
     StateError,
 )
+from lab import CudaLab, Lab, SimLab, captured, fresh
 
 
 def test_replay_before_a_capture(lab: Lab) -> None:
@@ -100,8 +100,9 @@ def test_a_pool_that_is_none(lab: Lab, pool: Any) -> None:
 
 
 def test_a_stream_of_another_kind(lab: Lab) -> None:
-    with pytest.raises(ForeignError, match="expected"), cgraph.graph(
-        cgraph.CUDAGraph(), stream=torch.Stream(device="cpu")
+    with (
+        pytest.raises(ForeignError, match="expected"),
+        cgraph.graph(cgraph.CUDAGraph(), stream=torch.Stream(device="cpu")),
     ):
         pass
 
@@ -111,8 +112,9 @@ def test_a_pool_of_another_simulator(sim: SimLab) -> None:
     with cgraph.sim.use():
         graph, _ = captured(sim, x)
         handle = graph.pool()
-    with pytest.raises(ForeignError, match="another device"), cgraph.graph(
-        cgraph.CUDAGraph(), pool=handle
+    with (
+        pytest.raises(ForeignError, match="another device"),
+        cgraph.graph(cgraph.CUDAGraph(), pool=handle),
     ):
         pass
 
@@ -138,8 +140,9 @@ def test_a_stream_of_another_simulator(sim: SimLab) -> None:
 def test_a_pool_of_the_simulator_on_cuda() -> None:
     with cgraph.sim.use():
         handle = cgraph.graph_pool_handle()
-    with pytest.raises(ForeignError, match="simulator"), cgraph.graph(
-        cgraph.CUDAGraph(), pool=handle
+    with (
+        pytest.raises(ForeignError, match="simulator"),
+        cgraph.graph(cgraph.CUDAGraph(), pool=handle),
     ):
         pass
 

@@ -7,10 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from lab import Lab, SimLab, captured, fresh
 
 import cgraph
 from cgraph.errors import CaptureError, CgraphError, InstantiateError
+from lab import Lab, SimLab, captured, fresh
 
 Body = Callable[[Lab, torch.Tensor], object]
 
@@ -67,7 +67,9 @@ def check_that_all_is_as_before(lab: Lab, before: object, handle: object) -> Non
     assert torch.equal(y, x * 2 + 1)
 
 
-@pytest.mark.parametrize(("body", "error", "text"), BODIES, ids=lambda b: getattr(b, "__name__", ""))
+@pytest.mark.parametrize(
+    ("body", "error", "text"), BODIES, ids=lambda b: getattr(b, "__name__", "")
+)
 def test_a_failing_body_leaves_everything_as_before(
     lab: Lab, body: Body, error: type[BaseException], text: str
 ) -> None:
@@ -85,9 +87,7 @@ def test_a_failing_body_leaves_everything_as_before(
 
 
 @pytest.mark.parametrize("body", [syncs, needs_a_shape])
-def test_trap_T11_the_drivers_reason_is_a_note_of_the_bodys_exception(
-    lab: Lab, body: Body
-) -> None:
+def test_trap_T11_the_drivers_reason_is_a_note_of_the_bodys_exception(lab: Lab, body: Body) -> None:
     x = fresh(lab, 64)
     with pytest.raises(RuntimeError) as caught, cgraph.graph(cgraph.CUDAGraph()):
         body(lab, x)
@@ -149,6 +149,7 @@ def test_a_failing_instantiate_leaves_everything_as_before(sim: SimLab) -> None:
 @pytest.mark.gpu
 def test_a_failing_instantiate_leaves_everything_as_before_on_cuda() -> None:
     from cuda.bindings import driver
+
     from lab import CudaLab
 
     lab, graph = CudaLab(), cgraph.CUDAGraph(keep_graph=True)
@@ -160,7 +161,9 @@ def test_a_failing_instantiate_leaves_everything_as_before_on_cuda() -> None:
     assert count == 2
     # A cycle: the driver finds it when it instantiates.
     try:
-        (code,) = driver.cuGraphAddDependencies(template, [nodes[1]], [nodes[0]], [driver.CUgraphEdgeData()], 1)
+        (code,) = driver.cuGraphAddDependencies(
+            template, [nodes[1]], [nodes[0]], [driver.CUgraphEdgeData()], 1
+        )
     except TypeError:
         (code,) = driver.cuGraphAddDependencies(template, [nodes[1]], [nodes[0]], 1)
     assert int(code) == 0

@@ -7,11 +7,11 @@ import threading
 
 import pytest
 import torch
-from lab import Lab, captured, fresh
 
 import cgraph
 from cgraph import _driver
 from cgraph.errors import CaptureError
+from lab import Lab, captured, fresh
 
 
 def test_row_0_2_capturing_is_said_of_the_current_stream_only(lab: Lab) -> None:
@@ -54,9 +54,7 @@ def test_row_0_30_an_explicit_stream_is_current_in_the_block(lab: Lab) -> None:
     assert lab.current() == before
 
 
-def test_row_0_32_enter_does_its_steps_in_order(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_row_0_32_enter_does_its_steps_in_order(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
     driver = _driver.current()
 

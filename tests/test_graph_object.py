@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab import Lab, captured, fresh
 
 import cgraph
 from cgraph.errors import ArgumentError, LivenessError, StateError
+from lab import Lab, captured, fresh
 
 
 def test_rows_0_5_and_4_1_subclasses_and_a_positional_keep_graph_work(lab: Lab) -> None:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from lab import Lab, captured, fresh
 from torch.nn.functional import dropout
 
 import cgraph
+from lab import Lab, captured, fresh
 
 
 def state(lab: Lab) -> torch.Tensor:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import platform
 
-import cgraph
 import torch
+
+import cgraph
 
 __all__ = ["heading", "table"]
 

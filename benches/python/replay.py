@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-import cgraph
 import torch
 from common import heading, table
+
+import cgraph
 
 NODES = (1, 10, 100, 1000)
 ROUNDS = 60

@@ -25,13 +25,15 @@ _MODES = ("global", "thread_local", "relaxed")
 
 
 class PoolHandle(tuple[int, int]):
-    """A token that knows its device, so that a capture on another one is found.
+    """A token that keeps its pool alive, so that it can be captured into again and again.
 
     Attributes:
-        ordinal: The device's number.
+        keeper: What keeps the pool, from the first capture on.
+        ordinal: The number of the device where the pool has memory, from then on.
     """
 
-    ordinal: int
+    keeper: _torch.PoolKeeper | None = None
+    ordinal: int | None = None
 
 
 class Cuda:
@@ -64,11 +66,12 @@ class Cuda:
                 f"capture_begin() while {stream} captures already: captures cannot be nested;"
                 " end the first one before"
             )
-        handle, owner = _resolve(pool, ordinal)
         side = self._side_streams.get(ordinal)
         if side is None:
             side = self._side_streams[ordinal] = torch.cuda.Stream()
-        return Recording(device, ordinal, stream, side, handle, owner, mode, check_liveness, generators)
+        handle = _resolve(pool, ordinal, side)
+        watch = _liveness.Watch() if check_liveness else None
+        return Recording(device, ordinal, stream, side, handle, mode, watch, generators)
 
     def is_capturing(self) -> bool:
         """Whether torch's current stream captures."""
@@ -76,7 +79,7 @@ class Cuda:
 
     def pool_handle(self) -> Handle:
         """A token of a new pool."""
-        return _torch.new_pool_handle()
+        return PoolHandle(_torch.new_pool_handle())
 
     def new_stream(self) -> torch.cuda.Stream:
         """A stream of the current device."""
@@ -94,7 +97,7 @@ class Cuda:
         return torch.cuda.stream(stream)
 
     def current_stream(self) -> torch.cuda.Stream:
-        """torch's current stream."""
+        """Torch's current stream."""
         self._require_gpu()
         return torch.cuda.current_stream()
 
@@ -120,10 +123,9 @@ class Recording:
         ordinal: int,
         stream: torch.cuda.Stream,
         side: torch.cuda.Stream,
-        handle: Handle,
-        owner: object,
+        handle: PoolHandle,
         mode: str,
-        check_liveness: bool,
+        watch: _liveness.Watch | None,
         generators: list[Any],
     ) -> None:
         self._device = device
@@ -131,9 +133,9 @@ class Recording:
         self._stream = stream
         self._side = side
         self._generators = [torch.cuda.default_generators[ordinal], *generators]
-        self._keeper = _torch.PoolKeeper(handle, side, owner)
+        self._handle = handle
         self._leases: list[_torch.PoolLease] = []
-        self._watch = _liveness.Watch() if check_liveness else None
+        self._watch = watch
         self._host = _torch.HostGraph()
         self._companion = _torch.HostGraph() if _torch.draws_from_companion() else None
         self._context = ExitStack()
@@ -149,7 +151,7 @@ class Recording:
     @property
     def pool(self) -> Handle:
         """Token of the pool of the capture."""
-        return self._token(self._keeper.handle)
+        return self._handle
 
     def finish(self) -> Captured:
         """End the capture; on an error nothing is left behind."""
@@ -197,7 +199,7 @@ class Recording:
             with torch.cuda.stream(self._side):
                 self._companion.capture_begin(None, "relaxed")
         try:
-            self._host.capture_begin(self._keeper.handle, mode)
+            self._host.capture_begin(tuple(self._handle), mode)
         except BaseException:
             self._end_host()
             self._end_companion()
@@ -225,7 +227,7 @@ class Recording:
                 with suppress(RuntimeError):
                     _core.end_broken(stream)
                 with suppress(RuntimeError):
-                    _torch.end_routing(self._ordinal, self._keeper.handle)
+                    _torch.end_routing(self._ordinal, (self._handle[0], self._handle[1]))
             return error
         return None
 
@@ -236,19 +238,26 @@ class Recording:
 
     def _captured(self) -> Captured:
         template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
-        drew = self._companion is not None and self._drew_random_numbers()
-        companion = self._companion if drew else None
-        if self._companion is not None and not drew:
+        owner = self._host
+        if self._companion is None:
+            # This torch replays a capture's random state only with the capture's own object. The
+            # core takes a copy, and the object is left with an empty graph to replay.
+            host_template, template = template, template.copy()
+            host_template.clear()
+            self._host.instantiate()
+            self._companion, owner = self._host, None
+        companion = self._companion if self._drew_random_numbers() else None
+        if companion is None:
             self._companion.reset()
         return Captured(
             template,
-            pools=[self._token(user.handle) for user in (self._keeper, *self._leases)],
+            pools=[self._handle, *(PoolHandle(lease.handle) for lease in self._leases)],
             current=_torch.current_stream_source(),
             ordinal=self._ordinal,
             check=None if self._watch is None else self._watch.check,
             random_step=None if companion is None else companion.replay,
-            retained=(self._keeper, self._leases, companion),
-            owner=self._host,
+            retained=(self._handle, self._leases, companion),
+            owner=owner,
         )
 
     def _drew_random_numbers(self) -> bool:
@@ -264,45 +273,46 @@ class Recording:
         return drew
 
     def _pool_seen(self, handle: Handle) -> None:
-        if all(user.handle != tuple(handle) for user in (self._keeper, *self._leases)):
+        known = [self._handle, *(lease.handle for lease in self._leases)]
+        if tuple(handle) not in known:
             self._leases.append(_torch.PoolLease(self._ordinal, handle))
-
-    def _token(self, handle: Handle) -> Handle:
-        token = PoolHandle(handle)
-        token.ordinal = self._ordinal
-        return token
 
     def _close(self) -> None:
         self._context.close()
         self._host.reset()
         if self._companion is not None:
             self._companion.reset()
-        self._keeper.release()
         for lease in self._leases:
             lease.release()
 
 
-def _resolve(pool: Pool | None, ordinal: int) -> tuple[Handle, object]:
-    """The token of the pool argument, and what keeps the pool alive."""
+def _resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHandle:
+    """The token of the pool argument, whose pool is kept from here on."""
     if pool is None:
-        return _torch.new_pool_handle(), None
+        pool = PoolHandle(_torch.new_pool_handle())
     if isinstance(pool, torch.cuda.MemPool):
-        first, second = pool.id
-        return (first, second), pool
-    found = getattr(pool, "ordinal", ordinal)
-    if found != ordinal:
-        raise ForeignError(
-            f"pool {tuple(pool)} is of cuda:{found}, expected one of cuda:{ordinal}, where the"
-            " capture is to begin"
-        )
+        return _kept(PoolHandle(pool.id), ordinal, side, pool)
+    if getattr(pool, "simulated", False):
+        raise ForeignError(f"pool {pool} is of the simulator, expected one of CUDA")
+    if isinstance(pool, PoolHandle):
+        if pool.ordinal not in (None, ordinal):
+            raise ForeignError(
+                f"pool {tuple(pool)} is of cuda:{pool.ordinal}, expected one of cuda:{ordinal},"
+                " where the capture is to begin"
+            )
+        return pool if pool.keeper is not None else _kept(pool, ordinal, side, None)
     if isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(half, int) for half in pool):
-        if getattr(pool, "simulated", False):
-            raise ForeignError(f"pool {pool} is of the simulator, expected one of CUDA")
         if bool(pool[0]) != bool(pool[1]):
-            return (pool[0], pool[1]), None
+            return _kept(PoolHandle(pool), ordinal, side, None)
     raise ArgumentError(
         f"pool is {pool!r}, expected a torch.cuda.MemPool, graph_pool_handle() or other.pool()"
     )
+
+
+def _kept(handle: PoolHandle, ordinal: int, side: torch.cuda.Stream, owner: object) -> PoolHandle:
+    handle.keeper = _torch.PoolKeeper((handle[0], handle[1]), side, owner)
+    handle.ordinal = ordinal
+    return handle
 
 
 def _quietly(end: Callable[[], None]) -> None:

@@ -127,9 +127,7 @@ class Pools:
             handle = self.new_handle()
             return handle, handle.memory
         if not isinstance(pool, tuple) or len(pool) != 2:
-            raise ArgumentError(
-                f"pool is {pool!r}, expected graph_pool_handle() or other.pool()"
-            )
+            raise ArgumentError(f"pool is {pool!r}, expected graph_pool_handle() or other.pool()")
         memory = self._known.get((pool[0], pool[1]))
         if memory is None or getattr(pool, "memory", memory) is not memory:
             raise ForeignError(
@@ -362,4 +360,3 @@ def _over(
     memory.block = block
     whole = torch.frombuffer(memory, dtype=torch.uint8)
     return torch.empty(0, dtype=dtype).set_(whole.untyped_storage(), offset, shape, stride)
-

@@ -16,7 +16,7 @@ import torch
 import torch.optim
 
 from cgraph._driver import Handle
-from cgraph.errors import TorchError
+from cgraph.errors import ForeignError, TorchError
 
 __all__ = [
     "HostGraph",
@@ -28,8 +28,8 @@ __all__ = [
     "draws_from_companion",
     "is_capturing",
     "new_pool_handle",
-    "watch_pools",
     "wants_gc",
+    "watch_pools",
 ]
 
 _NEEDED = (
@@ -60,8 +60,8 @@ def require_cuda() -> None:
         )
 
 
-def HostGraph() -> Any:  # noqa: N802 - a class of torch's
-    """torch's own graph object, which opens and closes the captures that torch work is part of."""
+def HostGraph() -> Any:
+    """Torch's own graph object, which opens and closes the captures that torch work is part of."""
     return torch._C._CUDAGraph(True)
 
 
@@ -118,16 +118,26 @@ class PoolKeeper:
     def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
         self.handle = handle
         self._owner = owner
-        self._graph = HostGraph()
-        with torch.cuda.stream(side), warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            self._graph.capture_begin(handle, "relaxed")
-            self._graph.capture_end()
+        try:
+            self._graph = _empty_graph(handle, side)
+        except RuntimeError as error:
+            # A capture that began badly leaves the random state capturing; one that goes well
+            # ends that.
+            _empty_graph(None, side)
+            raise ForeignError(
+                f"pool {tuple(handle)} cannot be captured into: its last user is gone, or another"
+                " capture is using it. Keep a graph of the pool alive, or take the handle from"
+                " cgraph.graph_pool_handle(), which keeps its pool"
+            ) from error
 
-    def release(self) -> None:
-        """Let the pool go."""
-        self._graph.reset()
-        self._owner = None
+
+def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
+    graph = HostGraph()
+    with torch.cuda.stream(side), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph.capture_begin(handle, "relaxed")
+        graph.capture_end()
+    return graph
 
 
 class PoolLease:

@@ -288,7 +288,7 @@ def _release(captured: Captured) -> None:
         owner.reset()  # type: ignore[attr-defined]
 
 
-class graph:  # noqa: N801 - torch's name
+class graph:
     """Capture the work of a ``with`` block into a :class:`CUDAGraph`.
 
     Args:

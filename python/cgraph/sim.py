@@ -1,8 +1,8 @@
 """The simulator: captures and replays of torch's CPU tensors, without a GPU.
 
 Inside a capture no operator runs: each becomes a node, and its outputs are poisoned memory (NaN)
-until a replay. Operators that would wait for a GPU (``item()``, ``nonzero()``) break the capture, as
-they do there. Choose it by name: ``CGRAPH_DRIVER=sim``, or :func:`use`.
+until a replay. Operators that would wait for a GPU (``item()``, ``nonzero()``) break the capture,
+as they do there. Choose it by name: ``CGRAPH_DRIVER=sim``, or :func:`use`.
 
 >>> import torch, cgraph
 >>> with cgraph.sim.use(seed=3) as simulator:

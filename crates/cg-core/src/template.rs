@@ -176,6 +176,14 @@ impl Template {
         Ok(())
     }
 
+    /// Removes all nodes. Execs made before keep them.
+    pub fn clear(&self) -> Result<()> {
+        for node in self.nodes()? {
+            self.remove(node)?;
+        }
+        Ok(())
+    }
+
     /// The nodes, in no promised order.
     #[doc(alias = "cuGraphGetNodes")]
     pub fn nodes(&self) -> Result<Vec<Node>> {

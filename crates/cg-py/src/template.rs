@@ -52,6 +52,16 @@ impl Template {
         Ok(enter(py, || self.core.data())?.dot(verbose))
     }
 
+    /// A copy, with nodes of its own.
+    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self::new(enter(py, || self.core.try_clone())?))
+    }
+
+    /// Removes all nodes.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || self.core.clear())
+    }
+
     /// Keeps a pool's segments alive as long as the template and its execs.
     fn retain_pool(&self, pool: &Pool) {
         self.core.retain(pool.core.retained());

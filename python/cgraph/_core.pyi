@@ -1,0 +1,243 @@
+"""The native half of cgraph: cg-core for Python. Not a public interface."""
+
+from collections.abc import Callable
+from typing import Any, final
+
+from typing_extensions import Self, disjoint_base
+
+__all__ = [
+    "Block",
+    "Capture",
+    "Device",
+    "Event",
+    "Graph",
+    "HookHandle",
+    "Hooks",
+    "Pool",
+    "Sim",
+    "Stream",
+    "Template",
+    "begin_and_hand_over",
+    "begin_exit",
+    "end_broken",
+    "version",
+]
+
+def begin_exit() -> None:
+    """Tell cgraph that the interpreter exits: no object calls the driver any more."""
+
+def version() -> str:
+    """The version of the native half."""
+
+def begin_and_hand_over(stream: Stream) -> None:
+    """Begin a relaxed capture that somebody else ends."""
+
+def end_broken(stream: Stream) -> None:
+    """End a capture that somebody else began, if the stream captures, and drop its work."""
+
+@final
+class Device:
+    """One GPU, real or simulated."""
+
+    @staticmethod
+    def cuda(ordinal: int) -> Device:
+        """The GPU with this number; raises ``NoDriverError`` without a usable driver."""
+    @staticmethod
+    def sim(sim: Sim) -> Device:
+        """A simulated device."""
+    @property
+    def name(self) -> str:
+        """The driver and device, as in ``cuda:0``."""
+    @property
+    def driver_version(self) -> int:
+        """The driver's version as CUDA numbers it: 12040 is 12.4."""
+    def memory_info(self) -> tuple[int, int]:
+        """Free and total memory in bytes."""
+    def collect(self) -> int:
+        """Drop what only finished work still used; returns how many things wait."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class Stream:
+    """A queue of work on a device."""
+
+    def __new__(cls, device: Device, *, handle: int | None = None) -> Self:
+        """A new stream, or with ``handle`` an existing one, which must outlive its replays."""
+    @property
+    def handle(self) -> int:
+        """The raw stream; zero is the legacy default stream."""
+    @property
+    def device(self) -> Device:
+        """Its device."""
+    def synchronize(self) -> None:
+        """Wait until all work has finished."""
+    def query(self) -> bool:
+        """Whether all work has finished."""
+    def is_capturing(self) -> bool:
+        """Whether it captures."""
+    def wait_stream(self, stream: Stream) -> None:
+        """Make later work wait for what is enqueued on another stream now."""
+    def wait_event(self, event: Event) -> None:
+        """Make later work wait for the event."""
+    def record_event(self, event: Event) -> None:
+        """Record the event behind all work enqueued so far."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self, /) -> int: ...
+
+@final
+class Event:
+    """A point in a stream's work that others can wait for."""
+
+    def __new__(cls, device: Device) -> Self: ...
+    def query(self) -> bool:
+        """Whether the work before the last record has finished."""
+    def synchronize(self) -> None:
+        """Wait until the work before the last record has finished."""
+
+@final
+class Capture:
+    """An open capture on a stream."""
+
+    @staticmethod
+    def begin(stream: Stream, mode: str) -> Capture:
+        """Begin a capture; ``mode`` is ``"global"``, ``"thread_local"`` or ``"relaxed"``."""
+    def finish(self) -> Template:
+        """End the capture and make the template."""
+    def abort(self) -> None:
+        """End the capture, if it is open, and throw its work away."""
+
+@final
+class Template:
+    """A graph that can change and cannot run."""
+
+    @staticmethod
+    def from_raw(device: Device, handle: int) -> Template:
+        """A graph of somebody else, who keeps it alive."""
+    @property
+    def handle(self) -> int:
+        """The raw graph."""
+    def count(self) -> int:
+        """How many nodes it has, those of child graphs included."""
+    def json(self) -> str:
+        """Nodes and edges as JSON text."""
+    def dot(self, verbose: bool) -> str:
+        """Nodes and edges as a Graphviz graph."""
+    def copy(self) -> Template:
+        """A copy, with nodes of its own."""
+    def clear(self) -> None:
+        """Remove all nodes."""
+    def retain_pool(self, pool: Pool) -> None:
+        """Keep a pool's segments alive as long as the template and its execs."""
+
+@disjoint_base
+class Graph:
+    """The state machine behind :class:`cgraph.CUDAGraph`."""
+
+    def __new__(cls, keep_graph: bool = False, *_args: Any, **_kwargs: Any) -> Self: ...
+    def replay(self) -> None:
+        """Enqueue one run of the graph on the current stream and return."""
+    _keep_graph: bool
+    def _adopt(
+        self,
+        template: Template,
+        *,
+        current: object,
+        ordinal: int | None,
+        check: Callable[[], None] | None,
+        random_step: Callable[[], None] | None,
+        sim: Sim | None,
+        retained: object,
+    ) -> None: ...
+    def _instantiate(self) -> None: ...
+    def _drop_template(self) -> None: ...
+    def _clear(self) -> None: ...
+    @property
+    def _has_template(self) -> bool: ...
+    @property
+    def _has_exec(self) -> bool: ...
+    @property
+    def _template(self) -> Template: ...
+    @property
+    def _exec_handle(self) -> int | None: ...
+
+@final
+class Hooks:
+    """The ordered hooks of one owner. The first hook that raises stops the others."""
+
+    def __new__(cls) -> Self: ...
+    def register(self, phase: str, hook: Callable[..., object]) -> HookHandle:
+        """Add a callable behind the others; ``phase`` is ``"capture_end"`` or ``"instantiate"``."""
+    def run(self, phase: str, graph: object) -> None:
+        """Call the hooks of a phase with the graph, in order."""
+
+@final
+class HookHandle:
+    """Removes a hook: ``remove()``, or at the end of a ``with`` block."""
+
+    @property
+    def id(self) -> int:
+        """A number that no other hook has."""
+    def remove(self) -> None:
+        """Remove the hook; nothing happens if it is gone."""
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_error: object) -> None: ...
+
+@final
+class Pool:
+    """Segments of the simulator that a set of captures allocates from."""
+
+    def __new__(cls, device: Device, sim: Sim) -> Self: ...
+    @property
+    def id(self) -> int:
+        """A number that no other pool has."""
+    @property
+    def device(self) -> Device:
+        """Its device."""
+    def allocate(self, stream: Stream, bytes: int) -> Block:
+        """A block for work on a stream; given back when the last reference to it goes."""
+    def segments(self) -> list[Block]:
+        """The segments, whole."""
+    def stats(self) -> tuple[int, int, int]:
+        """Bytes in use, the most that was in use, and bytes reserved."""
+
+@final
+class Block:
+    """A range of simulated device memory, with the host memory behind it."""
+
+    @property
+    def host_address(self) -> int:
+        """Where the host memory behind it starts."""
+    @property
+    def nbytes(self) -> int:
+        """How many bytes it has."""
+    def poison(self) -> None:
+        """Overwrite it with the simulator's poison."""
+
+@final
+class Sim:
+    """A simulated device and its driver."""
+
+    def __new__(cls, *, seed: int = 0, memory: int = ..., driver_version: int = 13000) -> Self: ...
+    def launch(self, stream: Stream, name: str, kernel: Callable[[], object]) -> None:
+        """Enqueue a callable as a kernel, or record it where the stream captures."""
+    def raise_failure(self) -> None:
+        """Raise what the last failed kernel raised, and make the device usable again."""
+    def step(self) -> bool:
+        """Run one ready operation; False if there is none."""
+    def drive(self) -> None:
+        """Run until nothing is in flight."""
+    def delay(self, stream: Stream, delayed: bool) -> None:
+        """Hold a stream's work back until nothing else can run."""
+    def fail_next(self, call: str, code: int) -> None:
+        """Make the next call of this CUDA name fail with this code."""
+    def fail_call(self, n: int, code: int) -> None:
+        """Make the n-th fallible call from now fail with this code; zero is the next one."""
+    def clear_faults(self) -> None:
+        """Take back faults that have not happened."""
+    def live(self) -> dict[str, int]:
+        """How many objects of each kind exist."""
+    def calls(self) -> list[str]:
+        """CUDA's names of the calls made so far."""

@@ -1,0 +1,107 @@
+"""What `import cgraph` does and does not: rows 0-1, 0-3, 0-15."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+
+def run(code: str, **environment: str) -> str:
+    """The output of a fresh interpreter."""
+    import os
+
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_row_0_15_cuda_python_is_not_needed() -> None:
+    assert (
+        run(
+            "import sys; sys.modules['cuda'] = None; sys.modules['cuda.bindings'] = None\n"
+            "import torch, cgraph\n"
+            "with cgraph.sim.use():\n"
+            "    graph, x = cgraph.CUDAGraph(keep_graph=True), torch.ones(3)\n"
+            "    with cgraph.graph(graph): y = x + 1\n"
+            "    print(graph.raw_cuda_graph() > 0)\n"
+        )
+        == "True"
+    )
+
+
+def test_row_0_1_a_torch_without_cuda_can_import_cgraph_and_use_only_the_simulator() -> None:
+    assert (
+        run(
+            "import torch, torch._C\n"
+            "del torch._C._CudaStreamBase\n"
+            "import cgraph\n"
+            "try: cgraph.CUDAGraph().capture_begin()\n"
+            "except cgraph.errors.TorchError as error: print('without CUDA' in str(error))\n",
+            CGRAPH_DRIVER="cuda",
+        )
+        == "True"
+    )
+
+
+def test_the_import_is_light_beside_torchs() -> None:
+    # Not a timing: what makes imports slow are the modules that they bring in.
+    brought = run(
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
+        "import cgraph\n"
+        "print(*sorted(set(sys.modules) - before))\n"
+    ).split()
+    ours = [name for name in brought if name.startswith("cgraph")]
+    assert len(brought) - len(ours) <= 3, brought
+
+
+def test_exit_makes_no_driver_call_and_no_noise() -> None:
+    assert (
+        run(
+            "import torch, cgraph\n"
+            "context = cgraph.sim.use()\n"
+            "simulator = context.__enter__()\n"
+            "graph, x = cgraph.CUDAGraph(), torch.ones(3)\n"
+            "with cgraph.graph(graph): y = x + 1\n"
+            "graph.replay()\n"
+        )
+        == ""
+    )
+
+
+@pytest.mark.gpu
+def test_row_0_3_the_import_and_the_question_start_no_context() -> None:
+    assert (
+        run(
+            "import torch, cgraph\n"
+            "from cuda.bindings import driver\n"
+            "asked = cgraph.is_current_stream_capturing()\n"
+            "driver.cuInit(0)\n"
+            "_, flags, active = driver.cuDevicePrimaryCtxGetState(driver.cuDeviceGet(0)[1])\n"
+            "print(asked, torch.cuda.is_initialized(), active)\n",
+            CGRAPH_DRIVER="cuda",
+        )
+        == "False False 0"
+    )
+
+
+@pytest.mark.gpu
+def test_exit_with_live_graphs_on_cuda_makes_no_noise() -> None:
+    assert (
+        run(
+            "import torch, cgraph\n"
+            "graph, x = cgraph.CUDAGraph(keep_graph=True), torch.ones(3, device='cuda')\n"
+            "with cgraph.graph(graph): y = torch.rand(3, device='cuda') + x\n"
+            "graph.replay()\n",
+            CGRAPH_DRIVER="cuda",
+        )
+        == ""
+    )

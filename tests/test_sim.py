@@ -1,0 +1,215 @@
+"""The simulator with torch's CPU tensors: what shows up on it as it would on a GPU."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+from lab import SimLab, captured, fresh
+
+import cgraph
+from cgraph.errors import CaptureError, DriverError, LivenessError
+
+
+def test_outputs_hold_poison_until_a_replay(sim: SimLab) -> None:
+    x = fresh(sim, 16)
+    graph, y = captured(sim, x)
+    assert y.isnan().all()
+    graph.replay()
+    assert torch.equal(y, x * 2 + 1)
+
+
+def test_a_stale_input_raises_and_names_the_operator(sim: SimLab) -> None:
+    x = fresh(sim, 16)
+    graph, _ = captured(sim, x)
+    del x
+    gc.collect()
+    with pytest.raises(LivenessError, match=r"\(16,\).*aten.mul.*freed"):
+        graph.replay()
+
+
+def test_after_a_stale_input_the_simulator_goes_on(sim: SimLab) -> None:
+    x = fresh(sim, 16)
+    graph, _ = captured(sim, x)
+    del x
+    gc.collect()
+    with pytest.raises(LivenessError):
+        graph.replay()
+    z = fresh(sim, 16)
+    other, w = captured(sim, z)
+    other.replay()
+    assert torch.equal(w, z * 2 + 1)
+
+
+def test_a_moved_input_raises(sim: SimLab) -> None:
+    x = fresh(sim, 16)
+    graph, _ = captured(sim, x)
+    x.untyped_storage().resize_(1 << 20)
+    with pytest.raises(LivenessError, match="moved"):
+        graph.replay()
+
+
+def test_a_later_capture_overwrites_what_an_earlier_one_used_only_inside(sim: SimLab) -> None:
+    x, handle, stream = fresh(sim, 1 << 10), cgraph.graph_pool_handle(), sim.stream()
+    first, second = cgraph.CUDAGraph(), cgraph.CUDAGraph()
+    with cgraph.graph(first, pool=handle, stream=stream):
+        kept = torch.relu(x * 2)
+    address = kept.data_ptr()
+    del kept
+    with cgraph.graph(second, pool=handle, stream=stream):
+        y = x - 1
+        z = y * 3
+    assert address in {y.data_ptr(), z.data_ptr()}
+    second.replay()
+    expected = (x - 1) * 3
+    assert torch.equal(z, expected)
+    first.replay()
+    assert not (torch.equal(z, expected) and torch.equal(y, x - 1))
+
+
+@pytest.mark.parametrize("operator", [torch.nonzero, torch.Tensor.item, torch.unique])
+def test_operators_that_wait_for_the_device_break_the_capture(
+    sim: SimLab, operator: object
+) -> None:
+    x = torch.ones(1)
+    with pytest.raises(CaptureError, match="value from the device") as caught:
+        with cgraph.graph(cgraph.CUDAGraph()):
+            operator(x * 2)  # type: ignore[operator]
+    assert caught.value.code == 900
+
+
+def test_nothing_can_be_captured_after_the_break(sim: SimLab) -> None:
+    x = torch.ones(1)
+    with pytest.raises(DriverError, match="901"), cgraph.graph(cgraph.CUDAGraph()):
+        with pytest.raises(CaptureError):
+            (x * 2).item()
+        x * 3
+
+
+def test_views_and_in_place_operators_work_on_captured_memory(sim: SimLab) -> None:
+    x, graph = fresh(sim, 6, 4), cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        y = x.t().contiguous()
+        y[1:, ::2].mul_(3)
+        z = y.view(-1)[3:9] + x.select(0, 2).sum()
+    graph.replay()
+    expected = x.t().contiguous()
+    expected[1:, ::2].mul_(3)
+    assert torch.equal(y, expected)
+    assert torch.equal(z, expected.view(-1)[3:9] + x.select(0, 2).sum())
+
+
+def test_factories_and_literals_are_captured(sim: SimLab) -> None:
+    x, graph = fresh(sim, 8), cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        y = torch.arange(8) * x + torch.tensor(2.5) + torch.full((8,), 3.0)
+        y[0] = 7
+    x.normal_()
+    graph.replay()
+    expected = torch.arange(8) * x + torch.tensor(2.5) + torch.full((8,), 3.0)
+    expected[0] = 7
+    assert torch.equal(y, expected)
+
+
+def test_a_backward_inside_the_capture_gives_eagers_gradients(sim: SimLab) -> None:
+    layer, x = torch.nn.Linear(8, 8), fresh(sim, 4, 8)
+    graph = cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        layer(x).square().sum().backward()
+    gradient = layer.weight.grad
+    assert gradient is not None and sim.in_pool(gradient, graph.pool())
+    x.normal_()
+    graph.replay()
+    (expected,) = torch.autograd.grad(layer(x).square().sum(), [layer.weight])
+    assert torch.equal(gradient, expected)
+
+
+def test_adam_with_capturable_steps_as_on_a_gpu(sim: SimLab) -> None:
+    layer = torch.nn.Linear(4, 4)
+    twin = torch.nn.Linear(4, 4)
+    twin.load_state_dict(layer.state_dict())
+    x = fresh(sim, 2, 4)
+    steps = []
+    for module in (layer, twin):
+        optimizer = torch.optim.Adam(module.parameters(), lr=0.1, capturable=True)
+
+        def step(module: torch.nn.Linear = module, optimizer: torch.optim.Adam = optimizer) -> None:
+            optimizer.zero_grad(set_to_none=True)
+            module(x).square().sum().backward()
+            optimizer.step()
+
+        steps.append(step)
+        step()
+    graph = cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        steps[0]()
+    for _ in range(5):
+        x.normal_()
+        graph.replay()
+        steps[1]()
+    assert torch.equal(layer.weight, twin.weight)
+    assert torch.equal(layer.bias, twin.bias)
+
+
+def test_an_asynchronous_simulator_leaves_replays_in_flight() -> None:
+    with cgraph.sim.use(asynchronous=True) as simulator:
+        x, graph = torch.ones(4), cgraph.CUDAGraph()
+        with cgraph.graph(graph):
+            y = x + 1
+        graph.replay()
+        assert y.isnan().all()
+        assert simulator.step()
+        assert torch.equal(y, x + 1)
+        graph.replay()
+        del graph
+        gc.collect()
+        simulator.synchronize()
+        cgraph.graph.default_capture_stream = None
+
+
+def test_the_same_seed_runs_forked_work_in_the_same_order() -> None:
+    def order(seed: int) -> list[int]:
+        ran: list[int] = []
+        with cgraph.sim.use(seed=seed) as simulator:
+            streams = [simulator.new_stream() for _ in range(4)]
+            for n, stream in enumerate(streams):
+                for step in range(4):
+                    simulator.core.launch(
+                        stream, "k", lambda n=n, step=step: ran.append(4 * n + step)
+                    )
+            simulator.synchronize()
+        return ran
+
+    assert order(1) == order(1)
+    assert len({tuple(order(seed)) for seed in range(8)}) > 1
+
+
+def test_memory_is_limited() -> None:
+    with cgraph.sim.use(memory=4 << 20) as simulator:
+        with pytest.raises(MemoryError, match=r"requested.*limit 4194304"):
+            with cgraph.graph(cgraph.CUDAGraph()):
+                torch.zeros(8 << 20)
+        cgraph.graph.default_capture_stream = None
+        del simulator
+
+
+def test_outside_a_capture_operators_run_at_once(sim: SimLab) -> None:
+    with cgraph.graph(cgraph.CUDAGraph()):
+        torch.ones(3) + 1
+        with sim.use(sim.stream()):
+            eager = torch.ones(3) + 1
+    assert torch.equal(eager, torch.full((3,), 2.0))
+
+
+def test_a_kernel_that_raises_raises_from_the_replay(sim: SimLab) -> None:
+    x, index = torch.randn(4), torch.tensor([1, 2])
+    graph = cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        y = x.index_select(0, index)
+    index.fill_(99)
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        graph.replay()
+    index.fill_(1)
+    graph.replay()
+    assert torch.equal(y, x[[1, 1]])
