@@ -1,4 +1,4 @@
-# One door for people and CI. `make demo` and `make test` need Rust and Python 3.10 or newer, and
+# One door for people and CI. `make demo` and `make test` need Rust 1.88 and Python 3.11 or newer, and
 # install the rest into .venv.
 
 PYTHON ?= python3
@@ -21,7 +21,7 @@ $(STAMP): requirements/dev.txt
 	touch $@
 
 build: $(STAMP)
-	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet --skip-install-deps
+	VIRTUAL_ENV=$(abspath $(VENV)) $(BIN)/maturin develop --release --quiet > /dev/null
 
 .PHONY: rust-test python-test
 rust-test:

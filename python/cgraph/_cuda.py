@@ -41,7 +41,7 @@ class Cuda:
 
     def __init__(self) -> None:
         _torch.require_cuda()
-        self._side_streams: dict[int, torch.cuda.Stream] = {}
+        self._side_streams: dict[int, tuple[_core.Stream, torch.cuda.Stream]] = {}
 
     def begin(
         self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
@@ -66,9 +66,7 @@ class Cuda:
                 f"capture_begin() while {stream} captures already: captures cannot be nested;"
                 " end the first one before"
             )
-        side = self._side_streams.get(ordinal)
-        if side is None:
-            side = self._side_streams[ordinal] = torch.cuda.Stream()
+        side = self._side_stream(device, ordinal)
         handle = _resolve(pool, ordinal, side)
         watch = _liveness.Watch() if check_liveness else None
         return Recording(device, ordinal, stream, side, handle, mode, watch, generators)
@@ -108,6 +106,16 @@ class Cuda:
     def empty_cache(self) -> None:
         """Give torch's unused cached memory back."""
         _torch.empty_cache()
+
+    def _side_stream(self, device: _core.Device, ordinal: int) -> torch.cuda.Stream:
+        """A stream for companions and keepers, which nobody else can have.
+
+        torch gives its streams out again and again: one of those could be the capturing stream.
+        """
+        if ordinal not in self._side_streams:
+            stream = _core.Stream(device)
+            self._side_streams[ordinal] = (stream, torch.cuda.ExternalStream(stream.handle))
+        return self._side_streams[ordinal][1]
 
     def _require_gpu(self) -> None:
         if not torch.cuda.is_available():
@@ -208,7 +216,7 @@ class Recording:
         if self._watch is not None:
             self._context.enter_context(self._watch)
 
-    def _end_host(self) -> RuntimeError | None:
+    def _end_host(self) -> Exception | None:
         """End the host's capture; its error, if it has one. The host is then healthy in any case.
 
         torch ends its bookkeeping (routing of both allocators, random state) only after a capture
@@ -216,13 +224,13 @@ class Recording:
         """
         try:
             _quietly(self._host.capture_end)
-        except RuntimeError as error:
+        except Exception as error:  # torch's error texts may even fail to decode
             stream = _core.Stream(self._device, handle=self._stream.cuda_stream)
             _core.end_broken(stream)
             try:
                 _core.begin_and_hand_over(stream)
                 _quietly(self._host.capture_end)
-            except RuntimeError:
+            except Exception:
                 # The host never came so far as to begin: what it did begin is undone one by one.
                 with suppress(RuntimeError):
                     _core.end_broken(stream)

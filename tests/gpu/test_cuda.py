@@ -13,7 +13,7 @@ from lab import CudaLab, captured, fresh
 from torch.nn.functional import dropout
 
 import cgraph
-from cgraph import _torch
+from cgraph import _core, _torch
 
 pytestmark = pytest.mark.gpu
 lab = CudaLab()
@@ -28,6 +28,7 @@ def warmed_up(step: Callable[[], object]) -> None:
     torch.cuda.current_stream().wait_stream(stream)
 
 
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_trap_T2_forked_streams_and_autograd_threads_allocate_from_the_pool() -> None:
     layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(4)]).cuda()
     x, side = fresh(lab, 64, 256), torch.cuda.Stream()
@@ -156,6 +157,7 @@ def test_2000_cycles_leave_device_and_host_memory_flat() -> None:
     def measure() -> tuple[int, int]:
         gc.collect()
         torch.cuda.synchronize()
+        _core.Device.cuda(0).collect()  # else the last graph may still be parked
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info()[0], resident_kib()
 
@@ -288,7 +290,9 @@ def test_row_0_10_a_changed_template_replays_after_instantiate_and_not_before() 
 
     x, graph = torch.empty(64, dtype=torch.int32, device="cuda"), cgraph.CUDAGraph(keep_graph=True)
     with cgraph.graph(graph):
-        x.zero_()
+        stream = driver.CUstream(torch.cuda.current_stream().cuda_stream)
+        (code,) = driver.cuMemsetD32Async(x.data_ptr(), 3, 64, stream)
+        assert int(code) == 0
     graph.instantiate()
     template = driver.CUgraph(graph.raw_cuda_graph())
     _, nodes, _ = driver.cuGraphGetNodes(template, 1)
@@ -298,14 +302,11 @@ def test_row_0_10_a_changed_template_replays_after_instantiate_and_not_before() 
     assert int(code) == 0
     x.fill_(-1)
     graph.replay()
-    assert (x == 0).all()  # row 0-11: unseen until it is instantiated again
+    assert (x == 3).all()  # row 0-11: unseen until it is instantiated again
     graph.instantiate()
     x.fill_(-1)
     graph.replay()
-    _, now = driver.cuGraphMemsetNodeGetParams(nodes[0])
-    assert int(now.value) == 7
-    assert not (x == 0).any()
-    assert not (x == -1).any()
+    assert (x == 7).all()
 
 
 def test_the_path_of_newer_torch_draws_like_eager(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,7 +106,8 @@ impl Capture {
     ///
     /// # Errors
     /// [`Error::Capture`] with the driver's code and what to do, if the capture was broken or a
-    /// forked stream was not joined. The stream does not capture any more, whatever happens.
+    /// forked stream was not joined. The stream does not capture any more, unless the capture has
+    /// to end on another thread.
     #[doc(alias = "cuStreamEndCapture")]
     pub fn finish(mut self) -> Result<Template> {
         self.open = false;

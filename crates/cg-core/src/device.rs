@@ -2,7 +2,6 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::Driver;
@@ -21,7 +20,6 @@ struct Inner {
     limbo: Limbo,
     /// What the work recorded by each open capture names, by capture id.
     captured: Mutex<HashMap<u64, Vec<Retained>>>,
-    open_captures: AtomicUsize,
 }
 
 /// Memory of a device, in bytes.
@@ -89,7 +87,6 @@ impl Device {
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
-                open_captures: AtomicUsize::new(0),
             }),
         }
     }
@@ -102,19 +99,12 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner) || self.inner.driver.id() == other.inner.driver.id()
     }
 
-    /// Whether a capture that this crate began is open, on any stream.
-    pub(crate) fn captures(&self) -> bool {
-        self.inner.open_captures.load(Ordering::Acquire) > 0
-    }
-
     pub(crate) fn capture_opened(&self, id: u64) {
-        self.inner.open_captures.fetch_add(1, Ordering::AcqRel);
         self.captured().insert(id, Vec::new());
     }
 
     /// Ends the bookkeeping of a capture; what its work names.
     pub(crate) fn capture_closed(&self, id: u64) -> Vec<Retained> {
-        self.inner.open_captures.fetch_sub(1, Ordering::AcqRel);
         self.captured().remove(&id).unwrap_or_default()
     }
 

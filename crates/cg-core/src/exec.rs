@@ -3,8 +3,8 @@
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use crate::code::Code;
 use crate::device::Device;
-use crate::driver::CaptureStatus;
 use crate::driver::handle::ExecHandle;
 use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
@@ -72,22 +72,19 @@ impl Exec {
 
     /// Enqueues one run on a stream and returns. Runs of one exec never overlap.
     ///
-    /// On a stream that captures, the exec's nodes become a child of the captured graph.
-    ///
     /// # Errors
-    /// [`Error::Foreign`] for a stream of another device; what the driver reports.
+    /// [`Error::Foreign`] for a stream of another device; [`Error::Capture`] for a stream that
+    /// captures, whose capture is broken by the attempt; what else the driver reports.
     #[doc(alias = "cuGraphLaunch")]
     #[inline]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         self.check(stream)?;
         self.with(|state| {
-            if self.device.captures() {
-                return state.replay_beside_captures(stream);
-            }
             state.owned.launch(stream.owned())?;
             state.used(stream);
             Ok(())
         })
+        .map_err(|error| explain(stream, error))
     }
 
     /// Takes over the parameters of a template of the same shape.
@@ -211,19 +208,6 @@ impl State {
         self.streams.retain(|used| !used.is_same(stream));
         self.streams.push(stream.clone());
     }
-
-    /// A replay that may be recorded: then the captured graph keeps what the nodes name.
-    #[cold]
-    fn replay_beside_captures(&mut self, stream: &Stream) -> Result<()> {
-        let status = stream.owned().capture_status()?;
-        self.owned.launch(stream.owned())?;
-        if matches!(status, CaptureStatus::Active(_)) {
-            stream.retain(status, &self.retained);
-        } else {
-            self.used(stream);
-        }
-        Ok(())
-    }
 }
 
 impl Drop for Exec {
@@ -249,6 +233,23 @@ impl Drop for Exec {
 impl fmt::Debug for Exec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Exec({:#x} of {})", self.handle().0, self.device.name())
+    }
+}
+
+/// Adds to a refused replay what to do about it.
+#[cold]
+fn explain(stream: &Stream, error: Error) -> Error {
+    if error.code() != Some(Code::STREAM_CAPTURE_UNSUPPORTED) {
+        return error;
+    }
+    let reason = format!(
+        "{error}; a replay cannot be captured: capture the work itself, or add the template to \
+         another one as a child"
+    );
+    Error::Capture {
+        stream: stream.to_string(),
+        reason,
+        code: error.code(),
     }
 }
 

@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::device::Device;
 use crate::driver::InstantiateFlags;
 use crate::driver::handle::{GraphHandle, NodeHandle};
-use crate::driver::owned::{OwnedGraph, same_driver};
+use crate::driver::owned::{OwnedGraph, relaxed, same_driver};
 use crate::driver::spec::{EdgeSpec, NodeDetail, NodeSpec};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -234,7 +234,9 @@ impl Template {
     pub fn instantiate(&self, flags: InstantiateFlags) -> Result<Exec> {
         self.device.collect();
         let state = self.state();
-        let owned = state.graph.instantiate(flags).map_err(|failure| {
+        // CUDA counts it among the calls that break a capture of another thread.
+        let instantiated = relaxed(&**self.device.driver(), || state.graph.instantiate(flags));
+        let owned = instantiated.map_err(|failure| {
             let node = failure.node.map(|node| describe(&state.graph, node));
             Error::Instantiate {
                 code: failure.code,

@@ -111,6 +111,8 @@ pub(super) fn end(state: &mut State, stream: StreamHandle) -> Result<GraphHandle
         ));
     }
     if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
+        let capture = close(state, id);
+        graph::discard(state, capture.graph);
         return Err(refuse(
             Call::StreamEndCapture,
             Code::STREAM_CAPTURE_WRONG_THREAD,
@@ -180,6 +182,19 @@ pub(super) fn record_event(
     Ok(true)
 }
 
+/// Refuses to ask after an event that was last recorded in a capture: it has no state outside.
+pub(super) fn refuse_captured(state: &mut State, event: EventHandle, call: Call) -> Result<()> {
+    let Some(id) = stream::event(state, event).captured.as_ref().map(|c| c.id) else {
+        return Ok(());
+    };
+    let code = if state.captures.contains_key(&id) {
+        Code::CAPTURED_EVENT
+    } else {
+        Code::INVALID_VALUE
+    };
+    Err(refuse(call, code))
+}
+
 /// Makes a stream wait for an event inside a capture; false if neither is part of one.
 pub(super) fn wait(state: &mut State, stream: StreamHandle, event: EventHandle) -> Result<bool> {
     let call = Call::StreamWaitEvent;
@@ -190,8 +205,9 @@ pub(super) fn wait(state: &mut State, stream: StreamHandle, event: EventHandle) 
         .captured
         .as_ref()
         .map(|captured| (captured.id, captured.frontier.clone()));
-    // An event of a capture that is over is one that was never recorded.
-    let of_event = of_event.filter(|(id, _)| state.captures.contains_key(id));
+    if of_event.as_ref().is_some_and(|(id, _)| !state.captures.contains_key(id)) {
+        return Err(refuse(call, Code::INVALID_VALUE));
+    }
     match (of_stream, of_event) {
         (None, None) => Ok(false),
         (Some(id), None) if recorded == 0 => {

@@ -203,7 +203,7 @@ impl GraphCalls for Sim {
     ) -> Result<ExecHandle, InstantiateFailure> {
         let failure = |code| InstantiateFailure { code, node: None };
         let mut state = self
-            .enter(Call::GraphInstantiate)
+            .enter_unsafe(Call::GraphInstantiate)
             .map_err(|error| failure(error.code().unwrap_or(Code::UNKNOWN)))?;
         graph(&mut state, handle);
         let exec = Exec::new(&state, handle).ok_or(failure(Code::INVALID_VALUE))?;
@@ -233,15 +233,7 @@ impl GraphCalls for Sim {
     unsafe fn exec_launch(&self, handle: ExecHandle, stream: StreamHandle) -> Result<()> {
         let mut state = self.enter(Call::GraphLaunch)?;
         let steps = Arc::clone(&exec(&mut state, handle).steps);
-        if stream::get(&mut state, stream).capture.is_some() {
-            let child = graph_of(&mut state, &steps);
-            return capture::record(
-                &mut state,
-                stream,
-                NodeWork::Child(child),
-                Call::GraphLaunch,
-            );
-        }
+        capture::refuse_capturing(&mut state, stream, Call::GraphLaunch)?;
         run::check_failure(&state, Call::GraphLaunch)?;
         let replay = Replay::new(&mut state, handle, steps);
         let queue = &mut stream::get(&mut state, stream).queue;
@@ -396,27 +388,5 @@ fn copy(state: &mut State, original: GraphHandle, parent: Option<GraphHandle>) -
         insert(&mut copied, renamed[&node], work, &before);
     }
     state.graphs.insert(handle.0, copied);
-    handle
-}
-
-/// A child graph that does what an exec does, for a replay on a capturing stream.
-fn graph_of(state: &mut State, steps: &[exec::Step]) -> GraphHandle {
-    let names: Vec<NodeHandle> = steps.iter().map(|_| NodeHandle(state.fresh())).collect();
-    let handle = GraphHandle(state.fresh());
-    let mut made = Graph {
-        parent: Some(handle),
-        ..Graph::default()
-    };
-    for (name, step) in names.iter().zip(steps) {
-        let before: Vec<NodeHandle> = step.before.iter().map(|b| names[*b]).collect();
-        let work = match &step.work {
-            // The children of the exec's graph are already among the steps.
-            NodeWork::Child(_) => NodeWork::Empty,
-            _ if !step.enabled => NodeWork::Empty,
-            other => other.clone(),
-        };
-        insert(&mut made, *name, work, &before);
-    }
-    state.graphs.insert(handle.0, made);
     handle
 }

@@ -8,8 +8,8 @@ use std::collections::VecDeque;
 
 use super::exec::Replay;
 use super::work::Work;
-use super::{Sim, State, capture, refuse, run};
-use crate::code::{Call, Code};
+use super::{Sim, State, capture, run};
+use crate::code::Call;
 use crate::driver::handle::{
     Address, EventHandle, ExecHandle, GraphHandle, NodeHandle, StreamHandle,
 };
@@ -225,20 +225,15 @@ impl StreamCalls for Sim {
     unsafe fn event_query(&self, handle: EventHandle) -> Result<bool> {
         let mut state = self.enter_unsafe(Call::EventQuery)?;
         run::check_failure(&state, Call::EventQuery)?;
+        capture::refuse_captured(&mut state, handle, Call::EventQuery)?;
         let event = event(&mut state, handle);
-        if event.captured.is_some() {
-            return Err(refuse(Call::EventQuery, Code::CAPTURED_EVENT));
-        }
         Ok(event.reached >= event.recorded)
     }
 
     unsafe fn event_synchronize(&self, handle: EventHandle) -> Result<()> {
         let mut state = self.enter_unsafe(Call::EventSynchronize)?;
-        let event = event(&mut state, handle);
-        if event.captured.is_some() {
-            return Err(refuse(Call::EventSynchronize, Code::CAPTURED_EVENT));
-        }
-        let record = event.recorded;
+        capture::refuse_captured(&mut state, handle, Call::EventSynchronize)?;
+        let record = event(&mut state, handle).recorded;
         drop(state);
         run::drive_until(self, |state| {
             state

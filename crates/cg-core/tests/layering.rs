@@ -1,0 +1,168 @@
+//! Who may know of whom, read from the source tree.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+const LONGEST_FILE: usize = 500;
+
+/// A source file, by its path from the root of the workspace.
+struct Source {
+    path: String,
+    text: String,
+}
+
+impl Source {
+    /// The text without comments: what follows `//` in a line is gone.
+    fn code(&self) -> String {
+        let code = |line: &str| line.split("//").next().unwrap_or_default().to_owned();
+        let lines: Vec<String> = self.text.lines().map(code).collect();
+        lines.join("\n")
+    }
+
+    /// Whether the word stands in the code, not as a part of a longer one.
+    fn names(&self, word: &str) -> bool {
+        let is_other = |c: char| !c.is_alphanumeric() && c != '_';
+        self.code().split(is_other).any(|found| found == word)
+    }
+
+    /// The modules and names that the code reaches by `crate::`.
+    fn crate_paths(&self) -> BTreeSet<String> {
+        let code = self.code();
+        let paths = code.split("crate::").skip(1);
+        let first = |path: &str| {
+            let end = path.find(|c: char| !c.is_alphanumeric() && c != '_');
+            path[..end.unwrap_or(path.len())].to_owned()
+        };
+        paths.map(first).collect()
+    }
+}
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
+}
+
+/// The files below a folder with one of the endings; none if there is no such folder.
+fn sources(folder: &str, endings: &[&str]) -> Vec<Source> {
+    let mut found = Vec::new();
+    let mut folders = vec![root().join(folder)];
+    while let Some(folder) = folders.pop() {
+        let Ok(entries) = fs::read_dir(&folder) else {
+            continue;
+        };
+        for path in entries.map(|entry| entry.unwrap().path()) {
+            let ending = path.extension().and_then(|ending| ending.to_str());
+            if path.is_dir() && !path.ends_with("target") {
+                folders.push(path);
+            } else if ending.is_some_and(|ending| endings.contains(&ending)) {
+                let inside = path.strip_prefix(root()).unwrap();
+                found.push(Source {
+                    path: inside.to_str().unwrap().replace('\\', "/"),
+                    text: fs::read_to_string(&path).unwrap(),
+                });
+            }
+        }
+    }
+    found
+}
+
+/// The paths of the sources of which something holds.
+fn those(sources: Vec<Source>, holds: impl Fn(&Source) -> bool) -> Vec<String> {
+    let found = sources.into_iter().filter(holds);
+    found.map(|source| source.path).collect()
+}
+
+fn assert_only_below(paths: &[String], allowed: &[&str]) {
+    for path in paths {
+        let is_allowed = allowed.iter().any(|allowed| path.starts_with(allowed));
+        assert!(is_allowed, "{path} must not; only {allowed:?} may");
+    }
+    assert!(!paths.is_empty(), "nothing was found: look at the search");
+}
+
+const CUDA: &str = "crates/cg-core/src/driver/cuda/";
+const OWNED: &str = "crates/cg-core/src/driver/owned.rs";
+
+#[test]
+fn cudarc_is_named_by_the_cuda_driver_only() {
+    let naming = those(sources("crates/cg-core/src", &["rs"]), |source| {
+        source.names("cudarc") || source.names("libloading")
+    });
+    assert_only_below(&naming, &[CUDA]);
+    let naming = those(sources("crates/cg-py/src", &["rs"]), |source| {
+        source.names("cudarc") || source.names("libloading")
+    });
+    assert_eq!(naming, [""; 0]);
+}
+
+#[test]
+fn unsafe_blocks_stand_in_the_cuda_driver_and_the_owners_only() {
+    let has_block = |source: &Source| source.code().contains("unsafe {");
+    let with_blocks = those(sources("crates/cg-core/src", &["rs"]), has_block);
+    assert_only_below(&with_blocks, &[CUDA, OWNED]);
+    let in_python = those(sources("crates/cg-py/src", &["rs"]), has_block);
+    assert!(in_python.len() <= 1, "one file is enough: {in_python:?}");
+}
+
+#[test]
+fn pyo3_is_named_by_cg_py_only() {
+    let naming = those(sources("crates", &["rs"]), |source| source.names("pyo3"));
+    for path in naming {
+        let own = path == "crates/cg-core/tests/layering.rs";
+        assert!(own || path.starts_with("crates/cg-py/"), "{path}");
+    }
+}
+
+#[test]
+fn the_driver_knows_nothing_above_it() {
+    for source in sources("crates/cg-core/src/driver", &["rs"]) {
+        for path in source.crate_paths() {
+            let below = ["code", "error", "driver"].contains(&path.as_str());
+            assert!(below, "{} uses crate::{path}", source.path);
+        }
+    }
+}
+
+#[test]
+fn each_driver_knows_nothing_of_the_other() {
+    for (own, other) in [("sim", "cuda"), ("cuda", "sim")] {
+        let folder = format!("crates/cg-core/src/driver/{own}");
+        let naming = those(sources(&folder, &["rs"]), |source| source.names(other));
+        assert_eq!(naming, [""; 0], "they name {other}");
+    }
+}
+
+#[test]
+fn leaves_depend_on_nothing_but_their_own() {
+    let allowed: [(&str, &[&str]); 5] = [
+        ("code.rs", &[]),
+        ("error.rs", &["code"]),
+        ("hook.rs", &[]),
+        ("pool/free_list.rs", &[]),
+        ("driver/handle.rs", &[]),
+    ];
+    for (file, allowed) in allowed {
+        let path = format!("crates/cg-core/src/{file}");
+        let mut all = sources("crates/cg-core/src", &["rs"]).into_iter();
+        let source = all.find(|source| source.path == path).unwrap();
+        let used = source.crate_paths();
+        assert!(
+            used.iter().all(|path| allowed.contains(&path.as_str())),
+            "{path}: {used:?}"
+        );
+    }
+}
+
+#[test]
+fn no_file_is_too_long() {
+    let mut count = 0;
+    for folder in ["crates", "python", "tests", "benches"] {
+        for source in sources(folder, &["rs", "py"]) {
+            let lines = source.text.lines().count();
+            assert!(lines <= LONGEST_FILE, "{} has {lines} lines", source.path);
+            count += 1;
+        }
+    }
+    assert!(count > 50, "only {count} files were found");
+}

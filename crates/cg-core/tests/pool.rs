@@ -1,0 +1,328 @@
+//! Pools: blocks do not overlap, bytes are conserved, and what is given back is whole again.
+
+mod support;
+
+use cg_core::{
+    Capture, CaptureMode, Error, FreeList, InstantiateFlags, Memory, Pool, PoolStats, Sim, Stream,
+    Template, Work,
+};
+use proptest::prelude::*;
+use proptest::sample::Index;
+
+use support::{all, error, is_foreign, is_invalid, other_device, sim, sim_from, words};
+
+/// Bytes of the smallest segment.
+const SEGMENT: u64 = 2 << 20;
+
+/// What is done to a free list or a pool.
+#[derive(Debug, Clone)]
+enum Step {
+    /// Takes so many bytes, for one of the streams.
+    Take(u64, usize),
+    /// Gives one of the blocks back.
+    Give(Index),
+}
+
+fn steps(most: u64) -> impl Strategy<Value = Vec<Step>> {
+    let take = (1..=most, 0..2_usize).prop_map(|(bytes, stream)| Step::Take(bytes, stream));
+    let give = any::<Index>().prop_map(Step::Give);
+    prop::collection::vec(prop_oneof![3 => take, 2 => give], 1..60)
+}
+
+/// Whether no two of the ranges, as starts and bytes, share a byte.
+fn are_apart(ranges: impl IntoIterator<Item = (u64, u64)>) -> bool {
+    let mut ranges: Vec<(u64, u64)> = ranges.into_iter().collect();
+    ranges.sort_unstable();
+    ranges
+        .windows(2)
+        .all(|pair| pair[0].0 + pair[0].1 <= pair[1].0)
+}
+
+proptest! {
+    #[test]
+    fn a_free_list_conserves_its_bytes(bytes in 1..5000_u64, steps in steps(1500)) {
+        let mut list = FreeList::new(bytes);
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        for step in steps {
+            match step {
+                Step::Take(wanted, _) => {
+                    let fit = list.best_fit(wanted);
+                    let offset = list.take(wanted);
+                    prop_assert_eq!(fit.is_some(), offset.is_some());
+                    prop_assert!(fit.is_none_or(|fit| fit >= wanted));
+                    taken.extend(offset.map(|offset| (offset, wanted)));
+                }
+                Step::Give(index) if !taken.is_empty() => {
+                    let (offset, size) = taken.swap_remove(index.index(taken.len()));
+                    list.give(offset, size);
+                }
+                Step::Give(_) => {}
+            }
+            let in_use: u64 = taken.iter().map(|(_, size)| size).sum();
+            prop_assert_eq!(list.free_bytes() + in_use, bytes);
+            prop_assert_eq!(list.is_whole(), taken.is_empty());
+            prop_assert!(are_apart(taken.iter().copied()));
+            prop_assert!(taken.iter().all(|(offset, size)| offset + size <= bytes));
+        }
+        for (offset, size) in taken {
+            list.give(offset, size);
+        }
+        prop_assert_eq!(list, FreeList::new(bytes));
+    }
+
+    #[test]
+    fn a_free_list_takes_from_the_smallest_range_that_fits(
+        sizes in prop::collection::vec(1..100_u64, 2..20),
+        wanted in 1..100_u64,
+    ) {
+        // Free ranges of these sizes, with a taken byte behind each.
+        let mut list = FreeList::new(sizes.iter().map(|size| size + 1).sum());
+        let starts: Vec<u64> = sizes
+            .iter()
+            .map(|size| {
+                let start = list.take(*size).unwrap();
+                list.take(1).unwrap();
+                start
+            })
+            .collect();
+        for (start, size) in starts.iter().zip(&sizes) {
+            list.give(*start, *size);
+        }
+        let best = sizes.iter().copied().filter(|size| *size >= wanted).min();
+        prop_assert_eq!(list.best_fit(wanted), best);
+        let at = list.take(wanted).and_then(|at| starts.iter().position(|start| *start == at));
+        prop_assert_eq!(at.map(|at| sizes[at]), best);
+    }
+}
+
+/// A block with the stream that it is for.
+type Taken = (Memory, usize);
+
+/// The bytes that a pool counts for a block.
+fn counted(memory: &Memory) -> u64 {
+    memory.bytes().next_multiple_of(512)
+}
+
+/// Checks all that holds for a pool at any time.
+fn check_pool(pool: &Pool, taken: &[Taken]) -> Result<(), TestCaseError> {
+    let range = |memory: &Memory| (memory.address().0, memory.bytes());
+    let segments = pool.segments();
+    prop_assert!(are_apart(taken.iter().map(|(memory, _)| range(memory))));
+    prop_assert!(are_apart(segments.iter().map(range)));
+    for segment in &segments {
+        let (start, bytes) = range(segment);
+        let end = start + bytes;
+        let inside = |memory: &Memory| (start..end).contains(&memory.address().0);
+        let own: Vec<&Taken> = taken.iter().filter(|(memory, _)| inside(memory)).collect();
+        prop_assert!(
+            own.iter()
+                .all(|(memory, _)| memory.address().0 + memory.bytes() <= end)
+        );
+        prop_assert!(own.iter().all(|(_, stream)| *stream == own[0].1));
+    }
+    prop_assert!(
+        taken
+            .iter()
+            .all(|(memory, _)| memory.address().0 % 512 == 0)
+    );
+    let stats = pool.stats();
+    let in_use: u64 = taken.iter().map(|(memory, _)| counted(memory)).sum();
+    prop_assert_eq!(stats.in_use, in_use);
+    prop_assert!(stats.peak >= in_use && stats.reserved >= in_use);
+    prop_assert_eq!(stats.segments, segments.len());
+    prop_assert_eq!(
+        stats.reserved,
+        segments.iter().map(Memory::bytes).sum::<u64>()
+    );
+    Ok(())
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn blocks_of_a_pool_do_not_overlap(steps in steps(600_000)) {
+        let (sim, device) = sim();
+        let pool = Pool::new(&device);
+        let streams = [Stream::new(&device).unwrap(), Stream::new(&device).unwrap()];
+        let mut taken: Vec<Taken> = Vec::new();
+        let mut peak = 0;
+        for step in steps {
+            match step {
+                Step::Take(bytes, stream) => {
+                    let memory = pool.allocate(&streams[stream], bytes).unwrap();
+                    prop_assert_eq!(memory.bytes(), bytes);
+                    taken.push((memory, stream));
+                }
+                Step::Give(index) if !taken.is_empty() => {
+                    taken.swap_remove(index.index(taken.len()));
+                }
+                Step::Give(_) => {}
+            }
+            check_pool(&pool, &taken)?;
+            peak = peak.max(pool.stats().in_use);
+        }
+        prop_assert_eq!(pool.stats().peak, peak);
+        taken.clear();
+        let PoolStats { in_use, reserved, .. } = pool.stats();
+        prop_assert_eq!((in_use, pool.trim()), (0, reserved));
+        prop_assert_eq!((pool.stats().segments, sim.live().memory), (0, 0));
+    }
+}
+
+#[test]
+fn a_block_that_was_dropped_is_given_out_again_to_its_stream_only() {
+    let (sim, device) = sim();
+    let pool = Pool::new(&device);
+    let (first, second) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let block = pool.allocate(&first, 4000).unwrap();
+    let address = block.address();
+    drop(block);
+    assert_ne!(pool.allocate(&second, 4000).unwrap().address(), address);
+    assert_eq!(pool.allocate(&first, 4000).unwrap().address(), address);
+    assert_eq!((pool.stats().segments, sim.live().memory), (2, 2));
+}
+
+#[test]
+fn a_block_is_kept_by_its_slices_and_by_work_in_flight() {
+    let (_sim, device) = sim();
+    let pool = Pool::new(&device);
+    let stream = Stream::new(&device).unwrap();
+    let block = pool.allocate(&stream, 4000).unwrap();
+    let address = block.address();
+    let slice = block.slice(0..40).unwrap();
+    drop(block);
+    assert_eq!(pool.stats().in_use, 4096);
+    stream.enqueue(&Work::memset(&slice, 1).unwrap()).unwrap();
+    drop(slice);
+    assert_ne!(pool.allocate(&stream, 4000).unwrap().address(), address);
+    stream.synchronize().unwrap();
+    assert_eq!(pool.stats().in_use, 0);
+    assert_eq!(pool.allocate(&stream, 4000).unwrap().address(), address);
+}
+
+#[test]
+fn a_template_and_its_execs_keep_their_blocks() {
+    let (sim, device) = sim();
+    let pool = Pool::new(&device);
+    let stream = Stream::new(&device).unwrap();
+    let block = pool.allocate(&stream, 4000).unwrap();
+    let out = support::poisoned(&device);
+    let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+    stream.enqueue(&Work::memset(&block, 6).unwrap()).unwrap();
+    stream
+        .enqueue(&Work::memcpy(&out, &block).unwrap())
+        .unwrap();
+    drop(block);
+    let template = capture.finish().unwrap();
+    let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+    drop((template, pool.clone()));
+    assert_eq!(pool.stats().in_use, 4096);
+    drop(pool);
+    exec.replay(&stream).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!((words(&out), sim.live().memory), (all(6), 2));
+    drop(exec);
+    assert_eq!(sim.live().memory, 1);
+}
+
+#[test]
+fn a_capture_in_any_mode_can_use_memory_that_the_pool_has() {
+    let (_sim, device) = sim();
+    let pool = Pool::new(&device);
+    let stream = Stream::new(&device).unwrap();
+    drop(pool.allocate(&stream, 4).unwrap());
+    let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+    let block = pool.allocate(&stream, 4000).unwrap();
+    stream.enqueue(&Work::memset(&block, 1).unwrap()).unwrap();
+    capture.finish().unwrap();
+}
+
+#[test]
+fn trimming_keeps_segments_with_blocks() {
+    let (sim, device) = sim();
+    let pool = Pool::new(&device);
+    let stream = Stream::new(&device).unwrap();
+    let stays = pool.allocate(&stream, 4).unwrap();
+    let goes = pool.allocate(&stream, SEGMENT).unwrap();
+    assert_eq!(pool.trim(), 0);
+    drop(goes);
+    assert_eq!(pool.stats().reserved, 2 * SEGMENT);
+    assert_eq!((pool.trim(), pool.stats().reserved), (SEGMENT, SEGMENT));
+    drop(stays);
+    assert_eq!((pool.trim(), sim.live().memory), (SEGMENT, 0));
+}
+
+#[test]
+fn stats_count_blocks_and_segments() {
+    let (_sim, device) = sim();
+    let pool = Pool::new(&device);
+    let stream = Stream::new(&device).unwrap();
+    assert_eq!(pool.stats(), PoolStats::default());
+    let first = pool.allocate(&stream, 513).unwrap();
+    let second = pool.allocate(&stream, SEGMENT + 1).unwrap();
+    let mut expected = PoolStats {
+        in_use: 1024 + SEGMENT + 512,
+        peak: 1024 + SEGMENT + 512,
+        reserved: 3 * SEGMENT,
+        segments: 2,
+    };
+    assert_eq!(pool.stats(), expected);
+    drop(second);
+    expected.in_use = 1024;
+    assert_eq!(pool.clone().stats(), expected);
+    drop(first);
+    expected.in_use = 0;
+    assert_eq!(pool.stats(), expected);
+}
+
+#[test]
+fn a_pool_that_cannot_grow_says_the_numbers() {
+    let (_sim, device) = sim_from(Sim::builder().memory(2 * SEGMENT));
+    let pool = Pool::new(&device);
+    let stream = Stream::new(&device).unwrap();
+    let block = pool.allocate(&stream, SEGMENT + 4).unwrap();
+    let refused = error(pool.allocate(&stream, SEGMENT));
+    let expected = Error::OutOfMemory {
+        requested: SEGMENT,
+        in_use: 2 * SEGMENT,
+        reserved: 2 * SEGMENT,
+        limit: 2 * SEGMENT,
+    };
+    assert_eq!(refused, expected);
+    let stats = pool.stats();
+    assert_eq!((stats.in_use, stats.segments), (SEGMENT + 512, 1));
+    drop(block);
+    pool.allocate(&stream, SEGMENT).unwrap();
+    let absurd = error(pool.allocate(&stream, u64::MAX));
+    assert!(matches!(absurd, Error::OutOfMemory { .. }), "{absurd}");
+}
+
+#[test]
+fn a_block_has_at_least_one_byte_and_is_for_a_stream_of_the_device() {
+    let (_sim, device) = sim();
+    let pool = Pool::new(&device);
+    assert!(is_invalid(pool.allocate(&Stream::new(&device).unwrap(), 0)));
+    let foreign = Stream::new(&other_device()).unwrap();
+    assert!(is_foreign(pool.allocate(&foreign, 4)));
+    assert_eq!(pool.stats(), PoolStats::default());
+}
+
+#[test]
+fn pools_share_nothing() {
+    let (_sim, device) = sim();
+    let (first, second) = (Pool::new(&device), Pool::new(&device));
+    assert_ne!(first.id(), second.id());
+    assert_eq!(first.id(), first.clone().id());
+    let stream = Stream::new(&device).unwrap();
+    let block = first.allocate(&stream, 4).unwrap();
+    let template = Template::new(&device).unwrap();
+    template
+        .add(&Work::memset(&block, 1).unwrap(), &[])
+        .unwrap();
+    assert_eq!(second.stats(), PoolStats::default());
+    assert_ne!(
+        second.allocate(&stream, 4).unwrap().address(),
+        block.address()
+    );
+}

@@ -1,0 +1,335 @@
+//! What is undefined on a GPU: the simulator panics and names both parties.
+#![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
+#![expect(unsafe_code, reason = "breaks the contracts of the driver's methods")]
+
+mod support;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use cg_core::driver::handle::{EventHandle, ExecHandle, GraphHandle};
+use cg_core::driver::spec::{NodeSpec, WorkSpec};
+use cg_core::driver::{GraphCalls as _, MemoryCalls as _, StreamCalls as _};
+use cg_core::{
+    Address, Args, CaptureMode, Device, InstantiateFlags, Memory, Module, Sim, Stream,
+    StreamHandle, Work,
+};
+
+use support::kernels::{Kernels, PTX};
+use support::{BYTES, sim};
+
+/// What the simulator says when it panics.
+fn panic_of<T>(with: impl FnOnce() -> T) -> String {
+    let Err(payload) = catch_unwind(AssertUnwindSafe(with)) else {
+        panic!("it did not panic")
+    };
+    match payload.downcast::<String>() {
+        Ok(text) => *text,
+        Err(payload) => (*payload.downcast::<&str>().unwrap()).to_owned(),
+    }
+}
+
+/// Checks that the panic names all parties.
+fn assert_names(text: &str, parties: &[&str]) {
+    for party in parties {
+        assert!(text.contains(party), "{party:?} is missing in {text:?}");
+    }
+}
+
+fn hex(number: u64) -> String {
+    format!("{number:#x}")
+}
+
+/// Memory that nobody owns, so that nothing but the test frees it.
+fn unowned(sim: &Sim, device: &Device) -> Memory {
+    let address = sim.mem_alloc(BYTES).unwrap();
+    // SAFETY: tests free it only to see the simulator panic at its next use.
+    unsafe { Memory::from_raw(device, address, BYTES) }
+}
+
+fn free(sim: &Sim, memory: &Memory) {
+    // SAFETY: the simulator panics if the memory is not to be freed.
+    unsafe { sim.mem_free(memory.address()) }
+}
+
+#[test]
+fn a_kernel_that_touches_freed_memory_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let a = unowned(&sim, &device);
+    stream.enqueue(&Kernels::load(&device).fill(&a, 1)).unwrap();
+    free(&sim, &a);
+    let text = panic_of(|| stream.synchronize());
+    assert_names(&text, &["kernel fill", &hex(a.address().0), "was freed"]);
+}
+
+#[test]
+fn a_copy_from_freed_memory_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (a, b) = (unowned(&sim, &device), unowned(&sim, &device));
+    free(&sim, &a);
+    stream.enqueue(&Work::memcpy(&b, &a).unwrap()).unwrap();
+    let text = panic_of(|| sim.drive());
+    assert_names(
+        &text,
+        &["memcpy of 4000 bytes", &hex(a.address().0), "was freed"],
+    );
+}
+
+#[test]
+fn reading_freed_memory_is_found() {
+    let (sim, device) = sim();
+    let a = unowned(&sim, &device);
+    free(&sim, &a);
+    assert_names(&panic_of(|| a.read()), &[&hex(a.address().0), "was freed"]);
+    assert_names(
+        &panic_of(|| a.write(&[1])),
+        &[&hex(a.address().0), "was freed"],
+    );
+}
+
+#[test]
+fn freeing_memory_of_work_in_flight_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (a, b) = (unowned(&sim, &device), unowned(&sim, &device));
+    stream.enqueue(&Work::memset(&a, 1).unwrap()).unwrap();
+    stream.enqueue(&Work::memcpy(&b, &a).unwrap()).unwrap();
+    let on = hex(stream.handle().0);
+    let text = panic_of(|| free(&sim, &a));
+    assert_names(
+        &text,
+        &["mem_free", &hex(a.address().0), "memset", "in flight", &on],
+    );
+    sim.step();
+    let text = panic_of(|| free(&sim, &a));
+    assert_names(
+        &text,
+        &["mem_free", &hex(a.address().0), "memcpy", "in flight", &on],
+    );
+    sim.step();
+    free(&sim, &a);
+}
+
+#[test]
+fn freeing_memory_of_a_replay_in_flight_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (a, b) = (unowned(&sim, &device), unowned(&sim, &device));
+    let template = cg_core::Template::new(&device).unwrap();
+    let first = template.add(&Work::memset(&a, 1).unwrap(), &[]).unwrap();
+    template
+        .add(&Work::memset(&b, 1).unwrap(), &[first])
+        .unwrap();
+    let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+    exec.replay(&stream).unwrap();
+    sim.step();
+    let text = panic_of(|| free(&sim, &b));
+    assert_names(
+        &text,
+        &["mem_free", &hex(b.address().0), "memset", "in flight"],
+    );
+    // The first node has run.
+    free(&sim, &a);
+    sim.drive();
+    free(&sim, &b);
+}
+
+#[test]
+fn freeing_twice_is_found() {
+    let (sim, device) = sim();
+    let a = unowned(&sim, &device);
+    free(&sim, &a);
+    let text = panic_of(|| free(&sim, &a));
+    assert_names(
+        &text,
+        &["mem_free", &hex(a.address().0), "no live allocation"],
+    );
+}
+
+#[test]
+fn freeing_a_part_is_found() {
+    let (sim, device) = sim();
+    let part = unowned(&sim, &device).slice(512..600).unwrap();
+    let text = panic_of(|| free(&sim, &part));
+    assert_names(
+        &text,
+        &["mem_free", &hex(part.address().0), "no live allocation"],
+    );
+}
+
+#[test]
+fn an_address_that_was_never_given_out_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let on_the_host = Address(std::ptr::from_ref(&sim).addr() as u64);
+    // SAFETY: the simulator panics where the memory is used.
+    let memory = unsafe { Memory::from_raw(&device, on_the_host, 64) };
+    stream.enqueue(&Work::memset(&memory, 1).unwrap()).unwrap();
+    let text = panic_of(|| stream.synchronize());
+    assert_names(&text, &["memset", &hex(on_the_host.0), "no device address"]);
+}
+
+#[test]
+fn work_beyond_the_end_of_its_memory_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let address = sim.mem_alloc(BYTES).unwrap();
+    // SAFETY: the simulator panics where the memory is used.
+    let too_long = unsafe { Memory::from_raw(&device, address, BYTES + 4) };
+    stream
+        .enqueue(&Kernels::load(&device).fill(&too_long, 1))
+        .unwrap();
+    let text = panic_of(|| stream.synchronize());
+    let parties = ["kernel fill", "4004 bytes", "beyond the end", "4000 bytes"];
+    assert_names(&text, &parties);
+}
+
+#[test]
+fn arguments_of_another_size_are_found() {
+    let (_sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let module = Module::load(&device, PTX.as_bytes()).unwrap();
+    let function = module.function("axpy").unwrap();
+    let args = Args::new().u32(1).u64(2).u32(3).u32(4);
+    // SAFETY: the simulator panics before the kernel runs.
+    let work = unsafe { Work::kernel(&function, 1, 1, args) }.unwrap();
+    let text = panic_of(|| stream.enqueue(&work));
+    assert_names(&text, &["kernel axpy", "[4, 8, 8, 4]", "[4, 8, 4, 4]"]);
+}
+
+#[test]
+fn a_kernel_of_an_unloaded_module_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let a = support::poisoned(&device);
+    let module = sim.module_load(PTX.as_bytes()).unwrap();
+    // SAFETY: the module is loaded.
+    let function = unsafe { sim.module_function(module, "fill") }.unwrap();
+    let words = [
+        &a.address().0.to_le_bytes()[..],
+        &[1, 0, 0, 0],
+        &[1, 0, 0, 0],
+    ];
+    let work = WorkSpec::Kernel {
+        function,
+        grid: 1.into(),
+        block: 1.into(),
+        shared_bytes: 0,
+        args: words.map(Into::into).into(),
+    };
+    // SAFETY: the stream is live.
+    unsafe { sim.stream_enqueue(stream.handle(), &work) }.unwrap();
+    // SAFETY: the module is loaded; the simulator panics where its kernel runs.
+    unsafe { sim.module_unload(module) };
+    let text = panic_of(|| stream.synchronize());
+    assert_names(&text, &["kernel fill", "module was unloaded"]);
+    // SAFETY: the simulator panics if the module is not loaded.
+    let text = panic_of(|| unsafe { sim.module_unload(module) });
+    assert_names(
+        &text,
+        &["module_unload", &format!("{module:?}"), "not loaded"],
+    );
+}
+
+#[test]
+fn a_kernel_that_the_simulator_was_not_told_of_is_found() {
+    let device = Device::sim(&Sim::default());
+    let module = Module::load(&device, PTX.as_bytes()).unwrap();
+    let text = panic_of(|| module.function("slow_fill"));
+    assert_names(&text, &["kernel slow_fill", "Sim::kernel"]);
+}
+
+/// An exec of one memset, its graph destroyed.
+fn raw_exec(sim: &Sim) -> (GraphHandle, ExecHandle) {
+    let graph = sim.graph_create().unwrap();
+    let work = WorkSpec::Memset {
+        dst: sim.mem_alloc(BYTES).unwrap(),
+        value: 1,
+        element_bytes: 1,
+        count: BYTES,
+    };
+    // SAFETY: the graph is live, and the memory is never freed.
+    unsafe { sim.graph_add_node(graph, &[], &NodeSpec::Work(work)) }.unwrap();
+    // SAFETY: the graph is live.
+    let exec = unsafe { sim.graph_instantiate(graph, InstantiateFlags::NONE) }.unwrap();
+    // SAFETY: the graph is live and no child's.
+    unsafe { sim.graph_destroy(graph) };
+    (graph, exec)
+}
+
+fn destroy_exec(sim: &Sim, exec: ExecHandle) {
+    // SAFETY: the simulator panics if the exec is not to be destroyed.
+    unsafe { sim.exec_destroy(exec) }
+}
+
+#[test]
+fn destroying_an_exec_in_flight_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (_, exec) = raw_exec(&sim);
+    // SAFETY: both are live.
+    unsafe { sim.exec_launch(exec, stream.handle()) }.unwrap();
+    let text = panic_of(|| destroy_exec(&sim, exec));
+    let parties = ["exec_destroy", &format!("{exec:?}"), "in flight on stream"];
+    assert_names(&text, &parties);
+    assert_names(&text, &[&hex(stream.handle().0)]);
+    stream.synchronize().unwrap();
+    destroy_exec(&sim, exec);
+}
+
+#[test]
+fn using_a_destroyed_exec_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (_, exec) = raw_exec(&sim);
+    destroy_exec(&sim, exec);
+    // SAFETY: the simulator panics if the exec is not live.
+    let text = panic_of(|| unsafe { sim.exec_launch(exec, stream.handle()) });
+    assert_names(&text, &[&format!("{exec:?}"), "not live"]);
+    assert_names(
+        &panic_of(|| destroy_exec(&sim, exec)),
+        &["exec_destroy", "not live"],
+    );
+}
+
+#[test]
+fn using_a_destroyed_graph_is_found() {
+    let (sim, _device) = sim();
+    let (graph, _) = raw_exec(&sim);
+    // SAFETY: the simulator panics if the graph is not live.
+    let text = panic_of(|| unsafe { sim.graph_nodes(graph) });
+    assert_names(&text, &[&format!("{graph:?}"), "not live"]);
+    // SAFETY: the simulator panics if the graph is not live.
+    let text = panic_of(|| unsafe { sim.graph_destroy(graph) });
+    assert_names(&text, &["graph_destroy", "not live"]);
+}
+
+#[test]
+fn destroying_a_capturing_stream_is_found() {
+    let (sim, _device) = sim();
+    let stream = sim.stream_create().unwrap();
+    // SAFETY: the stream is live.
+    unsafe { sim.stream_begin_capture(stream, CaptureMode::Global) }.unwrap();
+    // SAFETY: the simulator panics if the stream is not to be destroyed.
+    let text = panic_of(|| unsafe { sim.stream_destroy(stream) });
+    assert_names(
+        &text,
+        &[&format!("{stream:?}"), "destroyed while it captures"],
+    );
+}
+
+#[test]
+fn handles_that_are_not_live_are_found() {
+    let (sim, _device) = sim();
+    let (stream, event) = (StreamHandle(0x77), EventHandle(0x78));
+    // SAFETY: the simulator panics if the stream is not live.
+    let text = panic_of(|| unsafe { sim.stream_synchronize(stream) });
+    assert_names(&text, &["StreamHandle(0x77)", "not live"]);
+    // SAFETY: the simulator panics if the event is not live.
+    let text = panic_of(|| unsafe { sim.event_query(event) });
+    assert_names(&text, &["EventHandle(0x78)", "not live"]);
+    // SAFETY: the simulator panics if the event is not live.
+    let text = panic_of(|| unsafe { sim.event_destroy(event) });
+    assert_names(&text, &["event_destroy", "EventHandle(0x78)", "not live"]);
+}
