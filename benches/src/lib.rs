@@ -1,6 +1,9 @@
 //! A loop over the driver's launch, for the Python benches to load with `ctypes`: what a replay
 //! costs when nothing but the driver is called.
-#![expect(unsafe_code, reason = "exports a C function and calls the driver with raw handles")]
+#![expect(
+    unsafe_code,
+    reason = "exports a C function and calls the driver with raw handles"
+)]
 
 use std::time::Instant;
 

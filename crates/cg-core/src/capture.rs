@@ -1,10 +1,7 @@
 //! [`Capture`]: a guard that records a stream's work into a template.
 
-use std::sync::Arc;
-
 use crate::code::Code;
 use crate::driver::handle::StreamHandle;
-use crate::driver::owned::relaxed;
 use crate::driver::{CaptureMode, CaptureStatus, is_exiting};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -90,10 +87,11 @@ impl Capture {
         })
     }
 
-    /// Leaves the capture open for somebody else, who ends it and keeps alive what the work names.
+    /// Leaves the capture open for somebody else to end. What the work names so far stays alive
+    /// until [`Self::take_over`] or, if there is no such call, as long as the device.
     pub fn hand_over(mut self) {
         self.open = false;
-        self.stream.device().capture_closed(self.id);
+        self.stream.device().capture_handed_over(self.id);
     }
 
     /// The stream that captures.
@@ -106,38 +104,23 @@ impl Capture {
     ///
     /// # Errors
     /// [`Error::Capture`] with the driver's code and what to do, if the capture was broken or a
-    /// forked stream was not joined. The stream does not capture any more, unless the capture has
-    /// to end on another thread.
+    /// forked stream was not joined. The stream does not capture any more, whatever happens.
     #[doc(alias = "cuStreamEndCapture")]
     pub fn finish(mut self) -> Result<Template> {
         self.open = false;
         let graph = self.stream.owned().end_capture();
         let device = self.stream.device();
         let retained = device.capture_closed(self.id);
-        let graph = graph.map_err(|error| {
-            self.end_again();
-            explain(&self.stream, error)
-        })?;
+        let graph = graph.map_err(|error| explain(&self.stream, error))?;
         Ok(Template::with_graph(device, graph, retained))
-    }
-
-    /// Ends a capture that a failed end has left open.
-    fn end_again(&self) {
-        let owned = self.stream.owned();
-        let still_open = !matches!(owned.capture_status(), Ok(CaptureStatus::None));
-        if still_open {
-            let _ = relaxed(&**owned.driver(), || owned.end_capture());
-        }
     }
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
         if self.open && !is_exiting() {
-            let owned = Arc::clone(self.stream.owned());
-            if owned.end_capture().is_err() {
-                self.end_again();
-            }
+            // The graph of the capture, if there is one, is dropped here.
+            let _ = self.stream.owned().end_capture();
             self.stream.device().capture_closed(self.id);
         }
     }

@@ -100,7 +100,15 @@ impl Device {
     }
 
     pub(crate) fn capture_opened(&self, id: u64) {
-        self.captured().insert(id, Vec::new());
+        self.captured().entry(id).or_default();
+    }
+
+    /// Goes on with the bookkeeping of a capture only if its work names something.
+    pub(crate) fn capture_handed_over(&self, id: u64) {
+        let mut captured = self.captured();
+        if captured.get(&id).is_some_and(Vec::is_empty) {
+            captured.remove(&id);
+        }
     }
 
     /// Ends the bookkeeping of a capture; what its work names.

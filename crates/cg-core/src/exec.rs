@@ -1,11 +1,13 @@
 //! [`Exec`]: a graph that can run and cannot change shape.
 
+use std::any::Any;
+use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::code::Code;
 use crate::device::Device;
-use crate::driver::handle::ExecHandle;
+use crate::driver::handle::{ExecHandle, NodeHandle};
 use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
 use crate::error::{Error, Result};
@@ -16,8 +18,8 @@ use crate::work::Work;
 
 /// A graph that can run and cannot change shape.
 ///
-/// What its nodes name stays alive until every stream has passed the replays, also when the exec is
-/// dropped right after a replay.
+/// What its nodes name stays alive until the replays have passed, also when the exec is dropped right
+/// after one.
 pub struct Exec {
     device: Device,
     template: u64,
@@ -27,10 +29,15 @@ pub struct Exec {
 
 struct State {
     owned: Arc<OwnedExec>,
-    /// What the nodes name.
+    /// What the nodes named when the exec was made or last updated.
     retained: Vec<Retained>,
-    /// The streams it was replayed on, the last one last.
-    streams: Vec<Stream>,
+    /// What nodes name that were set since then.
+    set: HashMap<NodeHandle, Vec<Retained>>,
+    /// What [`Exec::retain`] was given.
+    kept: Vec<Retained>,
+    /// The stream of the last replay. Replays of one exec never overlap: where the last one has
+    /// passed, all have.
+    last: Option<Stream>,
 }
 
 impl Exec {
@@ -46,7 +53,9 @@ impl Exec {
             state: Mutex::new(Some(State {
                 owned: Arc::new(owned),
                 retained,
-                streams: Vec::new(),
+                set: HashMap::new(),
+                kept: Vec::new(),
+                last: None,
             })),
         }
     }
@@ -81,7 +90,9 @@ impl Exec {
         self.check(stream)?;
         self.with(|state| {
             state.owned.launch(stream.owned())?;
-            state.used(stream);
+            if !state.last.as_ref().is_some_and(|last| last.is_same(stream)) {
+                state.last = Some(stream.clone());
+            }
             Ok(())
         })
         .map_err(|error| explain(stream, error))
@@ -102,8 +113,9 @@ impl Exec {
         let updated = template.with(|graph, retained| {
             self.with(|state| {
                 state.owned.update(graph)?;
-                // Replays in flight may still use what was named before.
-                state.retained.extend_from_slice(retained);
+                let before = std::mem::replace(&mut state.retained, retained.to_vec());
+                let set = std::mem::take(&mut state.set);
+                self.park(state, Box::new((before, set)));
                 Ok(())
             })
         });
@@ -135,7 +147,9 @@ impl Exec {
         };
         self.with(|state| {
             state.owned.set_work(handle, work.spec())?;
-            state.retained.extend_from_slice(work.retained());
+            if let Some(before) = state.set.insert(handle, work.retained().to_vec()) {
+                self.park(state, Box::new(before));
+            }
             Ok(())
         })
         .map_err(|error| refused(node, &format!("it cannot become this {kind}"), &error))
@@ -163,9 +177,15 @@ impl Exec {
         self.with(|state| state.owned.is_enabled(handle))
     }
 
-    /// Keeps something alive until every stream has passed the replays.
+    /// Keeps something alive as long as the exec and its replays in flight.
     pub fn retain(&self, what: Retained) {
-        self.with(|state| state.retained.push(what));
+        self.with(|state| state.kept.push(what));
+    }
+
+    /// Drops what the nodes do not name any more, once the replays in flight have passed.
+    fn park(&self, state: &State, what: Box<dyn Any + Send>) {
+        let last = state.last.iter().map(|stream| Arc::clone(stream.owned()));
+        self.device.limbo().park(last, what);
     }
 
     fn check(&self, stream: &Stream) -> Result<()> {
@@ -179,7 +199,7 @@ impl Exec {
         )
     }
 
-    fn own(&self, template: &Template, node: Node) -> Result<crate::driver::handle::NodeHandle> {
+    fn own(&self, template: &Template, node: Node) -> Result<NodeHandle> {
         if template.id() == self.template {
             return template.own_handle(node);
         }
@@ -198,18 +218,6 @@ impl Exec {
     }
 }
 
-impl State {
-    /// Remembers the stream for [`Exec::drop`].
-    #[inline]
-    fn used(&mut self, stream: &Stream) {
-        if self.streams.last().is_some_and(|last| last.is_same(stream)) {
-            return;
-        }
-        self.streams.retain(|used| !used.is_same(stream));
-        self.streams.push(stream.clone());
-    }
-}
-
 impl Drop for Exec {
     fn drop(&mut self) {
         let state = self
@@ -218,13 +226,10 @@ impl Drop for Exec {
             .unwrap_or_else(PoisonError::into_inner)
             .take();
         if let Some(state) = state {
-            let streams: Vec<_> = state
-                .streams
-                .iter()
-                .map(|s| Arc::clone(s.owned()))
-                .collect();
+            let last = state.last.iter().map(|stream| Arc::clone(stream.owned()));
+            let all = (state.owned, state.retained, state.set, state.kept);
             let limbo = self.device.limbo();
-            limbo.park(streams, Box::new((state.owned, state.retained)));
+            limbo.park(last, Box::new(all));
             limbo.collect();
         }
     }

@@ -3,7 +3,7 @@
 //! This is the only place above the driver that calls its `unsafe` methods. What it promises them:
 //!
 //! - a handle in an owner is live, since only the owner's `Drop` destroys it;
-//! - two owners that meet in a call are of one driver ([`same_driver`]);
+//! - two owners that meet in a call are of one driver (`same_driver`);
 //! - what work names outlives its use: [`crate::Template`] and [`crate::Exec`] retain what their
 //!   nodes name, [`crate::Stream`] retains what was enqueued until the stream has passed it.
 //!
@@ -92,16 +92,20 @@ impl Drop for OwnedMemory {
 
 /// Copies to memory that the caller keeps alive, and waits.
 pub(crate) fn write(driver: &dyn Driver, dst: Address, src: &[u8]) -> Result<()> {
-    // SAFETY: `Memory::write` passes the start of a range of at least `src.len()` bytes that it
-    // holds for the call.
-    unsafe { driver.memcpy_to_device(dst, src) }
+    relaxed(driver, || {
+        // SAFETY: `Memory::write` passes the start of a range of at least `src.len()` bytes that it
+        // holds for the call.
+        unsafe { driver.memcpy_to_device(dst, src) }
+    })
 }
 
 /// Copies from memory that the caller keeps alive, and waits.
 pub(crate) fn read(driver: &dyn Driver, dst: &mut [u8], src: Address) -> Result<()> {
-    // SAFETY: `Memory::read` passes the start of a range of at least `dst.len()` bytes that it
-    // holds for the call.
-    unsafe { driver.memcpy_to_host(dst, src) }
+    relaxed(driver, || {
+        // SAFETY: `Memory::read` passes the start of a range of at least `dst.len()` bytes that it
+        // holds for the call.
+        unsafe { driver.memcpy_to_host(dst, src) }
+    })
 }
 
 /// Loaded kernels.

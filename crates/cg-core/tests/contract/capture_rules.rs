@@ -25,10 +25,11 @@ on_every_driver! {
     nothing_is_recorded_once_the_capture_is_broken,
     captured_work_cannot_wait_for_work_outside,
     an_event_that_was_never_recorded_adds_no_edge,
-    an_event_of_a_finished_capture_adds_no_edge,
+    an_event_of_a_finished_capture_cannot_be_waited_for,
     two_captures_cannot_be_joined,
     the_legacy_stream_cannot_join_a_capture,
-    a_captured_event_has_no_state_outside,
+    asking_after_a_captured_event_breaks_the_capture,
+    an_event_of_a_finished_capture_has_no_state,
     recording_an_event_again_outside_gives_it_a_state,
     a_forked_stream_may_be_dropped_before_the_capture_ends,
     foreign_work_does_not_break_the_capture,
@@ -91,7 +92,6 @@ fn a_stream_that_was_not_joined_breaks_the_capture(device: &Device) {
 fn a_fork_without_work_needs_no_join(device: &Device) {
     let (main, side) = (Stream::new(device).unwrap(), Stream::new(device).unwrap());
     let a = poisoned(device);
-    // to confirm on the GPU
     let template = record(&main, || {
         main.enqueue(&Work::memset(&a, 1).unwrap())?;
         fork(&main, &side);
@@ -118,7 +118,7 @@ fn a_stream_that_captures_cannot_begin_again(device: &Device) {
     assert!(error.to_string().contains("captures already"));
     let refused = raw::begin_capture(&stream, CaptureMode::Global);
     assert_eq!(code(refused), Code::ILLEGAL_STATE);
-    // to confirm on the GPU: the refusal leaves the open capture as it is
+    // the refusal leaves the open capture as it is
     capture.finish().unwrap();
     assert_works(&stream);
 }
@@ -137,7 +137,7 @@ fn a_forked_stream_cannot_end_the_capture(device: &Device) {
         code(raw::end_capture(&side)),
         Code::STREAM_CAPTURE_UNMATCHED
     );
-    // to confirm on the GPU: the refusal breaks the capture
+    // the refusal breaks the capture
     assert_broken(capture);
     assert_works(&side);
 }
@@ -148,8 +148,11 @@ fn only_a_relaxed_capture_ends_on_another_thread(device: &Device) {
     for mode in [CaptureMode::Global, CaptureMode::ThreadLocal] {
         raw::begin_capture(&stream, mode).unwrap();
         assert_eq!(code(elsewhere()), Code::STREAM_CAPTURE_WRONG_THREAD);
-        // to confirm on the GPU: the refusal leaves the capture open and intact
-        raw::end_capture(&stream).unwrap();
+        assert_eq!(
+            code(raw::end_capture(&stream)),
+            Code::ILLEGAL_STATE,
+            "it is over"
+        );
     }
     raw::begin_capture(&stream, CaptureMode::Relaxed).unwrap();
     elsewhere().unwrap();
@@ -170,7 +173,7 @@ fn a_guard_on_another_thread_says_where_to_end(device: &Device) {
             .to_string()
             .contains("end it on the thread it began on")
     );
-    raw::end_capture(&stream).unwrap();
+    assert!(!stream.is_capturing().unwrap(), "the refusal ends it");
     let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
     finish(capture).unwrap();
     assert_works(&stream);
@@ -202,7 +205,6 @@ fn uploading_on_a_capturing_stream_breaks_the_capture(device: &Device) {
     let template = record(&stream, || stream.enqueue(&Work::memset(&a, 1).unwrap())).unwrap();
     let exec = template.instantiate(InstantiateFlags::default()).unwrap();
     let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
-    // to confirm on the GPU
     let refused = code(exec.upload(&stream));
     assert_eq!(refused, Code::STREAM_CAPTURE_UNSUPPORTED);
     assert_broken(capture);
@@ -233,7 +235,6 @@ fn captured_work_cannot_wait_for_work_outside(device: &Device) {
 fn an_event_that_was_never_recorded_adds_no_edge(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let (a, event) = (poisoned(device), Event::new(device).unwrap());
-    // to confirm on the GPU
     let template = record(&stream, || {
         stream.wait(&event)?;
         stream.enqueue(&Work::memset(&a, 1).unwrap())
@@ -241,16 +242,15 @@ fn an_event_that_was_never_recorded_adds_no_edge(device: &Device) {
     assert!(template.unwrap().edges().unwrap().is_empty());
 }
 
-fn an_event_of_a_finished_capture_adds_no_edge(device: &Device) {
+fn an_event_of_a_finished_capture_cannot_be_waited_for(device: &Device) {
     let stream = Stream::new(device).unwrap();
-    let (a, event) = (poisoned(device), Event::new(device).unwrap());
+    let event = Event::new(device).unwrap();
     record(&stream, || stream.record(&event)).unwrap();
-    // to confirm on the GPU
-    let template = record(&stream, || {
-        stream.wait(&event)?;
-        stream.enqueue(&Work::memset(&a, 1).unwrap())
-    });
-    assert!(template.unwrap().edges().unwrap().is_empty());
+    assert_eq!(code(stream.wait(&event)), Code::INVALID_VALUE);
+    let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
+    assert_eq!(code(stream.wait(&event)), Code::INVALID_VALUE);
+    drop(capture);
+    assert_works(&stream);
 }
 
 fn two_captures_cannot_be_joined(device: &Device) {
@@ -260,7 +260,7 @@ fn two_captures_cannot_be_joined(device: &Device) {
     let capture_second = Capture::begin(&second, CaptureMode::Global).unwrap();
     first.record(&event).unwrap();
     assert_eq!(code(second.wait(&event)), Code::STREAM_CAPTURE_MERGE);
-    // to confirm on the GPU: both are broken
+    // both are broken
     assert_eq!(raw::capture_status(&first), CaptureStatus::Invalidated);
     assert_eq!(raw::capture_status(&second), CaptureStatus::Invalidated);
     assert!(capture_first.finish().is_err());
@@ -274,22 +274,30 @@ fn the_legacy_stream_cannot_join_a_capture(device: &Device) {
     let (legacy, event) = (raw::legacy_stream(device), Event::new(device).unwrap());
     let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
     stream.record(&event).unwrap();
-    // to confirm on the GPU
     assert_eq!(code(legacy.wait(&event)), Code::STREAM_CAPTURE_IMPLICIT);
     assert_broken(capture);
 }
 
-fn a_captured_event_has_no_state_outside(device: &Device) {
+fn asking_after_a_captured_event_breaks_the_capture(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let ask: [fn(&Event) -> cg_core::Result<()>; 2] =
+        [|event| event.is_reached().map(drop), Event::synchronize];
+    for ask in ask {
+        let event = Event::new(device).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
+        stream.record(&event).unwrap();
+        assert_eq!(code(ask(&event)), Code::CAPTURED_EVENT);
+        assert_broken(capture);
+        assert_eq!(code(ask(&event)), Code::INVALID_VALUE);
+    }
+}
+
+fn an_event_of_a_finished_capture_has_no_state(device: &Device) {
     let stream = Stream::new(device).unwrap();
     let event = Event::new(device).unwrap();
-    let capture = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
-    stream.record(&event).unwrap();
-    assert_eq!(code(event.is_reached()), Code::CAPTURED_EVENT);
-    assert_eq!(code(event.synchronize()), Code::CAPTURED_EVENT);
-    // to confirm on the GPU: neither breaks the capture
-    capture.finish().unwrap();
-    // to confirm on the GPU: nor does the end give the event a state
-    assert_eq!(code(event.is_reached()), Code::CAPTURED_EVENT);
+    record(&stream, || stream.record(&event)).unwrap();
+    assert_eq!(code(event.is_reached()), Code::INVALID_VALUE);
+    assert_eq!(code(event.synchronize()), Code::INVALID_VALUE);
 }
 
 fn recording_an_event_again_outside_gives_it_a_state(device: &Device) {

@@ -182,17 +182,18 @@ pub(super) fn record_event(
     Ok(true)
 }
 
-/// Refuses to ask after an event that was last recorded in a capture: it has no state outside.
+/// Refuses to ask after an event that was last recorded in a capture: it has no state outside, and
+/// the question breaks the capture.
 pub(super) fn refuse_captured(state: &mut State, event: EventHandle, call: Call) -> Result<()> {
     let Some(id) = stream::event(state, event).captured.as_ref().map(|c| c.id) else {
         return Ok(());
     };
-    let code = if state.captures.contains_key(&id) {
-        Code::CAPTURED_EVENT
-    } else {
-        Code::INVALID_VALUE
-    };
-    Err(refuse(call, code))
+    match state.captures.get(&id) {
+        Some(capture) if !capture.invalidated => {
+            Err(invalidate(state, id, call, Code::CAPTURED_EVENT))
+        }
+        _ => Err(refuse(call, Code::INVALID_VALUE)),
+    }
 }
 
 /// Makes a stream wait for an event inside a capture; false if neither is part of one.
@@ -205,7 +206,10 @@ pub(super) fn wait(state: &mut State, stream: StreamHandle, event: EventHandle) 
         .captured
         .as_ref()
         .map(|captured| (captured.id, captured.frontier.clone()));
-    if of_event.as_ref().is_some_and(|(id, _)| !state.captures.contains_key(id)) {
+    if of_event
+        .as_ref()
+        .is_some_and(|(id, _)| !state.captures.contains_key(id))
+    {
         return Err(refuse(call, Code::INVALID_VALUE));
     }
     match (of_stream, of_event) {

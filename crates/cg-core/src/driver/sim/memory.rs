@@ -225,7 +225,7 @@ impl MemoryCalls for Sim {
     }
 
     unsafe fn memcpy_to_device(&self, dst: Address, src: &[u8]) -> Result<()> {
-        drop(self.enter_unsafe(Call::MemcpyHtoD)?);
+        drop(self.enter(Call::MemcpyHtoD)?);
         run::drive_stream(self, super::StreamHandle::LEGACY);
         run::check_failure(&self.state(), Call::MemcpyHtoD)?;
         let view = self.view(dst, src.len() as u64);
@@ -234,7 +234,7 @@ impl MemoryCalls for Sim {
     }
 
     unsafe fn memcpy_to_host(&self, dst: &mut [u8], src: Address) -> Result<()> {
-        drop(self.enter_unsafe(Call::MemcpyDtoH)?);
+        drop(self.enter(Call::MemcpyDtoH)?);
         run::drive_stream(self, super::StreamHandle::LEGACY);
         run::check_failure(&self.state(), Call::MemcpyDtoH)?;
         dst.copy_from_slice(&self.view(src, dst.len() as u64).to_vec());
