@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUNDLE := dist/bundle
 
-.PHONY: demo test lint build docs gpu-bundle clean
+.PHONY: demo test lint build docs deny gpu-bundle clean
 
 demo: build
 	$(BIN)/python -m cgraph demo
@@ -44,6 +44,9 @@ lint: build
 
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet
+
+deny:
+	cargo deny check bans licenses sources
 
 # Everything that a GPU machine with Python and torch needs: no Rust, no network. See docs/testing.md.
 gpu-bundle: build

@@ -6,10 +6,10 @@ import gc
 
 import pytest
 import torch
-from lab import SimLab, captured, fresh
 
 import cgraph
 from cgraph.errors import CaptureError, DriverError, LivenessError
+from lab import SimLab, captured, fresh
 
 
 def test_outputs_hold_poison_until_a_replay(sim: SimLab) -> None:

@@ -1,9 +1,9 @@
 """P1: what a replay costs the host, for torch, cgraph and a native loop over the driver's launch.
 
 One process, the same work in each graph: chains of 1, 10, 100 and 1000 elementwise kernels on 64
-floats. A figure is the median over rounds of a round's mean; the device is idle when a round starts,
-and a round enqueues little enough not to fill the driver's queue. Device time is that of one replay
-between two events.
+floats. A figure is the median over rounds of a round's mean; the device is idle when a round
+starts, and a round enqueues little enough not to fill the driver's queue. Device time is that of
+one replay between two events.
 
     python benches/python/replay.py [--markdown results.md]
 """
@@ -18,9 +18,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from common import heading, table
 
 import cgraph
+from common import heading, table
 
 NODES = (1, 10, 100, 1000)
 ROUNDS = 60

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 import torch
-from lab import CudaLab, captured, fresh
 from torch.nn.functional import dropout
 
 import cgraph
 from cgraph import _core, _torch
+from cgraph.errors import ForeignError
+from lab import CudaLab, captured, fresh
 
 pytestmark = pytest.mark.gpu
 lab = CudaLab()
@@ -206,6 +207,35 @@ def test_trap_T31_a_replay_runs_on_the_device_of_its_capture() -> None:
     graph.replay()
     torch.cuda.synchronize(1)
     assert torch.equal(y, x + 1)
+
+
+def test_a_pool_of_another_gpu_is_refused() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    graph, _ = captured(lab, fresh(lab, 64))
+    with torch.cuda.device(1), pytest.raises(ForeignError, match="cuda:0"):
+        with cgraph.graph(cgraph.CUDAGraph(), pool=graph.pool()):
+            pass
+    with torch.cuda.device(1):
+        assert torch.cuda.current_stream() == torch.cuda.default_stream()
+
+
+def test_two_gpus_capture_one_after_another_with_the_default_stream_of_each() -> None:
+    if torch.cuda.device_count() < 2:
+        pytest.skip("needs two GPUs")
+    results = []
+    for device in (0, 1, 0):
+        with torch.cuda.device(device):
+            x, graph = torch.randn(64, device=f"cuda:{device}"), cgraph.CUDAGraph()
+            with cgraph.graph(graph):
+                y = torch.nn.functional.dropout(x, 0.5) + x
+            results.append((device, graph, x, y))
+    for device, graph, x, y in results:
+        torch.manual_seed(11)
+        graph.replay()
+        torch.manual_seed(11)
+        with torch.cuda.device(device):
+            assert torch.equal(y, torch.nn.functional.dropout(x, 0.5) + x)
 
 
 def test_row_4_15_pools_that_use_mem_pool_brings_in_are_kept() -> None:

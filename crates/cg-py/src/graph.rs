@@ -105,15 +105,20 @@ impl Graph {
             (_, Some(ordinal)) => Current::Raw(current.unbind(), ordinal),
             (_, None) => Current::Object(current.unbind()),
         };
-        let mut state = self.state();
-        state.template = Some(Arc::clone(&template.core));
-        state.environment = Some(Environment {
-            current: Arc::new(current),
-            check,
-            random_step,
-            drive: sim,
-            retained: Arc::new(retained),
-        });
+        let adopted = State {
+            template: Some(Arc::clone(&template.core)),
+            ready: None,
+            environment: Some(Environment {
+                current: Arc::new(current),
+                check,
+                random_step,
+                drive: sim,
+                retained: Arc::new(retained),
+            }),
+        };
+        let before = std::mem::replace(&mut *self.state(), adopted);
+        // Dropping may run any code, also some that comes back here: the lock is open.
+        drop(before);
         Ok(())
     }
 

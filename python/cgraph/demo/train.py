@@ -56,7 +56,7 @@ class Trainer:
         """One training step: float32 [], the loss before it. This is what is captured."""
         self._optimizer.zero_grad(set_to_none=True)
         loss = self.model.loss(self._pieces, self._following)
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         self._optimizer.step()
         return loss.detach()
 
