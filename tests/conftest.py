@@ -50,12 +50,11 @@ def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
         return
     with cgraph.sim.use(seed=7) as simulator:
         yield SimLab(simulator)
-        cgraph.graph.default_capture_stream = None
-        gc.collect()
-        simulator.synchronize()
-        simulator.device.collect()
-        gc.collect()
-        assert not any(simulator.live().values()), simulator.live()
+    gc.collect()
+    simulator.synchronize()
+    simulator.device.collect()
+    gc.collect()
+    assert not any(simulator.live().values()), simulator.live()
 
 
 @pytest.fixture
@@ -63,7 +62,6 @@ def sim() -> Iterator[SimLab]:
     """The simulator alone."""
     with cgraph.sim.use(seed=7) as simulator:
         yield SimLab(simulator)
-        cgraph.graph.default_capture_stream = None
 
 
 @pytest.fixture(autouse=True)

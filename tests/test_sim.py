@@ -165,7 +165,6 @@ def test_an_asynchronous_simulator_leaves_replays_in_flight() -> None:
         del graph
         gc.collect()
         simulator.synchronize()
-        cgraph.graph.default_capture_stream = None
 
 
 def test_the_same_seed_runs_forked_work_in_the_same_order() -> None:
@@ -186,12 +185,10 @@ def test_the_same_seed_runs_forked_work_in_the_same_order() -> None:
 
 
 def test_memory_is_limited() -> None:
-    with cgraph.sim.use(memory=4 << 20) as simulator:
+    with cgraph.sim.use(memory=4 << 20):
         with pytest.raises(MemoryError, match=r"requested.*limit 4194304"):
             with cgraph.graph(cgraph.CUDAGraph()):
                 torch.zeros(8 << 20)
-        cgraph.graph.default_capture_stream = None
-        del simulator
 
 
 def test_outside_a_capture_operators_run_at_once(sim: SimLab) -> None:

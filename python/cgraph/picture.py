@@ -19,8 +19,7 @@ from cgraph.graphs import CUDAGraph
 
 __all__ = ["family", "save", "short_name", "svg"]
 
-# Name, colour and pattern; the first that matches decides. Kernels are matched by what
-# `_essence` leaves of their names, other nodes by their kind.
+# The first that matches the essence of a kernel's name, or another node's kind, decides.
 _FAMILIES = [
     ("attention", "#fc8", r"attention|fmha|flash|sdpa"),
     ("random", "#faa", r"dropout|distribution|philox|rand|bernoulli|exponential|normal(?!i)"),
@@ -42,12 +41,11 @@ _LETTERS, _ABREAST, _ASPECT = 21, 6, 1.5
 
 # Words of C++ names that do not say what a kernel does.
 _NOISE = re.compile(
-    r"(void|at|native|std|array|cuda|detail|internal|binary_internal|cutlass|unnamed|anonymous|"
+    r"(void|at|native|std|array|cuda|detail|internal|binary_internal|cutlass|unnamed|anonymous|c10|"
     r"namespace|_?GLOBAL_\w*|float|double|int|long|short|char|bool|unsigned|const|BFloat16|Half|"
-    r"c10|cublasLt|lambda|operator|TensorIteratorBase|Kernel2?|device_kernel|gemm|kernel|"
-    r"pytorch_flash|[AB]?(Unary|Binary)Functor|gpu_(kernel_impl|index)\w*|opmath\w*|"
-    r"\w*TensorListMetadata|func_wrapper_t|ReduceOp|(Unary|Binary|Ternary|Pointwise)Op\w*Functor_?|"
-    r"\w{1,2})"
+    r"cublasLt|lambda|operator|TensorIteratorBase|Kernel2?|device_kernel|gemm|kernel|opmath\w*|"
+    r"pytorch_flash|[AB]?(Unary|Binary)Functor|gpu_(kernel_impl|index)\w*|\w*TensorList\w*Metadata|"
+    r"func_wrapper_t|ReduceOp|(Unary|Binary|Ternary|Pointwise)Op\w*Functor_?|\w{1,2})"
 )
 # Kernels that say how they work; what they do is a later word.
 _GENERAL = re.compile(
@@ -67,10 +65,11 @@ _TOKEN = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|E\d*_|(\d+)|.")
 
 
 class _Place(NamedTuple):
-    """Where a box is: its left top corner, its column on the page, and its row in there."""
+    """Where a box is: its left top corner, the gutter before its column, its column and row."""
 
     x: float
     y: float
+    gutter: float
     column: int
     row: int
 
@@ -95,8 +94,7 @@ def svg(data: dict[str, Any], *, title: str = "CUDA graph") -> str:
     """Draw a template.
 
     Args:
-        data: Its ``nodes``, each after those it comes after, and its ``edges``, as in the JSON of
-            a template.
+        data: Its ``nodes``, each after those it comes after, and ``edges``, as a template's JSON.
         title: The heading.
 
     Returns:
@@ -109,7 +107,7 @@ def svg(data: dict[str, Any], *, title: str = "CUDA graph") -> str:
     families = [family(node) for node in nodes]
     count = f"{_plural(len(nodes), 'node')}, {_plural(len(edges), 'edge')}"
     legend, legend_width = _legend(Counter(families))
-    width = max(width, legend_width)
+    width = max(width, legend_width, 480)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width:.0f}" height="{height:.0f}"'
         f' viewBox="0 0 {width:.0f} {height:.0f}">',
@@ -208,7 +206,9 @@ def _places(rows: list[list[int]]) -> tuple[dict[int, _Place], float, float]:
             indent = (wide - len(row) * _STEP_X) / 2
             for position, node in enumerate(row):
                 left = x + indent + position * _STEP_X
-                places[node] = _Place(left, _HEAD + line * _STEP_Y, number, line)
+                places[node] = _Place(
+                    left, _HEAD + line * _STEP_Y, x - _GUTTER / 2 - 6, number, line
+                )
         x += wide + _GUTTER
     return places, width, height
 
@@ -275,7 +275,7 @@ def _edge(before: _Place, after: _Place) -> str:
     kind = "edge far"
     if after.row == 0 and after.column == before.column + 1:
         # Down, up the gutter between the columns, and in from above.
-        kind, lane = "edge", after.x - (_GUTTER + _STEP_X - _BOX_WIDTH) / 2
+        kind, lane = "edge", after.gutter
         path = (
             f"M{x0},{y0} v2 q0,6 6,6 H{lane - 6} q6,0 6,-6 V{y1 - 3} q0,-6 6,-6 H{x1 - 6}"
             f" q6,0 6,6 V{y1}"

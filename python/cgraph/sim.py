@@ -156,6 +156,15 @@ class Simulator:
             self._current.stream = before
 
 
+def _forget_default_stream(simulator: Simulator) -> None:
+    """Let the stream that :class:`cgraph.graph` made for itself go with its device."""
+    from cgraph.graphs import graph
+
+    stream = graph.default_capture_stream
+    if stream is not None and stream.device == simulator.device:
+        graph.default_capture_stream = None
+
+
 _default: Simulator | None = None
 _permanent: AbstractContextManager[None] | None = None
 
@@ -193,3 +202,4 @@ def use(simulator: Simulator | None = None, **options: Any) -> Iterator[Simulato
             yield chosen
         finally:
             _driver.override(before)
+            _forget_default_stream(chosen)

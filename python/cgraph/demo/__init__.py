@@ -5,6 +5,6 @@ The book is *Alice's Adventures in Wonderland* (Lewis Carroll, 1865, public doma
 """
 
 from cgraph.demo.check import CheckError
-from cgraph.demo.run import ON_GPU, ON_SIMULATOR, Plan, run
+from cgraph.demo.program import ON_GPU, ON_SIMULATOR, Plan, run
 
 __all__ = ["ON_GPU", "ON_SIMULATOR", "CheckError", "Plan", "run"]

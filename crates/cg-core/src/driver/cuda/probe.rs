@@ -136,9 +136,16 @@ fn open() -> Result<(Library, String)> {
             return Ok((library, name.clone()));
         }
     }
+    // The same name may come twice, and those of other systems tell nobody anything.
+    let mut looked_for: Vec<String> = Vec::new();
+    for name in names {
+        if name.contains(std::env::consts::DLL_SUFFIX) && !looked_for.contains(&name) {
+            looked_for.push(name);
+        }
+    }
     Err(Error::NoDriver {
         reason: "no libcuda could be opened".into(),
-        looked_for: names,
+        looked_for,
     })
 }
 
