@@ -14,7 +14,6 @@ __all__ = [
     "OutOfMemoryError",
     "StateError",
     "TorchError",
-    "UnsupportedError",
     "UpdateError",
 ]
 
@@ -69,10 +68,6 @@ class StateError(CgraphError):
 
 class LivenessError(CgraphError):
     """A replay would read memory that was freed or moved since the capture."""
-
-
-class UnsupportedError(CgraphError):
-    """The driver found is too old."""
 
 
 class NoDriverError(CgraphError):

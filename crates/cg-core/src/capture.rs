@@ -45,6 +45,7 @@ impl Capture {
             ));
         }
         stream.device().collect();
+        let _order = stream.order();
         owned
             .begin_capture(mode)
             .map_err(|error| explain(stream, error))?;
@@ -69,9 +70,14 @@ impl Capture {
     /// Takes over a capture that somebody else began on the stream.
     ///
     /// # Errors
-    /// [`Error::Capture`] if the stream does not capture.
+    /// [`Error::Capture`] if the stream does not capture, or another guard has the capture.
     pub fn take_over(stream: &Stream) -> Result<Self> {
+        let _order = stream.order();
         let id = match stream.owned().capture_status()? {
+            CaptureStatus::Active(id) if stream.device().is_guarded(id) => {
+                let reason = "another guard has the capture; finish that one, or let it hand over";
+                return Err(Error::capture(stream, reason));
+            }
             CaptureStatus::Active(id) => id,
             CaptureStatus::Invalidated => 0,
             CaptureStatus::None => {
@@ -108,20 +114,43 @@ impl Capture {
     #[doc(alias = "cuStreamEndCapture")]
     pub fn finish(mut self) -> Result<Template> {
         self.open = false;
-        let graph = self.stream.owned().end_capture();
         let device = self.stream.device();
+        let _order = self.stream.order();
+        let own = self.is_own();
+        let graph = own.then(|| self.stream.owned().end_capture());
         let retained = device.capture_closed(self.id);
-        let graph = graph.map_err(|error| explain(&self.stream, error))?;
-        Ok(Template::with_graph(device, graph, retained))
+        match graph {
+            Some(Ok(graph)) => Ok(Template::with_graph(device, graph, retained)),
+            Some(Err(error)) => Err(explain(&self.stream, error)),
+            None => Err(Error::capture(
+                &self.stream,
+                "somebody else has ended the capture; only its guard may",
+            )),
+        }
+    }
+}
+
+impl Capture {
+    /// Whether what the stream captures is this capture, and no later one.
+    fn is_own(&self) -> bool {
+        match self.stream.owned().capture_status() {
+            Ok(CaptureStatus::Active(id)) => id == self.id,
+            Ok(CaptureStatus::None) => false,
+            // An unusable capture makes no template, whosever it is.
+            Ok(CaptureStatus::Invalidated) | Err(_) => true,
+        }
     }
 }
 
 impl Drop for Capture {
     fn drop(&mut self) {
         if self.open && !is_exiting() {
-            // The graph of the capture, if there is one, is dropped here.
-            let _ = self.stream.owned().end_capture();
-            self.stream.device().capture_closed(self.id);
+            let order = self.stream.order();
+            let graph = self.is_own().then(|| self.stream.owned().end_capture());
+            let retained = self.stream.device().capture_closed(self.id);
+            drop(order);
+            // Dropping runs foreign code: the lock is open.
+            drop((graph, retained));
         }
     }
 }

@@ -18,8 +18,15 @@ pub struct Device {
 struct Inner {
     driver: Arc<dyn Driver>,
     limbo: Limbo,
-    /// What the work recorded by each open capture names, by capture id.
-    captured: Mutex<HashMap<u64, Vec<Retained>>>,
+    /// The captures that have a guard or retain something, by id.
+    captured: Mutex<HashMap<u64, Captured>>,
+}
+
+#[derive(Default)]
+struct Captured {
+    guarded: bool,
+    /// What the work recorded so far names.
+    retained: Vec<Retained>,
 }
 
 /// Memory of a device, in bytes.
@@ -100,29 +107,40 @@ impl Device {
     }
 
     pub(crate) fn capture_opened(&self, id: u64) {
-        self.captured().entry(id).or_default();
+        self.captured().entry(id).or_default().guarded = true;
     }
 
     /// Goes on with the bookkeeping of a capture only if its work names something.
     pub(crate) fn capture_handed_over(&self, id: u64) {
         let mut captured = self.captured();
-        if captured.get(&id).is_some_and(Vec::is_empty) {
-            captured.remove(&id);
+        if let Some(entry) = captured.get_mut(&id) {
+            entry.guarded = false;
+            if entry.retained.is_empty() {
+                captured.remove(&id);
+            }
         }
     }
 
     /// Ends the bookkeeping of a capture; what its work names.
     pub(crate) fn capture_closed(&self, id: u64) -> Vec<Retained> {
-        self.captured().remove(&id).unwrap_or_default()
+        self.captured()
+            .remove(&id)
+            .map_or_else(Vec::new, |entry| entry.retained)
     }
 
     /// Keeps `retained` for the template that the capture will make.
     pub(crate) fn retain_captured(&self, id: u64, retained: &[Retained]) {
         let mut captured = self.captured();
-        captured.entry(id).or_default().extend_from_slice(retained);
+        let entry = captured.entry(id).or_default();
+        entry.retained.extend_from_slice(retained);
     }
 
-    fn captured(&self) -> MutexGuard<'_, HashMap<u64, Vec<Retained>>> {
+    /// Whether a guard of an open capture exists.
+    pub(crate) fn is_guarded(&self, id: u64) -> bool {
+        self.captured().get(&id).is_some_and(|entry| entry.guarded)
+    }
+
+    fn captured(&self) -> MutexGuard<'_, HashMap<u64, Captured>> {
         self.inner
             .captured
             .lock()

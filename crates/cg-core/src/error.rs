@@ -63,7 +63,9 @@ pub enum Error {
     },
 
     /// An object of another device, template or driver was given.
-    #[error("{object} belongs to {found}, expected {expected}")]
+    #[error(
+        "{object} belongs to {found}, expected {expected}: use objects of one device and one graph together"
+    )]
     Foreign {
         /// What was given.
         object: String,
@@ -84,17 +86,6 @@ pub enum Error {
         expected: String,
     },
 
-    /// The driver found is too old for a feature.
-    #[error("{feature} needs driver version {needed}, found {found}")]
-    Unsupported {
-        /// What was asked for.
-        feature: String,
-        /// The version found, as CUDA numbers it (12040 is 12.4).
-        found: u32,
-        /// The version needed.
-        needed: u32,
-    },
-
     /// No usable CUDA driver was found.
     #[error(
         "no CUDA driver: {reason}{}; to work without a GPU, choose the simulator by name \
@@ -108,7 +99,7 @@ pub enum Error {
         looked_for: Vec<String>,
     },
 
-    /// A hook failed.
+    /// A hook failed; for hooks to return.
     #[error("hook failed: {reason}")]
     Hook {
         /// What the hook says.

@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::code::Code;
 use crate::device::Device;
+use crate::driver::UpdateFailure;
 use crate::driver::handle::{ExecHandle, NodeHandle};
 use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
@@ -88,14 +89,15 @@ impl Exec {
     #[inline]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
         self.check(stream)?;
-        self.with(|state| {
+        let before = self.with(|state| {
             state.owned.launch(stream.owned())?;
-            if !state.last.as_ref().is_some_and(|last| last.is_same(stream)) {
-                state.last = Some(stream.clone());
+            if state.last.as_ref().is_some_and(|last| last.is_same(stream)) {
+                return Ok(None);
             }
-            Ok(())
-        })
-        .map_err(|error| explain(stream, error))
+            Ok(state.last.replace(stream.clone()))
+        });
+        // The stream before goes here, with the lock open: what it retains may be foreign.
+        before.map(drop).map_err(|error| explain(stream, error))
     }
 
     /// Takes over the parameters of a template of the same shape.
@@ -113,17 +115,18 @@ impl Exec {
         let updated = template.with(|graph, retained| {
             self.with(|state| {
                 state.owned.update(graph)?;
-                let before = std::mem::replace(&mut state.retained, retained.to_vec());
+                let before = std::mem::replace(&mut state.retained, retained);
                 let set = std::mem::take(&mut state.set);
-                self.park(state, Box::new((before, set)));
-                Ok(())
+                Ok((before, set))
             })
         });
-        updated.map_err(|failure: crate::driver::UpdateFailure| {
+        let before = updated.map_err(|failure: UpdateFailure| {
             let node = failure.node.map(|handle| format!("{:#x}", handle.0));
             let reason = format!("{} ({})", failure.reason, failure.code);
             Error::Update { node, reason }
-        })
+        })?;
+        self.park(Box::new(before));
+        Ok(())
     }
 
     /// Changes what a node does: the same kind of work with other parameters. `template` is the one
@@ -137,7 +140,7 @@ impl Exec {
     #[doc(alias = "cuGraphExecMemsetNodeSetParams")]
     #[doc(alias = "cuGraphExecHostNodeSetParams")]
     pub fn set(&mut self, template: &Template, node: Node, work: &Work) -> Result<()> {
-        let handle = self.own(template, node)?;
+        self.check_template(template)?;
         work.check(&self.device)?;
         let kind = match work.spec() {
             WorkSpec::Kernel { .. } => "kernel",
@@ -145,14 +148,16 @@ impl Exec {
             WorkSpec::Memset { .. } => "memset",
             WorkSpec::Host(_) => "host function",
         };
-        self.with(|state| {
-            state.owned.set_work(handle, work.spec())?;
-            if let Some(before) = state.set.insert(handle, work.retained().to_vec()) {
-                self.park(state, Box::new(before));
-            }
-            Ok(())
-        })
-        .map_err(|error| refused(node, &format!("it cannot become this {kind}"), &error))
+        let set = template.with_node(node, |handle| {
+            self.with(|state| {
+                state.owned.set_work(handle, work.spec())?;
+                Ok(state.set.insert(handle, work.retained().to_vec()))
+            })
+        });
+        let rule = format!("it cannot become this {kind}");
+        let before = set.map_err(|error| refused(node, &rule, &error))?;
+        self.park(Box::new(before));
+        Ok(())
     }
 
     /// Switches a kernel, memcpy or memset node on or off. A node that is off does nothing, and
@@ -162,19 +167,20 @@ impl Exec {
     /// As [`Self::set`].
     #[doc(alias = "cuGraphNodeSetEnabled")]
     pub fn set_enabled(&mut self, template: &Template, node: Node, enabled: bool) -> Result<()> {
-        let handle = self.own(template, node)?;
-        self.with(|state| state.owned.set_enabled(handle, enabled))
-            .map_err(|error| {
-                let rule = "only kernels, memcpys and memsets can be switched";
-                refused(node, rule, &error)
-            })
+        self.check_template(template)?;
+        let switch = |handle| self.with(|state| state.owned.set_enabled(handle, enabled));
+        let rule = "only kernels, memcpys and memsets can be switched";
+        let switched = template.with_node(node, switch);
+        switched.map_err(|error| refused(node, rule, &error))
     }
 
     /// Whether a node is on.
     #[doc(alias = "cuGraphNodeGetEnabled")]
     pub fn is_enabled(&self, template: &Template, node: Node) -> Result<bool> {
-        let handle = self.own(template, node)?;
-        self.with(|state| state.owned.is_enabled(handle))
+        self.check_template(template)?;
+        template.with_node(node, |handle| {
+            self.with(|state| state.owned.is_enabled(handle))
+        })
     }
 
     /// Keeps something alive as long as the exec and its replays in flight.
@@ -183,8 +189,10 @@ impl Exec {
     }
 
     /// Drops what the nodes do not name any more, once the replays in flight have passed.
-    fn park(&self, state: &State, what: Box<dyn Any + Send>) {
-        let last = state.last.iter().map(|stream| Arc::clone(stream.owned()));
+    /// Called with no lock held: what is dropped may be foreign.
+    fn park(&self, what: Box<dyn Any + Send>) {
+        let last = self.with(|state| state.last.clone());
+        let last = last.iter().map(|stream| Arc::clone(stream.owned()));
         self.device.limbo().park(last, what);
     }
 
@@ -199,9 +207,9 @@ impl Exec {
         )
     }
 
-    fn own(&self, template: &Template, node: Node) -> Result<NodeHandle> {
+    fn check_template(&self, template: &Template) -> Result<()> {
         if template.id() == self.template {
-            return template.own_handle(node);
+            return Ok(());
         }
         Err(Error::Foreign {
             object: format!("{template:?}"),

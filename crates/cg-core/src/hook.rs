@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// When a hook runs.
+/// When a hook runs. The owner of a registry runs its hooks; nothing in this crate does.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Phase {
     /// A capture has begun; what the hook enqueues becomes part of it.
@@ -13,9 +13,9 @@ pub enum Phase {
     CaptureEnd,
     /// A template was instantiated; runs again for each instantiate.
     Instantiate,
-    /// A replay is about to be enqueued; an error prevents it.
+    /// A replay is about to be enqueued; an error is to prevent it.
     ReplayStart,
-    /// A replay was enqueued, not finished; runs also if enqueuing failed.
+    /// A replay was enqueued, not finished. To be run also if enqueuing failed.
     ReplayEnd,
     /// A graph is about to die.
     Destroy,

@@ -69,11 +69,14 @@ impl Limbo {
                 Some(entry)
             })
             .collect();
-        // Dropping runs foreign code, which may come back here: the lock is open.
-        drop(passed);
         let mut now = self.lock();
         now.append(&mut parked);
-        now.len()
+        let waiting = now.len();
+        drop(now);
+        // Dropping runs foreign code, which may come back here or panic: the lock is open, and what
+        // still waits is back in its place.
+        drop(passed);
+        waiting
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, Vec<Parked>> {

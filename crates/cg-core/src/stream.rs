@@ -23,6 +23,9 @@ pub struct Stream {
 struct Inner {
     owned: Arc<OwnedStream>,
     device: Device,
+    /// Held while something is enqueued or a capture begins or ends, so that what is enqueued is
+    /// retained for the capture that records it.
+    order: Mutex<()>,
     /// What was enqueued and may not have been passed.
     pending: Mutex<Vec<Retained>>,
 }
@@ -68,6 +71,7 @@ impl Stream {
     /// [`crate::Error::Foreign`] for work of another device; what the driver reports.
     pub fn enqueue(&self, work: &Work) -> Result<()> {
         work.check(&self.inner.device)?;
+        let _order = self.order();
         let status = self.inner.owned.capture_status()?;
         self.inner.owned.enqueue(work.spec())?;
         self.retain(status, work.retained());
@@ -78,6 +82,7 @@ impl Stream {
     #[doc(alias = "cuEventRecord")]
     pub fn record(&self, event: &Event) -> Result<()> {
         event.check(&self.inner.device)?;
+        let _order = self.order();
         let status = self.inner.owned.capture_status()?;
         event.owned.record(&self.inner.owned)?;
         self.retain(status, &[Arc::clone(&event.owned) as Retained]);
@@ -89,8 +94,11 @@ impl Stream {
     #[doc(alias = "cuStreamWaitEvent")]
     pub fn wait(&self, event: &Event) -> Result<()> {
         event.check(&self.inner.device)?;
-        let status = self.inner.owned.capture_status()?;
+        let _order = self.order();
+        let before = self.inner.owned.capture_status()?;
         self.inner.owned.wait_event(&event.owned)?;
+        // The wait itself may have made the stream join a capture.
+        let status = self.inner.owned.capture_status().unwrap_or(before);
         self.retain(status, &[Arc::clone(&event.owned) as Retained]);
         Ok(())
     }
@@ -117,6 +125,12 @@ impl Stream {
     #[doc(alias = "cuStreamIsCapturing")]
     pub fn is_capturing(&self) -> Result<bool> {
         Ok(self.inner.owned.capture_status()? != CaptureStatus::None)
+    }
+
+    /// Keeps others from enqueuing, and from beginning or ending captures.
+    pub(crate) fn order(&self) -> MutexGuard<'_, ()> {
+        let order = self.inner.order.lock();
+        order.unwrap_or_else(PoisonError::into_inner)
     }
 
     pub(crate) fn owned(&self) -> &Arc<OwnedStream> {
@@ -153,6 +167,7 @@ impl Stream {
             inner: Arc::new(Inner {
                 owned: Arc::new(owned),
                 device: device.clone(),
+                order: Mutex::new(()),
                 pending: Mutex::new(Vec::new()),
             }),
         }
@@ -178,7 +193,8 @@ impl Drop for Inner {
             return;
         }
         // A stream that was forked into a capture lives until that capture ends.
-        let forked = !matches!(self.owned.capture_status(), Ok(CaptureStatus::None));
+        let forked = !self.owned.is_borrowed()
+            && !matches!(self.owned.capture_status(), Ok(CaptureStatus::None));
         if forked || !pending.is_empty() {
             let limbo = self.device.limbo();
             limbo.park([Arc::clone(&self.owned)], Box::new(pending));

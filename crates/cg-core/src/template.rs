@@ -1,6 +1,6 @@
 //! [`Template`]: a graph that can change and cannot run.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -42,8 +42,10 @@ pub struct Template {
 
 struct State {
     graph: OwnedGraph,
-    /// What the nodes name.
+    /// What captured nodes name, and what [`Template::retain`] was given.
     retained: Vec<Retained>,
+    /// What the nodes name that were added one by one.
+    added: HashMap<NodeHandle, Vec<Retained>>,
     /// Nodes that were removed, so that a stale [`Node`] is found.
     removed: HashSet<NodeHandle>,
 }
@@ -134,11 +136,17 @@ impl Template {
             &**child.device.driver(),
             "child template",
         )?;
-        let (handle, retained) = {
-            let state = child.state();
-            (state.graph.handle(), state.retained.clone())
+        // Both are locked while the driver copies the child; the older one first, so that two
+        // threads cannot wait for each other.
+        let (mut state, child) = if self.id < child.id {
+            let state = self.state();
+            (state, child.state())
+        } else {
+            let child = child.state();
+            (self.state(), child)
         };
-        self.add_node(&NodeSpec::Child(handle), after, &retained)
+        let spec = NodeSpec::Child(child.graph.handle());
+        self.add_locked(&mut state, &spec, after, &child.all_retained())
     }
 
     /// Adds "`to` after `from`".
@@ -173,7 +181,16 @@ impl Template {
         let handle = self.own(&state, node)?;
         state.graph.remove_node(handle)?;
         state.removed.insert(handle);
+        let named = state.added.remove(&handle);
+        drop(state);
+        // Dropping runs foreign code: the lock is open.
+        drop(named);
         Ok(())
+    }
+
+    /// Whether there is no node.
+    pub fn is_empty(&self) -> Result<bool> {
+        Ok(self.state().graph.nodes()?.is_empty())
     }
 
     /// Removes all nodes. Execs made before keep them.
@@ -218,11 +235,7 @@ impl Template {
     pub fn try_clone(&self) -> Result<Self> {
         let state = self.state();
         let graph = state.graph.duplicate()?;
-        Ok(Self::with_graph(
-            &self.device,
-            graph,
-            state.retained.clone(),
-        ))
+        Ok(Self::with_graph(&self.device, graph, state.all_retained()))
     }
 
     /// Makes an exec. The template stays and may be changed and instantiated again; execs made
@@ -243,12 +256,8 @@ impl Template {
                 node,
             }
         })?;
-        Ok(Exec::new(
-            &self.device,
-            self.id,
-            owned,
-            state.retained.clone(),
-        ))
+        let retained = state.all_retained();
+        Ok(Exec::new(&self.device, self.id, owned, retained))
     }
 
     /// Keeps something alive as long as the template and its execs.
@@ -264,6 +273,7 @@ impl Template {
             state: Mutex::new(State {
                 graph,
                 retained,
+                added: HashMap::new(),
                 removed: HashSet::new(),
             }),
         }
@@ -274,24 +284,38 @@ impl Template {
     }
 
     /// Runs `with` on the graph and what its nodes name.
-    pub(crate) fn with<T>(&self, with: impl FnOnce(&OwnedGraph, &[Retained]) -> T) -> T {
+    pub(crate) fn with<T>(&self, with: impl FnOnce(&OwnedGraph, Vec<Retained>) -> T) -> T {
         let state = self.state();
-        with(&state.graph, &state.retained)
+        with(&state.graph, state.all_retained())
     }
 
-    /// The handle of a node, if it is one of this template.
-    pub(crate) fn own_handle(&self, node: Node) -> Result<NodeHandle> {
-        self.own(&self.state(), node)
+    /// Runs `with` on a node of this template, which stays one until it returns.
+    pub(crate) fn with_node<T>(
+        &self,
+        node: Node,
+        with: impl FnOnce(NodeHandle) -> Result<T>,
+    ) -> Result<T> {
+        let state = self.state();
+        with(self.own(&state, node)?)
     }
 
     fn add_node(&self, spec: &NodeSpec, after: &[Node], retained: &[Retained]) -> Result<Node> {
-        let mut state = self.state();
+        self.add_locked(&mut self.state(), spec, after, retained)
+    }
+
+    fn add_locked(
+        &self,
+        state: &mut State,
+        spec: &NodeSpec,
+        after: &[Node],
+        retained: &[Retained],
+    ) -> Result<Node> {
         let after: Vec<NodeHandle> = after
             .iter()
-            .map(|node| self.own(&state, *node))
+            .map(|node| self.own(state, *node))
             .collect::<Result<_>>()?;
         let handle = state.graph.add_node(&after, spec)?;
-        state.retained.extend_from_slice(retained);
+        state.added.insert(handle, retained.to_vec());
         // The driver may give a removed node's handle again.
         state.removed.remove(&handle);
         Ok(self.node(handle))
@@ -322,6 +346,13 @@ impl Template {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl State {
+    fn all_retained(&self) -> Vec<Retained> {
+        let added = self.added.values().flatten();
+        self.retained.iter().chain(added).cloned().collect()
     }
 }
 

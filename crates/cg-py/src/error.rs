@@ -13,7 +13,6 @@ mod class {
     pyo3::import_exception!(cgraph.errors, NoDriverError);
     pyo3::import_exception!(cgraph.errors, OutOfMemoryError);
     pyo3::import_exception!(cgraph.errors, StateError);
-    pyo3::import_exception!(cgraph.errors, UnsupportedError);
     pyo3::import_exception!(cgraph.errors, UpdateError);
 }
 
@@ -28,7 +27,6 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
         Error::Update { .. } => class::UpdateError::new_err(text),
         Error::Foreign { .. } => class::ForeignError::new_err(text),
         Error::Invalid { .. } => class::ArgumentError::new_err(text),
-        Error::Unsupported { .. } => class::UnsupportedError::new_err(text),
         Error::NoDriver { .. } => class::NoDriverError::new_err(text),
         _ => class::CgraphError::new_err(text),
     };

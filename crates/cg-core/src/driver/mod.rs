@@ -10,7 +10,7 @@
 #[cfg(feature = "cuda")]
 pub mod cuda;
 pub mod handle;
-pub mod owned;
+pub(crate) mod owned;
 pub mod sim;
 pub mod spec;
 

@@ -61,21 +61,20 @@ fn destroy(driver: &dyn Driver, with: impl FnOnce()) {
 
 /// Device memory.
 #[derive(Debug)]
-pub struct OwnedMemory {
+pub(crate) struct OwnedMemory {
     driver: Arc<dyn Driver>,
     address: Address,
 }
 
 impl OwnedMemory {
     /// Allocates `bytes`.
-    pub fn new(driver: Arc<dyn Driver>, bytes: u64) -> Result<Self> {
+    pub(crate) fn new(driver: Arc<dyn Driver>, bytes: u64) -> Result<Self> {
         let address = driver.mem_alloc(bytes)?;
         Ok(Self { driver, address })
     }
 
     /// Where it starts.
-    #[must_use]
-    pub fn address(&self) -> Address {
+    pub(crate) fn address(&self) -> Address {
         self.address
     }
 }
@@ -110,26 +109,25 @@ pub(crate) fn read(driver: &dyn Driver, dst: &mut [u8], src: Address) -> Result<
 
 /// Loaded kernels.
 #[derive(Debug)]
-pub struct OwnedModule {
+pub(crate) struct OwnedModule {
     driver: Arc<dyn Driver>,
     handle: ModuleHandle,
 }
 
 impl OwnedModule {
     /// Loads PTX text or a binary image.
-    pub fn new(driver: Arc<dyn Driver>, image: &[u8]) -> Result<Self> {
+    pub(crate) fn new(driver: Arc<dyn Driver>, image: &[u8]) -> Result<Self> {
         let handle = driver.module_load(image)?;
         Ok(Self { driver, handle })
     }
 
     /// Its driver.
-    #[must_use]
-    pub fn driver(&self) -> &Arc<dyn Driver> {
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
     /// A kernel by name.
-    pub fn function(&self, name: &str) -> Result<FunctionHandle> {
+    pub(crate) fn function(&self, name: &str) -> Result<FunctionHandle> {
         // SAFETY: the module is loaded as long as `self`.
         unsafe { self.driver.module_function(self.handle, name) }
     }
@@ -147,7 +145,7 @@ impl Drop for OwnedModule {
 
 /// A stream: made here and destroyed on drop, or borrowed from somebody who keeps it alive.
 #[derive(Debug)]
-pub struct OwnedStream {
+pub(crate) struct OwnedStream {
     driver: Arc<dyn Driver>,
     handle: StreamHandle,
     borrowed: bool,
@@ -155,7 +153,7 @@ pub struct OwnedStream {
 
 impl OwnedStream {
     /// Creates a stream.
-    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self> {
         let handle = driver.stream_create()?;
         Ok(Self {
             driver,
@@ -175,50 +173,53 @@ impl OwnedStream {
     }
 
     /// Its driver.
-    #[must_use]
-    pub fn driver(&self) -> &Arc<dyn Driver> {
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
     /// The raw stream.
-    #[must_use]
-    pub fn handle(&self) -> StreamHandle {
+    pub(crate) fn handle(&self) -> StreamHandle {
         self.handle
     }
 
+    /// Whether somebody else destroys it.
+    pub(crate) fn is_borrowed(&self) -> bool {
+        self.borrowed
+    }
+
     /// Waits for all work on it.
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_synchronize(self.handle) }
     }
 
     /// Whether all work on it has finished.
-    pub fn query(&self) -> Result<bool> {
+    pub(crate) fn query(&self) -> Result<bool> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_query(self.handle) }
     }
 
     /// Enqueues one operation; the caller retains what it names.
-    pub fn enqueue(&self, work: &WorkSpec) -> Result<()> {
+    pub(crate) fn enqueue(&self, work: &WorkSpec) -> Result<()> {
         // SAFETY: the stream is live as long as `self`; `Work` holds what its spec names, and
         // `Stream::enqueue` retains it until the stream has passed or the capture's template dies.
         unsafe { self.driver.stream_enqueue(self.handle, work) }
     }
 
     /// Makes later work wait for the event.
-    pub fn wait_event(&self, event: &OwnedEvent) -> Result<()> {
+    pub(crate) fn wait_event(&self, event: &OwnedEvent) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Stream::wait`).
         unsafe { self.driver.stream_wait_event(self.handle, event.handle) }
     }
 
     /// Begins a capture.
-    pub fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
+    pub(crate) fn begin_capture(&self, mode: CaptureMode) -> Result<()> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_begin_capture(self.handle, mode) }
     }
 
     /// Ends a capture.
-    pub fn end_capture(&self) -> Result<OwnedGraph> {
+    pub(crate) fn end_capture(&self) -> Result<OwnedGraph> {
         // SAFETY: the stream is live as long as `self`.
         let handle = unsafe { self.driver.stream_end_capture(self.handle) }?;
         Ok(OwnedGraph {
@@ -229,7 +230,7 @@ impl OwnedStream {
     }
 
     /// Whether it captures.
-    pub fn capture_status(&self) -> Result<CaptureStatus> {
+    pub(crate) fn capture_status(&self) -> Result<CaptureStatus> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_capture_status(self.handle) }
     }
@@ -249,44 +250,42 @@ impl Drop for OwnedStream {
 
 /// An event.
 #[derive(Debug)]
-pub struct OwnedEvent {
+pub(crate) struct OwnedEvent {
     driver: Arc<dyn Driver>,
     handle: EventHandle,
 }
 
 impl OwnedEvent {
     /// Creates an event.
-    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self> {
         let handle = driver.event_create()?;
         Ok(Self { driver, handle })
     }
 
     /// Its driver.
-    #[must_use]
-    pub fn driver(&self) -> &Arc<dyn Driver> {
+    pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }
 
     /// The raw event.
-    #[must_use]
-    pub fn handle(&self) -> EventHandle {
+    pub(crate) fn handle(&self) -> EventHandle {
         self.handle
     }
 
     /// Records it on a stream of the same driver.
-    pub fn record(&self, stream: &OwnedStream) -> Result<()> {
+    pub(crate) fn record(&self, stream: &OwnedStream) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Stream::record`).
         unsafe { self.driver.event_record(self.handle, stream.handle) }
     }
 
     /// Whether the work before the last record has finished.
-    pub fn query(&self) -> Result<bool> {
+    pub(crate) fn query(&self) -> Result<bool> {
         // SAFETY: the event is live as long as `self`.
         unsafe { self.driver.event_query(self.handle) }
     }
 
     /// Waits until the work before the last record has finished.
-    pub fn synchronize(&self) -> Result<()> {
+    pub(crate) fn synchronize(&self) -> Result<()> {
         // SAFETY: the event is live as long as `self`.
         unsafe { self.driver.event_synchronize(self.handle) }
     }
@@ -303,7 +302,7 @@ impl Drop for OwnedEvent {
 
 /// A `CUgraph`: made here and destroyed on drop, or borrowed from somebody who keeps it alive.
 #[derive(Debug)]
-pub struct OwnedGraph {
+pub(crate) struct OwnedGraph {
     driver: Arc<dyn Driver>,
     handle: GraphHandle,
     borrowed: bool,
@@ -311,7 +310,7 @@ pub struct OwnedGraph {
 
 impl OwnedGraph {
     /// Creates an empty graph.
-    pub fn new(driver: Arc<dyn Driver>) -> Result<Self> {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self> {
         let handle = driver.graph_create()?;
         Ok(Self {
             driver,
@@ -330,20 +329,13 @@ impl OwnedGraph {
         }
     }
 
-    /// Its driver.
-    #[must_use]
-    pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
-    }
-
     /// The raw graph.
-    #[must_use]
-    pub fn handle(&self) -> GraphHandle {
+    pub(crate) fn handle(&self) -> GraphHandle {
         self.handle
     }
 
     /// A copy.
-    pub fn duplicate(&self) -> Result<Self> {
+    pub(crate) fn duplicate(&self) -> Result<Self> {
         // SAFETY: the graph is live as long as `self`.
         let handle = unsafe { self.driver.graph_clone(self.handle) }?;
         Ok(Self {
@@ -354,44 +346,44 @@ impl OwnedGraph {
     }
 
     /// Adds a node; the caller retains what it names and has checked `after`.
-    pub fn add_node(&self, after: &[NodeHandle], spec: &NodeSpec) -> Result<NodeHandle> {
+    pub(crate) fn add_node(&self, after: &[NodeHandle], spec: &NodeSpec) -> Result<NodeHandle> {
         // SAFETY: the graph is live as long as `self`; `Template` checks that `after` are its
         // nodes and retains what `spec` names.
         unsafe { self.driver.graph_add_node(self.handle, after, spec) }
     }
 
     /// Adds an edge between nodes that the caller has checked.
-    pub fn add_edge(&self, from: NodeHandle, to: NodeHandle) -> Result<()> {
+    pub(crate) fn add_edge(&self, from: NodeHandle, to: NodeHandle) -> Result<()> {
         // SAFETY: the graph is live as long as `self`, and `Template` checks the nodes.
         unsafe { self.driver.graph_add_edge(self.handle, from, to) }
     }
 
     /// Takes an edge away between nodes that the caller has checked.
-    pub fn remove_edge(&self, edge: EdgeSpec<NodeHandle>) -> Result<()> {
+    pub(crate) fn remove_edge(&self, edge: EdgeSpec<NodeHandle>) -> Result<()> {
         // SAFETY: the graph is live as long as `self`, and `Template` checks the nodes.
         unsafe { self.driver.graph_remove_edge(self.handle, edge) }
     }
 
     /// Removes a node that the caller has checked.
-    pub fn remove_node(&self, node: NodeHandle) -> Result<()> {
+    pub(crate) fn remove_node(&self, node: NodeHandle) -> Result<()> {
         // SAFETY: `Template` checks that the node is one of this live graph.
         unsafe { self.driver.graph_remove_node(node) }
     }
 
     /// Its nodes.
-    pub fn nodes(&self) -> Result<Vec<NodeHandle>> {
+    pub(crate) fn nodes(&self) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_nodes(self.handle) }
     }
 
     /// Its edges.
-    pub fn edges(&self) -> Result<Vec<EdgeSpec<NodeHandle>>> {
+    pub(crate) fn edges(&self) -> Result<Vec<EdgeSpec<NodeHandle>>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_edges(self.handle) }
     }
 
     /// What one of its nodes does; the caller has checked the node.
-    pub fn detail(&self, node: NodeHandle) -> Result<NodeDetail> {
+    pub(crate) fn detail(&self, node: NodeHandle) -> Result<NodeDetail> {
         // SAFETY: `Template` checks that the node is one of this live graph.
         unsafe { self.driver.node_detail(node) }
     }
@@ -402,7 +394,10 @@ impl OwnedGraph {
     }
 
     /// Makes an exec.
-    pub fn instantiate(&self, flags: InstantiateFlags) -> Result<OwnedExec, InstantiateFailure> {
+    pub(crate) fn instantiate(
+        &self,
+        flags: InstantiateFlags,
+    ) -> Result<OwnedExec, InstantiateFailure> {
         // SAFETY: the graph is live as long as `self`.
         let handle = unsafe { self.driver.graph_instantiate(self.handle, flags) }?;
         Ok(OwnedExec {
@@ -425,61 +420,54 @@ impl Drop for OwnedGraph {
 
 /// A `CUgraphExec`.
 #[derive(Debug)]
-pub struct OwnedExec {
+pub(crate) struct OwnedExec {
     driver: Arc<dyn Driver>,
     handle: ExecHandle,
 }
 
 impl OwnedExec {
-    /// Its driver.
-    #[must_use]
-    pub fn driver(&self) -> &Arc<dyn Driver> {
-        &self.driver
-    }
-
     /// The raw exec.
-    #[must_use]
-    pub fn handle(&self) -> ExecHandle {
+    pub(crate) fn handle(&self) -> ExecHandle {
         self.handle
     }
 
     /// Sends it to the device.
-    pub fn upload(&self, stream: &OwnedStream) -> Result<()> {
+    pub(crate) fn upload(&self, stream: &OwnedStream) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Exec::upload`).
         unsafe { self.driver.exec_upload(self.handle, stream.handle) }
     }
 
     /// Enqueues one replay; the caller retains this owner and what the nodes name.
     #[inline]
-    pub fn launch(&self, stream: &OwnedStream) -> Result<()> {
+    pub(crate) fn launch(&self, stream: &OwnedStream) -> Result<()> {
         // SAFETY: both are live as long as their owners, and of one driver (`Exec::replay`); `Exec`
         // retains what its nodes name until every stream has passed its replays.
         unsafe { self.driver.exec_launch(self.handle, stream.handle) }
     }
 
     /// Takes over the parameters of a graph; the caller retains what they name.
-    pub fn update(&self, graph: &OwnedGraph) -> Result<(), UpdateFailure> {
+    pub(crate) fn update(&self, graph: &OwnedGraph) -> Result<(), UpdateFailure> {
         // SAFETY: both are live as long as their owners; `Exec::update` retains what the
         // template's nodes name.
         unsafe { self.driver.exec_update(self.handle, graph.handle) }
     }
 
-    /// Changes what a node does; the caller retains what `work` names and the node's graph.
-    pub fn set_work(&self, node: NodeHandle, work: &WorkSpec) -> Result<()> {
-        // SAFETY: `Exec` retains the graph of its nodes, checks that `node` is one of them, and
+    /// Changes what a node does; the caller retains what `work` names and holds the node's graph.
+    pub(crate) fn set_work(&self, node: NodeHandle, work: &WorkSpec) -> Result<()> {
+        // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph, and
         // retains what `work` names.
         unsafe { self.driver.exec_set_work(self.handle, node, work) }
     }
 
-    /// Switches a node on or off; the caller retains the node's graph.
-    pub fn set_enabled(&self, node: NodeHandle, enabled: bool) -> Result<()> {
-        // SAFETY: `Exec` retains the graph of its nodes and checks that `node` is one of them.
+    /// Switches a node on or off; the caller holds the node's graph.
+    pub(crate) fn set_enabled(&self, node: NodeHandle, enabled: bool) -> Result<()> {
+        // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph.
         unsafe { self.driver.exec_set_enabled(self.handle, node, enabled) }
     }
 
-    /// Whether a node is on; the caller retains the node's graph.
-    pub fn is_enabled(&self, node: NodeHandle) -> Result<bool> {
-        // SAFETY: `Exec` retains the graph of its nodes and checks that `node` is one of them.
+    /// Whether a node is on; the caller holds the node's graph.
+    pub(crate) fn is_enabled(&self, node: NodeHandle) -> Result<bool> {
+        // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph.
         unsafe { self.driver.exec_is_enabled(self.handle, node) }
     }
 }

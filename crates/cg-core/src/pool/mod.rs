@@ -135,22 +135,6 @@ impl Pool {
         Ok(memory.owned_by(Arc::new(block)))
     }
 
-    /// Returns segments without blocks to the device; how many bytes. Only for pools that no
-    /// template retains: a template knows addresses, not blocks.
-    #[expect(
-        clippy::must_use_candidate,
-        reason = "called for what it returns to the device"
-    )]
-    pub fn trim(&self) -> u64 {
-        let mut state = self.shared.state();
-        let (whole, rest) = std::mem::take(&mut state.segments)
-            .into_iter()
-            .partition::<BTreeMap<_, _>, _>(|(_, segment)| segment.free.is_whole());
-        state.segments = rest;
-        drop(state);
-        whole.values().map(|segment| segment.memory.bytes()).sum()
-    }
-
     /// What keeps the segments alive, for [`crate::Template::retain`]: a template knows addresses,
     /// and blocks may come and go.
     #[must_use]

@@ -295,7 +295,7 @@ impl Sim {
         Live {
             memory: state.memory.live(),
             modules: state.modules.len(),
-            streams: state.streams.len() - 1,
+            streams: state.streams.values().filter(|s| !s.dying).count() - 1,
             events: state.events.len(),
             graphs: state.graphs.values().filter(|g| g.parent.is_none()).count(),
             execs: state.execs.len(),

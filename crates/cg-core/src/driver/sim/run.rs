@@ -1,6 +1,7 @@
 //! Running simulated work: one ready operation at a time, in seeded order.
 
 use std::any::Any;
+use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::exec::{Replay, Status};
@@ -61,6 +62,11 @@ impl KernelCall<'_> {
     }
 }
 
+thread_local! {
+    /// Whether this thread is running an operation of a simulated device.
+    static IN_OPERATION: Cell<bool> = const { Cell::new(false) };
+}
+
 /// Where a running operation came from.
 enum Place {
     Head(u64),
@@ -95,6 +101,10 @@ pub(super) fn drive_stream(sim: &Sim, stream: StreamHandle) {
 /// # Panics
 /// If nothing can run and nothing is running, which would be for ever.
 pub(super) fn drive_until(sim: &Sim, done: impl Fn(&State) -> bool) {
+    assert!(
+        !IN_OPERATION.get(),
+        "an operation waits for the device that runs it; on a GPU it must make no driver call"
+    );
     loop {
         let mut state = sim.state();
         retire(&mut state);
@@ -138,6 +148,7 @@ fn step_locked(sim: &Sim, mut state: Locked<'_>) -> bool {
         outcome: Err("it panicked".to_owned()),
     };
     // The lock is open here: a kernel may be a Python function that takes its own locks.
+    IN_OPERATION.set(true);
     running.outcome = work.map_or(Ok(()), |work| execute(sim, &work));
     true
 }
@@ -151,6 +162,7 @@ struct Running<'a> {
 
 impl Drop for Running<'_> {
     fn drop(&mut self) {
+        IN_OPERATION.set(false);
         let outcome = std::mem::replace(&mut self.outcome, Ok(()));
         finish(&mut self.sim.state(), &self.place, outcome);
         self.sim.inner.finished.notify_all();
@@ -158,7 +170,7 @@ impl Drop for Running<'_> {
 }
 
 /// Takes finished markers and replays from the heads of the streams.
-fn retire(state: &mut State) {
+pub(super) fn retire(state: &mut State) {
     let mut changed = true;
     while changed {
         changed = false;
@@ -183,6 +195,9 @@ fn retire(state: &mut State) {
             }
         }
     }
+    state
+        .streams
+        .retain(|_, stream| !stream.dying || stream.busy || !stream.queue.is_empty());
 }
 
 /// A ready operation, by seeded choice; delayed streams only where nothing else is ready.

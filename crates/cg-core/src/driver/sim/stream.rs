@@ -33,6 +33,8 @@ pub(super) struct Stream {
     /// An operation was taken from the head and is running.
     pub(super) busy: bool,
     pub(super) delayed: bool,
+    /// Destroyed, but not empty yet.
+    pub(super) dying: bool,
     pub(super) capture: Option<Captured>,
 }
 
@@ -54,8 +56,8 @@ pub(super) struct Event {
 
 pub(super) fn get(state: &mut State, stream: StreamHandle) -> &mut Stream {
     match state.streams.get_mut(&stream.0) {
-        Some(found) => found,
-        None => panic!("{stream:?} is not live"),
+        Some(found) if !found.dying => found,
+        _ => panic!("{stream:?} is not live"),
     }
 }
 
@@ -122,10 +124,9 @@ impl StreamCalls for Sim {
             get(&mut state, stream).capture.is_none(),
             "{stream:?} destroyed while it captures"
         );
-        drop(state);
-        // CUDA lets the work finish in the background; here it finishes now.
-        run::drive_stream(self, stream);
-        self.state().streams.remove(&stream.0);
+        // As on a GPU the work still finishes; nobody may wait for that here.
+        get(&mut state, stream).dying = true;
+        run::retire(&mut state);
     }
 
     unsafe fn stream_synchronize(&self, stream: StreamHandle) -> Result<()> {
