@@ -66,4 +66,4 @@ def sim() -> Iterator[SimLab]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(int.from_bytes(os.urandom(4)))
+    torch.manual_seed(int.from_bytes(os.urandom(4), "little"))

@@ -92,7 +92,7 @@ def test_trap_T65_pool_before_a_capture(lab: Lab) -> None:
         cgraph.CUDAGraph().pool()
 
 
-@pytest.mark.parametrize("pool", [17, (0, 0), (3, 4), "pool", (1, 2, 3)])
+@pytest.mark.parametrize("pool", [17, (0, 0), (3, 4), "pool", (1, 2, 3), ([], 1), (0, "x")])
 def test_a_pool_that_is_none(lab: Lab, pool: Any) -> None:
     with lab.use(lab.stream()), pytest.raises(CgraphError, match="pool"):
         cgraph.CUDAGraph().capture_begin(pool=pool)
@@ -119,15 +119,46 @@ def test_a_pool_of_another_simulator(sim: SimLab) -> None:
         pass
 
 
-def test_a_graph_of_another_simulator(sim: SimLab) -> None:
+def test_a_graph_of_another_driver(sim: SimLab) -> None:
     x = torch.randn(8)
-    with cgraph.sim.use():
-        graph, _ = captured(sim, x)
+    with cgraph.sim.use() as other:
+        graph, y = captured(sim, x)
+    with pytest.raises(ForeignError, match=r"sim:\d+, which is not in force"):
+        graph.replay()
+    with cgraph.sim.use(other):
+        graph.replay()
+    assert torch.equal(y, x * 2 + 1)
+
+
+def test_a_wait_for_a_stream_of_another_simulator(sim: SimLab) -> None:
     other = cgraph.sim.Simulator()
     with pytest.raises(ForeignError, match="sim:"):
-        other.device.collect()
         _core.Stream(other.device).wait_stream(sim.simulator.default_stream)
-    del graph
+
+
+def test_a_graph_context_inside_another_one_breaks_nothing(lab: Lab) -> None:
+    x, outer = fresh(lab, 8), cgraph.CUDAGraph()
+    with cgraph.graph(outer):
+        y = x + 1
+        with pytest.raises(CaptureError, match="nested"), cgraph.graph(cgraph.CUDAGraph()):
+            pass
+    x.normal_()
+    outer.replay()
+    assert torch.equal(y, x + 1)
+
+
+@pytest.mark.parametrize("given", [None, 3, torch.cuda.CUDAGraph])
+def test_what_is_no_graph(lab: Lab, given: Any) -> None:
+    with pytest.raises(ArgumentError, match=r"cgraph\.CUDAGraph"):
+        cgraph.graph(given)
+
+
+@pytest.mark.parametrize("mode", [None, 3, "Global"])
+def test_what_is_no_mode(lab: Lab, mode: Any) -> None:
+    with pytest.raises(ArgumentError, match="thread_local"):
+        cgraph.graph(cgraph.CUDAGraph(), capture_error_mode=mode)
+    with lab.use(lab.stream()), pytest.raises(ArgumentError, match="thread_local"):
+        cgraph.CUDAGraph().capture_begin(capture_error_mode=mode)
 
 
 def test_a_stream_of_another_simulator(sim: SimLab) -> None:

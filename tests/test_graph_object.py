@@ -10,7 +10,7 @@ import torch
 
 import cgraph
 from cgraph.errors import ArgumentError, CaptureError, LivenessError, StateError
-from lab import Lab, captured, fresh
+from lab import Lab, SimLab, captured, fresh
 
 
 def test_rows_0_5_and_4_1_subclasses_and_a_positional_keep_graph_work(lab: Lab) -> None:
@@ -33,6 +33,8 @@ def test_rows_0_5_and_4_1_subclasses_and_a_positional_keep_graph_work(lab: Lab) 
 def test_row_0_6_without_keep_graph_only_the_exec_outlives_the_capture(lab: Lab) -> None:
     graph, _ = captured(lab, fresh(lab, 8))
     assert graph.raw_cuda_graph_exec() != 0
+    if isinstance(lab, SimLab):
+        assert lab.simulator.live()["graphs"] == 0
     with pytest.raises(StateError, match="keep_graph=True"):
         graph.raw_cuda_graph()
 

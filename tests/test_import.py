@@ -44,7 +44,7 @@ def test_row_0_1_a_torch_without_cuda_can_import_cgraph_and_use_only_the_simulat
             "del torch._C._CudaStreamBase\n"
             "import cgraph\n"
             "try: cgraph.CUDAGraph().capture_begin()\n"
-            "except cgraph.errors.TorchError as error: print('without CUDA' in str(error))\n",
+            "except cgraph.errors.NoDriverError as error: print('without CUDA' in str(error))\n",
             CGRAPH_DRIVER="cuda",
         )
         == "True"

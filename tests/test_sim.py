@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import gc
+import threading
+import weakref
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
 from cgraph.errors import CaptureError, DriverError, LivenessError
@@ -210,3 +214,126 @@ def test_a_kernel_that_raises_raises_from_the_replay(sim: SimLab) -> None:
     index.fill_(1)
     graph.replay()
     assert torch.equal(y, x[[1, 1]])
+
+
+def test_a_literal_has_its_value_again_in_each_replay(sim: SimLab) -> None:
+    x, graph = fresh(sim, 4), cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        literal = torch.tensor(0.0)
+        literal += 1
+        y = literal * x
+    for _ in range(3):
+        graph.replay()
+        assert torch.equal(y, x)
+
+
+def test_a_replay_in_flight_is_not_recorded_into_a_later_capture() -> None:
+    with cgraph.sim.use(asynchronous=True) as simulator:
+        x, first, second = torch.randn(4), cgraph.CUDAGraph(), cgraph.CUDAGraph(keep_graph=True)
+        with cgraph.graph(first):
+            y = x * 2 + 1
+        first.replay()
+        with simulator.stream(simulator.new_stream()):
+            second.capture_begin(capture_error_mode="relaxed")
+            z = x - 1
+            simulator.drive()
+            second.capture_end()
+        assert torch.equal(y, x * 2 + 1)
+        assert second._template.count() == 1
+        second.replay()
+        simulator.synchronize()
+        assert torch.equal(z, x - 1)
+
+
+def test_a_generator_must_be_registered(sim: SimLab) -> None:
+    generator = torch.Generator()
+    with pytest.raises(CaptureError, match="register_generator_state"):
+        with cgraph.graph(cgraph.CUDAGraph()):
+            torch.rand(4, generator=generator)
+    graph = cgraph.CUDAGraph()
+    graph.register_generator_state(generator)
+    with cgraph.graph(graph):
+        y = torch.rand(4, generator=generator)
+    generator.manual_seed(3)
+    graph.replay()
+    assert torch.equal(y, torch.rand(4, generator=torch.Generator().manual_seed(3)))
+
+
+def test_a_capture_ended_on_another_thread_is_abandoned(sim: SimLab) -> None:
+    x, graph, errors = fresh(sim, 4), cgraph.CUDAGraph(), []
+
+    def end() -> None:
+        with sim.use(stream):
+            try:
+                graph.capture_end()
+            except CaptureError as error:
+                errors.append(str(error))
+
+    stream = sim.stream()
+    with sim.use(stream):
+        graph.capture_begin(capture_error_mode="relaxed")
+        x + 1
+        thread = threading.Thread(target=end)
+        thread.start()
+        thread.join()
+    assert "another thread" in errors[0]
+    assert torch.equal(x + 1, torch.add(x, 1))
+    other, y = captured(sim, x)
+    other.replay()
+    assert torch.equal(y, x * 2 + 1)
+
+
+def test_a_mode_that_the_user_left_open_stays_open(sim: SimLab) -> None:
+    class Counting(TorchDispatchMode):
+        count = 0
+
+        def __torch_dispatch__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            type(self).count += 1
+            return func(*args, **(kwargs or {}))
+
+    x, graph, mode = fresh(sim, 4), cgraph.CUDAGraph(), Counting()
+    with sim.use(sim.stream()):
+        graph.capture_begin()
+        mode.__enter__()
+        y = x + 1
+        graph.capture_end()
+        before = Counting.count
+        assert torch.equal(x + 2, torch.add(x, 2))
+        assert Counting.count > before
+        mode.__exit__(None, None, None)
+    graph.replay()
+    assert torch.equal(y, x + 1)
+
+
+def test_threads_can_capture_at_the_same_time(sim: SimLab) -> None:
+    results: list[tuple[cgraph.CUDAGraph, torch.Tensor, torch.Tensor]] = []
+
+    def work() -> None:
+        x, graph, stream = torch.randn(16), cgraph.CUDAGraph(), sim.stream()
+        with sim.use(stream):
+            graph.capture_begin(capture_error_mode="thread_local")
+            y = torch.relu(x * 2) + 1
+            graph.capture_end()
+        results.append((graph, x, y))
+
+    threads = [threading.Thread(target=work) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(results) == 4
+    for graph, x, y in results:
+        graph.replay()
+        assert torch.equal(y, torch.relu(x * 2) + 1)
+
+
+def test_a_graph_that_its_simulator_refers_to_is_collected() -> None:
+    with cgraph.sim.use() as simulator:
+        graph, _ = captured(SimLab(simulator), x := torch.randn(4))
+        simulator.graph = graph  # type: ignore[attr-defined]
+    dead = weakref.ref(graph)
+    del graph, simulator, x
+    gc.collect()
+    assert dead() is None

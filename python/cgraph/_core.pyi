@@ -119,6 +119,8 @@ class Template:
     @property
     def handle(self) -> int:
         """The raw graph."""
+    def is_empty(self) -> bool:
+        """Whether it has no node."""
     def count(self) -> int:
         """How many nodes it has, those of child graphs included."""
     def json(self) -> str:

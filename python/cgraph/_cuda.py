@@ -21,8 +21,6 @@ from cgraph.errors import ArgumentError, CaptureError, ForeignError
 
 __all__ = ["Cuda"]
 
-_MODES = ("global", "thread_local", "relaxed")
-
 
 class PoolHandle(tuple[int, int]):
     """A token that keeps its pool alive, so that it can be captured into again and again.
@@ -47,11 +45,6 @@ class Cuda:
         self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
     ) -> Recording:
         """Begin a capture on torch's current stream."""
-        if mode not in _MODES:
-            raise ArgumentError(
-                "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
-                f" {mode}"
-            )
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
         ordinal = torch.cuda.current_device() if torch.cuda.is_available() else 0
         device = _core.Device.cuda(ordinal)
@@ -77,6 +70,7 @@ class Cuda:
 
     def pool_handle(self) -> Handle:
         """A token of a new pool."""
+        self._require_gpu()
         return PoolHandle(_torch.new_pool_handle())
 
     def new_stream(self) -> torch.cuda.Stream:
@@ -171,11 +165,7 @@ class Recording:
                 f"capture_end() on another stream: {reason}. Capture must end on the same stream"
                 " it began on; the capture was abandoned"
             )
-        self._context.close()
-        try:
-            error = self._end_host()
-        finally:
-            self._end_companion()
+        error = self._end()
         if error is not None:
             self._close()
             failure = CaptureError(
@@ -193,12 +183,10 @@ class Recording:
 
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
-        self._context.close()
         try:
             with torch.cuda.stream(self._stream):
-                error = self._end_host()
+                error = self._end()
         finally:
-            self._end_companion()
             self._close()
         return None if error is None else _first_line(error)
 
@@ -212,9 +200,17 @@ class Recording:
             self._end_host()
             self._end_companion()
             raise
-        self._context.enter_context(_torch.watch_pools(self._pool_seen))
+        self._context.enter_context(_torch.watch_pools(self._ordinal, self._pool_seen))
         if self._watch is not None:
-            self._context.enter_context(self._watch)
+            self._watch.__enter__()
+            self._context.callback(_torch.leave_mode, self._watch)
+
+    def _end(self) -> Exception | None:
+        """End both captures and what watches them, whatever fails on the way."""
+        with ExitStack() as last:
+            last.callback(self._context.close)
+            last.callback(self._end_companion)
+            return self._end_host()
 
     def _end_host(self) -> Exception | None:
         """End the host's capture; its error, if it has one. The host is then healthy in any case.
@@ -286,7 +282,6 @@ class Recording:
             self._leases.append(_torch.PoolLease(self._ordinal, handle))
 
     def _close(self) -> None:
-        self._context.close()
         self._host.reset()
         if self._companion is not None:
             self._companion.reset()

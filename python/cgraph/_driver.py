@@ -10,7 +10,10 @@ from typing import Any, Protocol
 from cgraph import _core
 from cgraph.errors import ArgumentError
 
-__all__ = ["Captured", "Driver", "Handle", "Pool", "Recording", "current", "override"]
+__all__ = ["MODES", "Captured", "Driver", "Handle", "Pool", "Recording", "current", "override"]
+
+MODES = ("global", "thread_local", "relaxed")
+"""What unsafe calls do while a capture is open: fail anywhere, fail in its thread, nothing."""
 
 Handle = tuple[int, int]
 """An opaque token of a memory pool, as torch has it."""
@@ -23,7 +26,7 @@ class Captured:
     """What a capture leaves behind for the graph and its execs.
 
     Attributes:
-        template: The captured graph.
+        template: The captured graph; None once the graph has taken it over.
         pools: Tokens of the pools that the captured memory came from.
         current: How a replay finds the current stream; see ``_core.Graph._adopt``.
         ordinal: The device's number, where ``current`` needs one.
@@ -47,7 +50,7 @@ class Captured:
         retained: object = None,
         owner: object = None,
     ) -> None:
-        self.template = template
+        self.template: _core.Template | None = template
         self.pools = pools
         self.current = current
         self.ordinal = ordinal

@@ -74,16 +74,16 @@ class Watch(TorchDispatchMode):
         kwargs = kwargs or {}
         tensors = [t for t in tree_iter((args, kwargs)) if isinstance(t, torch.Tensor)]
         result = func(*args, **kwargs)
-        if any(tensor.is_cuda for tensor in tensors):
+        made = [t for t in tree_iter(result) if isinstance(t, torch.Tensor)]
+        if any(tensor.is_cuda for tensor in (*tensors, *made)):
             for tensor in filter(_stays_on_device, tensors):
                 address = tensor.untyped_storage().data_ptr()
                 if address and address not in self._made:
                     self._outside.setdefault(address, Outside(tensor, str(func)))
-        for tensor in tree_iter(result):
-            if isinstance(tensor, torch.Tensor) and tensor.is_cuda:
-                address = tensor.untyped_storage().data_ptr()
-                if address not in self._outside:
-                    self._made.add(address)
+        for tensor in filter(_stays_on_device, made):
+            address = tensor.untyped_storage().data_ptr()
+            if address not in self._outside:
+                self._made.add(address)
         return result
 
 

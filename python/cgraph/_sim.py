@@ -10,6 +10,7 @@ from __future__ import annotations
 import bisect
 import ctypes
 import functools
+import threading
 import weakref
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -23,7 +24,7 @@ from torch._subclasses.fake_tensor import (
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
-from cgraph import _core
+from cgraph import _core, _torch
 from cgraph._driver import Captured, Handle, Pool
 from cgraph._liveness import Outside
 from cgraph.errors import ArgumentError, CaptureError, DriverError, ForeignError
@@ -45,6 +46,10 @@ _UNINITIALISED = {
 }
 # Operators without a view in their schema that return their input's memory.
 _RETURNS_INPUT = {aten._unsafe_view.default, aten.lift_fresh.default}
+
+
+# Entering a fake mode from several threads at once crashes torch on machines without a GPU.
+_imagining = threading.RLock()
 
 
 class SimHandle(tuple[int, int]):
@@ -126,7 +131,8 @@ class Pools:
         if pool is None:
             handle = self.new_handle()
             return handle, handle.memory
-        if not isinstance(pool, tuple) or len(pool) != 2:
+        is_token = isinstance(pool, tuple) and len(pool) == 2
+        if not is_token or not all(isinstance(half, int) for half in pool):
             raise ArgumentError(f"pool is {pool!r}, expected graph_pool_handle() or other.pool()")
         memory = self._known.get((pool[0], pool[1]))
         if memory is None or getattr(pool, "memory", memory) is not memory:
@@ -153,13 +159,15 @@ class Recording:
         handle: SimHandle,
         memory: Memory,
         check_liveness: bool,
+        generators: list[torch.Generator],
     ) -> None:
         self._simulator = simulator
         self._capture = capture
         self._stream = simulator.current_stream()
         self._handle = handle
         self._check_liveness = check_liveness
-        self._recorder = Recorder(simulator, memory)
+        self._thread = threading.get_ident()
+        self._recorder = Recorder(simulator, memory, generators)
         self._recorder.__enter__()
 
     @property
@@ -177,13 +185,19 @@ class Recording:
                 f" capture began on {self._stream!r}. Capture must end on the same stream it began"
                 " on; the capture was abandoned"
             )
-        self._recorder.__exit__(None, None, None)
+        if threading.get_ident() != self._thread:
+            self.abandon()
+            raise CaptureError(
+                "capture_end() on another thread than capture_begin(): operators are recorded on"
+                " the thread that began; the capture was abandoned"
+            )
+        self._end_recording()
         template = self._capture.finish()
         template.retain_pool(self._handle.memory.core)
         return Captured(
             template,
             pools=[self._handle],
-            current=self._simulator.current_stream,
+            current=self._simulator.stream_of_replay,
             check=self._recorder.check if self._check_liveness else None,
             sim=None if self._simulator.asynchronous else self._simulator.core,
             retained=self._handle,
@@ -191,24 +205,35 @@ class Recording:
 
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
-        self._recorder.__exit__(None, None, None)
+        self._end_recording()
         try:
             self._capture.finish()
         except CaptureError as error:
             return str(error)
         return None
 
+    def _end_recording(self) -> None:
+        self._recorder.over = True
+        _torch.leave_mode(self._recorder)
+
 
 class Recorder(TorchDispatchMode):
-    """Turns operators into nodes."""
+    """Turns operators into nodes.
 
-    def __init__(self, simulator: Simulator, memory: Memory) -> None:
+    Attributes:
+        over: The capture has ended; where the recorder could not be left, it does nothing.
+    """
+
+    def __init__(
+        self, simulator: Simulator, memory: Memory, generators: list[torch.Generator]
+    ) -> None:
         super().__init__()
+        self.over = False
+        self._generators = generators
         self._simulator = simulator
         self._memory = memory
         self._fake = FakeTensorMode(allow_non_fake_inputs=True)
         self._outside: list[Outside] = []
-        self._literals: dict[int, torch.Tensor] = {}
 
     def check(self) -> None:
         """Raise if a tensor from outside that the capture read is gone."""
@@ -221,11 +246,11 @@ class Recorder(TorchDispatchMode):
         """Record the operator, or run it where it touches no memory."""
         kwargs = kwargs or {}
         stream = self._simulator.current_stream()
-        if not stream.is_capturing():
+        if self.over or not stream.is_capturing():
             return func(*args, **kwargs)
-        if func is aten.lift_fresh.default:
-            # A literal, as in torch.tensor(2.0): its value is frozen, as it is on a GPU.
-            self._literals[args[0].untyped_storage().data_ptr()] = args[0]
+        self._check_generator(func, kwargs)
+        if func is aten.lift_fresh.default and args[0].numel() > 0:
+            return self._literal(stream, func, args[0])
         if not _touches_memory(func):
             return func(*args, **kwargs)
         fresh, result = self._outputs(stream, func, args, kwargs)
@@ -241,7 +266,7 @@ class Recorder(TorchDispatchMode):
         """The operator's result, with its fresh tensors by place; computes nothing."""
         imagine = functools.partial(_imagine, self._fake)
         try:
-            with self._fake:
+            with _imagining, self._fake:
                 imagined = func(*tree_map(imagine, args), **tree_map(imagine, kwargs))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self._refuse(stream, func, error)
@@ -271,11 +296,33 @@ class Recorder(TorchDispatchMode):
         over = self._memory.find(leaf)
         if over is not None:
             return lambda: over
-        if leaf.untyped_storage().data_ptr() in self._literals:
-            return lambda: leaf
         outside = Outside(leaf, str(func))
         self._outside.append(outside)
         return outside.get
+
+    def _literal(self, stream: _core.Stream, func: Any, value: torch.Tensor) -> torch.Tensor:
+        """The tensor of a literal, as in ``torch.tensor(2.0)``: each replay copies the value in."""
+        frozen = value.clone()
+        made = self._memory.tensor(stream, value)
+        over = self._memory.find(made)
+        assert over is not None
+
+        def run() -> None:
+            with torch.no_grad(), _torch.without_modes():
+                over.copy_(frozen)
+
+        self._simulator.core.launch(stream, str(func), run)
+        return made
+
+    def _check_generator(self, func: Any, kwargs: dict[str, Any]) -> None:
+        """Refuse a generator that was not registered, as torch 2.11 does on a GPU."""
+        generator = kwargs.get("generator")
+        known = [torch.default_generator, *self._generators]
+        if generator is not None and not any(_torch.is_same(generator, one) for one in known):
+            raise CaptureError(
+                f"{func} draws from a generator that the graph does not know: call"
+                " register_generator_state(generator) before the capture"
+            )
 
     def _refuse(self, stream: _core.Stream, func: Any, cause: Exception | None) -> Any:
         """Fail as an operator does that waits for a capturing stream."""
@@ -301,7 +348,8 @@ def _kernel(
     """What the node of an operator does."""
 
     def run() -> None:
-        with torch.no_grad():
+        # Whoever drives the simulator may be inside a capture: its modes are not for this.
+        with torch.no_grad(), _torch.without_modes():
             args, kwargs = tree_unflatten([read() for read in readers], spec)
             result = func(*args, **kwargs)
             leaves = tree_flatten(result)[0]

@@ -5,8 +5,10 @@ Checked against torch 2.8 to 2.15. The rest of cgraph uses only torch's public n
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
+import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,9 +16,10 @@ from typing import Any
 
 import torch
 import torch.optim
+from torch.utils import _python_dispatch as python_dispatch
 
 from cgraph._driver import Handle
-from cgraph.errors import ForeignError, TorchError
+from cgraph.errors import ForeignError, NoDriverError, TorchError
 
 __all__ = [
     "HostGraph",
@@ -27,9 +30,12 @@ __all__ = [
     "current_stream_source",
     "draws_from_companion",
     "is_capturing",
+    "is_same",
+    "leave_mode",
     "new_pool_handle",
     "wants_gc",
     "watch_pools",
+    "without_modes",
 ]
 
 _NEEDED = (
@@ -46,11 +52,13 @@ def require_cuda() -> None:
     """Raise unless this torch can host captures.
 
     Raises:
-        TorchError: torch is built without CUDA, or lacks a name that cgraph uses.
+        NoDriverError: torch is built without CUDA.
+        TorchError: torch lacks a name that cgraph uses.
     """
     if not hasattr(torch._C, "_CudaStreamBase"):
-        raise TorchError(
-            f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch >= 2.8"
+        raise NoDriverError(
+            f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch 2.8 or"
+            " newer, or choose the simulator by name (CGRAPH_DRIVER=sim, cgraph.sim.use())"
         )
     missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
     if missing:
@@ -174,25 +182,63 @@ def end_routing(ordinal: int, handle: Handle) -> None:
     torch._C._cuda_endAllocateToPool(ordinal, handle)
 
 
+_watchers: dict[tuple[int, int], Callable[[Handle], None]] = {}
+
+
 @contextmanager
-def watch_pools(seen: Callable[[Handle], None]) -> Iterator[None]:
-    """Report the pools that ``torch.cuda.use_mem_pool`` routes to, in any thread."""
+def watch_pools(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
+    """Report the pools of a device that ``torch.cuda.use_mem_pool`` routes this thread to.
+
+    torch newer than 2.11 keeps such pools itself.
+    """
+    _install_pool_watch()
+    key = (threading.get_ident(), ordinal)
+    _watchers[key] = seen
+    try:
+        yield
+    finally:
+        _watchers.pop(key, None)
+
+
+@functools.cache
+def _install_pool_watch() -> None:
     module: Any = torch.cuda.memory
     name = "_cuda_beginAllocateCurrentThreadToPool"
     begin = getattr(module, name, None)
     if begin is None:
-        yield
-        return
+        raise TorchError(
+            f"torch {torch.__version__} has no torch.cuda.memory.{name}, through which cgraph sees"
+            " the pools of use_mem_pool: use a torch that this cgraph supports (2.8 to 2.15)"
+        )
 
     def watched(device: int, handle: Handle) -> None:
-        seen(handle)
+        watcher = _watchers.get((threading.get_ident(), device))
+        if watcher is not None:
+            watcher(handle)
         begin(device, handle)
 
     setattr(module, name, watched)
-    try:
-        yield
-    finally:
-        setattr(module, name, begin)
+
+
+def leave_mode(mode: Any) -> None:
+    """Leave a dispatch mode, also where the user has entered others inside it and not left them.
+
+    In another thread than the one that entered it there is nothing to leave.
+    """
+    inner = []
+    if mode not in python_dispatch._get_current_dispatch_mode_stack():
+        return
+    while (top := python_dispatch._get_current_dispatch_mode_stack()[-1]) is not mode:
+        inner.append(python_dispatch._pop_mode())
+        assert inner[-1] is top
+    mode.__exit__(None, None, None)
+    for other in reversed(inner):
+        python_dispatch._push_mode(other)
+
+
+def without_modes() -> Any:
+    """A context in which no dispatch mode is active."""
+    return python_dispatch._disable_current_modes()
 
 
 class WeakStorage:
@@ -217,6 +263,11 @@ class WeakStorage:
         torch.UntypedStorage._free_weak_ref(self._pointer)
 
 
+def is_same(first: torch.Generator, second: torch.Generator) -> bool:
+    """Whether two Python objects are one generator."""
+    return int(first._cdata) == int(second._cdata)  # type: ignore[attr-defined]
+
+
 def wants_gc() -> bool:
     """Whether a collection is asked for before each capture (``TORCH_CUDAGRAPH_GC``)."""
     config = getattr(torch.compiler, "config", None)
@@ -224,20 +275,40 @@ def wants_gc() -> bool:
     return bool(getattr(config, "force_cudagraph_gc", default))
 
 
+_capturable: dict[str, Any] = {"users": 0, "before": []}
+_capturable_lock = threading.Lock()
+
+
 @contextmanager
 def capturable_on_cpu() -> Iterator[None]:
     """Let optimisers with ``capturable=True`` step on CPU tensors, which stand for a GPU's."""
-    name = "_get_capturable_supported_devices"
+    with _capturable_lock:
+        _capturable["users"] += 1
+        if _capturable["users"] == 1:
+            _capturable["before"] = _allow_cpu()
+    try:
+        yield
+    finally:
+        with _capturable_lock:
+            _capturable["users"] -= 1
+            if _capturable["users"] == 0:
+                for module, original in _capturable["before"]:
+                    setattr(module, _SUPPORTED_DEVICES, original)
+
+
+_SUPPORTED_DEVICES = "_get_capturable_supported_devices"
+
+
+def _allow_cpu() -> list[tuple[Any, Any]]:
+    """Add the CPU to the devices of every optimiser; returns what to put back."""
     modules = [m for key, m in sys.modules.items() if key.startswith("torch.optim.")]
-    before = [(module, getattr(module, name)) for module in modules if hasattr(module, name)]
+    before = [
+        (m, getattr(m, _SUPPORTED_DEVICES)) for m in modules if hasattr(m, _SUPPORTED_DEVICES)
+    ]
 
     def supported(*args: Any, **kwargs: Any) -> list[str]:
         return [*before[0][1](*args, **kwargs), "cpu"]
 
     for module, _ in before:
-        setattr(module, name, supported)
-    try:
-        yield
-    finally:
-        for module, original in before:
-            setattr(module, name, original)
+        setattr(module, _SUPPORTED_DEVICES, supported)
+    return before

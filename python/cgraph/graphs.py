@@ -8,6 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 import gc
+import sys
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -17,7 +18,14 @@ from typing_extensions import Self
 
 from cgraph import _core, _driver, _torch
 from cgraph._driver import Captured, Handle, Pool, Recording
-from cgraph.errors import CgraphError, StateError, add_note
+from cgraph.errors import (
+    ArgumentError,
+    CaptureError,
+    CgraphError,
+    ForeignError,
+    StateError,
+    add_note,
+)
 
 __all__ = ["CUDAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing"]
 
@@ -86,14 +94,8 @@ class CUDAGraph(_core.Graph):
             ForeignError: The pool is of another device or driver.
             ArgumentError: The mode is unknown.
         """
-        if self._recording is not None:
-            raise StateError(
-                "capture_begin() on a graph that captures already: call capture_end() first"
-            )
-        if self._captured is not None:
-            raise StateError(
-                "capture_begin() on a graph that holds a captured graph already: call reset() first"
-            )
+        self._require_empty()
+        _require_mode(capture_error_mode)
         self._recording = _driver.current().begin(
             pool=pool,
             mode=capture_error_mode,
@@ -131,8 +133,11 @@ class CUDAGraph(_core.Graph):
             raise StateError("capture_end() without a capture: call capture_begin() first")
         self._recording = None
         captured = recording.finish()
+        template, captured.template = captured.template, None
+        assert template is not None
+        empty = template.is_empty()
         self._adopt(
-            captured.template,
+            template,
             current=captured.current,
             ordinal=captured.ordinal,
             check=captured.check,
@@ -142,11 +147,11 @@ class CUDAGraph(_core.Graph):
         )
         self._captured = captured
         self._ended = True
-        if captured.template.count() == 0:
+        if empty:
             warnings.warn(
                 "the captured graph is empty: nothing was enqueued on the capturing stream. Tensors"
                 " of another device, or another current stream, are the usual cause.",
-                stacklevel=3,
+                stacklevel=_levels_to_user(),
             )
 
     def capture_end_post(self) -> None:
@@ -171,12 +176,14 @@ class CUDAGraph(_core.Graph):
     def reset(self) -> None:
         """Drop all that was captured; the object can capture again. Hooks stay."""
         recording, self._recording = self._recording, None
-        if recording is not None:
-            recording.abandon()
-        self._clear()
         captured, self._captured, self._ended = self._captured, None, False
-        if captured is not None:
-            _release(captured)
+        try:
+            if recording is not None:
+                recording.abandon()
+        finally:
+            self._clear()
+            if captured is not None:
+                _release(captured)
 
     def pool(self) -> Handle:
         """The token of the memory pool, for other captures that are to share it."""
@@ -244,6 +251,16 @@ class CUDAGraph(_core.Graph):
         if recording is not None:
             self.reset()
 
+    def _require_empty(self) -> None:
+        if self._recording is not None:
+            raise StateError(
+                "a capture into a graph that captures already: call capture_end() first"
+            )
+        if self._captured is not None:
+            raise StateError(
+                "a capture into a graph that holds a captured graph already: call reset() first"
+            )
+
     def _instantiate_for_replay(self) -> None:
         """Called by ``replay()`` when there is no exec."""
         if self._recording is not None:
@@ -276,9 +293,28 @@ class CUDAGraph(_core.Graph):
         recording, self._recording = self._recording, None
         if recording is None:
             return
-        reason = recording.abandon()
+        try:
+            reason = recording.abandon()
+        except Exception as failure:  # the body's own exception is the one to come out
+            reason = f"{failure} (while the capture was abandoned)"
         if reason is not None:
             add_note(error, f"cgraph: the capture was abandoned; the driver says: {reason}")
+
+
+def _require_mode(mode: object) -> None:
+    if mode not in _driver.MODES:
+        raise ArgumentError(
+            "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
+            f" {mode!r}"
+        )
+
+
+def _levels_to_user() -> int:
+    """How many calls up the first one is that is not cgraph's, for a warning."""
+    level, frame = 1, sys._getframe(1)
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cgraph."):
+        level, frame = level + 1, frame.f_back
+    return level
 
 
 def _release(captured: Captured) -> None:
@@ -304,6 +340,7 @@ class graph:
     """
 
     default_capture_stream: ClassVar[Any] = None
+    _default_streams: ClassVar[list[Any]] = []
 
     def __init__(
         self,
@@ -313,6 +350,12 @@ class graph:
         capture_error_mode: str = "global",
         check_input_liveness: bool = False,
     ) -> None:
+        if not isinstance(cuda_graph, CUDAGraph):
+            raise ArgumentError(
+                f"cuda_graph is {cuda_graph!r}, expected a cgraph.CUDAGraph: torch's own graphs are"
+                " captured with torch.cuda.graph"
+            )
+        _require_mode(capture_error_mode)
         self.cuda_graph = cuda_graph
         self.pool = pool
         self.capture_error_mode = capture_error_mode
@@ -323,6 +366,17 @@ class graph:
 
     def __enter__(self) -> None:
         """Begin the capture."""
+        # All that can be known to be wrong comes before the first call that touches anything.
+        if _driver.current() is not self._driver:
+            raise ForeignError(
+                "the driver in force is another one than when this graph(...) was made: make it"
+                " where it is entered"
+            )
+        self.cuda_graph._require_empty()
+        if self._driver.is_capturing():
+            raise CaptureError(
+                "a capture inside another one: captures cannot be nested; end the first one before"
+            )
         context = self._driver.stream(self.capture_stream)
         self._driver.synchronize()
         if _torch.wants_gc():
@@ -353,11 +407,24 @@ class graph:
         finally:
             context.__exit__(None, None, None)
 
+    @classmethod
+    def _forget_streams_of(cls, device: object) -> None:
+        """Let the streams that were made for captures on a device go."""
+        cls._default_streams = [s for s in cls._default_streams if s.device != device]
+        if cls.default_capture_stream is not None and cls.default_capture_stream.device == device:
+            cls.default_capture_stream = None
+
     def _default_stream(self) -> Any:
-        """The class's side stream, made on first use, and again for another device."""
+        """The class's side stream of the current device, made on first use."""
         cls = type(self)
-        stream = cls.default_capture_stream
-        if stream is None or stream.device != self._driver.current_stream().device:
+        if "_default_streams" not in vars(cls) or cls.default_capture_stream is None:
+            cls._default_streams = []
+        device = self._driver.current_stream().device
+        for stream in cls._default_streams:
+            if stream.device == device:
+                break
+        else:
             stream = self._driver.new_stream()
-            cls.default_capture_stream = stream
+            cls._default_streams.append(stream)
+        cls.default_capture_stream = stream
         return stream

@@ -108,7 +108,7 @@ class Simulator:
             )
         handle, memory = self.pools.resolve(pool)
         capture = _core.Capture.begin(self.current_stream(), mode)
-        return Recording(self, capture, handle, memory, check_liveness)
+        return Recording(self, capture, handle, memory, check_liveness, generators)
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""
@@ -137,6 +137,15 @@ class Simulator:
         stream: _core.Stream = getattr(self._current, "stream", self.default_stream)
         return stream
 
+    def stream_of_replay(self) -> _core.Stream:
+        """The current stream, for a replay; refuses one where another driver is in force."""
+        if _driver.current() is not self:
+            raise ForeignError(
+                f"a replay of a graph of {self.device.name}, which is not in force: replay it"
+                " inside `with cgraph.sim.use(simulator):`"
+            )
+        return self.current_stream()
+
     def synchronize(self) -> None:
         """Run everything that is in flight; raises what a failed operator raised."""
         self.core.drive()
@@ -160,9 +169,7 @@ def _forget_default_stream(simulator: Simulator) -> None:
     """Let the stream that :class:`cgraph.graph` made for itself go with its device."""
     from cgraph.graphs import graph
 
-    stream = graph.default_capture_stream
-    if stream is not None and stream.device == simulator.device:
-        graph.default_capture_stream = None
+    graph._forget_streams_of(simulator.device)
 
 
 _default: Simulator | None = None

@@ -41,8 +41,9 @@ impl Stream {
     /// A stream of somebody else: torch's, cudarc's, or zero for the legacy default stream.
     ///
     /// # Safety
-    /// `handle` is a live stream of the device, and stays so as long as the result, its clones, and
-    /// every exec that was replayed on one of them.
+    /// `handle` is a live stream of the device, the same in all threads (not
+    /// `CU_STREAM_PER_THREAD`), and stays so as long as the result, its clones, and every exec that
+    /// was replayed on one of them.
     #[must_use]
     #[expect(
         unsafe_code,

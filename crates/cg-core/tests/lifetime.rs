@@ -364,3 +364,85 @@ fn a_device_that_goes_takes_everything_along() {
     assert_eq!(sim.live(), Live::default());
     assert_eq!(view.word(0), 4);
 }
+
+#[test]
+fn a_capture_has_one_guard() {
+    let (_sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+    assert!(Capture::take_over(&stream).is_err());
+    capture.hand_over();
+    let capture = Capture::take_over(&stream).unwrap();
+    capture.finish().unwrap();
+}
+
+#[test]
+fn a_guard_of_a_capture_that_is_over_ends_no_later_one() {
+    let (_sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    for finish in [true, false] {
+        let memory = poisoned(&device);
+        let stale = Capture::begin(&stream, CaptureMode::Global).unwrap();
+        raw::end_capture(&stream).unwrap();
+        let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+        stream.enqueue(&Work::memset(&memory, 1).unwrap()).unwrap();
+        drop(memory);
+        if finish {
+            assert!(stale.finish().is_err());
+        } else {
+            drop(stale);
+        }
+        let template = capture.finish().unwrap();
+        let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+        exec.replay(&stream).unwrap();
+        stream.synchronize().unwrap();
+    }
+}
+
+#[test]
+fn dropping_a_stream_runs_none_of_its_work() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let memory = poisoned(&device);
+    stream.enqueue(&Work::memset(&memory, 9).unwrap()).unwrap();
+    let before = sim.ran();
+    drop(stream);
+    device.collect();
+    assert_eq!(sim.ran(), before);
+    sim.drive();
+    assert_eq!(words(&memory), all(9));
+}
+
+#[test]
+fn a_retained_thing_that_panics_when_dropped_frees_nothing_else() {
+    struct Bomb;
+    impl Drop for Bomb {
+        fn drop(&mut self) {
+            assert!(thread::panicking(), "bomb");
+        }
+    }
+    let (sim, device) = sim();
+    let (first, second) = (Stream::new(&device).unwrap(), Stream::new(&device).unwrap());
+    let (a, b) = (poisoned(&device), poisoned(&device));
+    for (stream, memory) in [(&first, &a), (&second, &b)] {
+        let template = Template::new(&device).unwrap();
+        template
+            .add(&Work::memset(memory, 5).unwrap(), &[])
+            .unwrap();
+        let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+        if stream.handle() == first.handle() {
+            exec.retain(Arc::new(Bomb));
+        }
+        exec.replay(stream).unwrap();
+    }
+    while sim.peek(a.address(), 4) != 5_u32.to_le_bytes() {
+        sim.delay(second.handle(), true);
+        assert!(sim.step());
+    }
+    let collected = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| device.collect()));
+    assert!(collected.is_err());
+    assert_eq!(device.collect(), 1, "the other one still waits");
+    second.synchronize().unwrap();
+    assert_eq!(words(&b), all(5));
+    assert_eq!(device.collect(), 0);
+}

@@ -333,3 +333,16 @@ fn handles_that_are_not_live_are_found() {
     let text = panic_of(|| unsafe { sim.event_destroy(event) });
     assert_names(&text, &["event_destroy", "EventHandle(0x78)", "not live"]);
 }
+
+#[test]
+fn an_operation_that_waits_for_its_own_device_is_named() {
+    let sim = Sim::default();
+    let stream = Stream::new(&Device::sim(&sim)).unwrap();
+    let waits = stream.clone();
+    let closure =
+        move |_: &cg_core::KernelCall<'_>| waits.synchronize().map_err(|error| error.to_string());
+    sim.launch_closure(stream.handle(), "waits", std::sync::Arc::new(closure))
+        .unwrap();
+    let text = panic_of(|| stream.synchronize());
+    assert_names(&text, &["an operation waits for the device that runs it"]);
+}

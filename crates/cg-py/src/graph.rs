@@ -6,6 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cg_core::InstantiateFlags;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::enter::enter;
 use crate::error::state;
@@ -178,6 +179,29 @@ impl Graph {
         })
     }
 
+    /// What the environment and the exec own, but for `retained`: an exec that is in flight may need
+    /// it after this object is gone.
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let Ok(state) = self.state.try_lock() else {
+            return Ok(());
+        };
+        if let Some(environment) = &state.environment {
+            environment.current.traverse(&visit)?;
+            visit.call(&environment.check)?;
+            visit.call(&environment.random_step)?;
+            visit.call(&environment.drive)?;
+        }
+        match &state.ready {
+            Some(ready) => ready.traverse(&visit),
+            None => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        let before = std::mem::take(&mut *self.state());
+        drop(before);
+    }
+
     /// The raw exec.
     #[getter]
     fn _exec_handle(&self) -> Option<u64> {
@@ -189,7 +213,9 @@ impl Graph {
 impl Graph {
     fn template(&self) -> PyResult<Arc<cg_core::Template>> {
         let template = self.state().template.clone();
-        template.ok_or_else(|| state("the graph has no live template"))
+        template.ok_or_else(|| {
+            state("the graph has no live template: it was reset, or its template was not kept")
+        })
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

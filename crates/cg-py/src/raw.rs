@@ -6,22 +6,35 @@
 
 use std::ffi::c_void;
 
-use cg_core::{Device, GraphHandle, Stream, StreamHandle, Template};
+use cg_core::{Device, Error, GraphHandle, Result, Stream, StreamHandle, Template};
 use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
 
 use crate::error::argument;
 
+/// `CU_STREAM_PER_THREAD`.
+const PER_THREAD: u64 = 2;
+
 /// DLPack versions whose table has `current_work_stream` where `dlpack_ffi` declares it.
 const MAJOR: u32 = 1;
 
 /// A stream of torch's, by its raw handle.
-pub(crate) fn stream(device: &Device, handle: u64) -> Stream {
+///
+/// # Errors
+/// For CUDA's name of "the stream of this thread", which is another stream in each thread.
+pub(crate) fn stream(device: &Device, handle: u64) -> Result<Stream> {
+    if handle == PER_THREAD {
+        return Err(Error::Invalid {
+            argument: "stream".to_owned(),
+            given: "CU_STREAM_PER_THREAD".to_owned(),
+            expected: "a stream that is the same in all threads".to_owned(),
+        });
+    }
     // SAFETY: the handle comes from torch's current stream or from a `torch.cuda.Stream` that the
     // caller holds; torch takes its streams from a pool that it never destroys, and the
     // documentation of `cgraph.graph` asks the same of external streams.
-    unsafe { Stream::from_raw(device, StreamHandle(handle)) }
+    Ok(unsafe { Stream::from_raw(device, StreamHandle(handle)) })
 }
 
 /// The graph of a `torch._C._CUDAGraph`, by its raw handle.

@@ -3,6 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::enter::enter;
 use crate::raw::{self, CurrentWorkStream};
@@ -17,6 +18,16 @@ pub(crate) enum Current {
     Raw(Py<PyAny>, u32),
     /// A callable that returns a [`Stream`].
     Object(Py<PyAny>),
+}
+
+impl Current {
+    /// Shows the garbage collector what this owns.
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::Dlpack(_) => Ok(()),
+            Self::Raw(current, _) | Self::Object(current) => visit.call(current),
+        }
+    }
 }
 
 /// An exec with all that a replay needs.
@@ -34,6 +45,13 @@ pub(crate) struct Ready {
 }
 
 impl Ready {
+    /// Shows the garbage collector what this owns.
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.check)?;
+        visit.call(&self.random_step)?;
+        visit.call(&self.drive)
+    }
+
     /// Enqueues one replay on the current stream.
     #[inline]
     pub(crate) fn replay(&self, py: Python<'_>) -> PyResult<()> {
@@ -55,7 +73,7 @@ impl Ready {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let stream = match &*last {
             Some(stream) if stream.handle().0 == handle => stream,
-            _ => last.insert(raw::stream(self.exec.device(), handle)),
+            _ => last.insert(raw::stream(self.exec.device(), handle)?),
         };
         self.exec.replay(stream)
     }

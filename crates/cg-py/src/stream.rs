@@ -19,7 +19,7 @@ impl Stream {
     #[pyo3(signature = (device, *, handle=None))]
     fn new(py: Python<'_>, device: &Device, handle: Option<u64>) -> PyResult<Self> {
         let core = match handle {
-            Some(handle) => raw::stream(&device.core, handle),
+            Some(handle) => enter(py, || raw::stream(&device.core, handle))?,
             None => enter(py, || cg_core::Stream::new(&device.core))?,
         };
         Ok(Self { core })

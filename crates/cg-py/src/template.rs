@@ -37,6 +37,11 @@ impl Template {
         self.core.handle().0
     }
 
+    /// Whether it has no node.
+    fn is_empty(&self, py: Python<'_>) -> PyResult<bool> {
+        enter(py, || self.core.is_empty())
+    }
+
     /// How many nodes it has, those of child graphs included.
     fn count(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(enter(py, || self.core.data())?.count())
