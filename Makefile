@@ -6,6 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUNDLE := dist/bundle
+EXAMPLES := first_graph update hooks embed_cudarc
 
 .PHONY: demo test lint build docs deny gpu-bundle clean
 
@@ -27,7 +28,7 @@ build: $(STAMP)
 rust-test:
 	cargo test --workspace --quiet
 	cargo test --package cg-core --no-default-features --quiet
-	for example in first_graph update hooks embed_cudarc; do \
+	for example in $(EXAMPLES); do \
 		cargo run --quiet --package cg-core --example $$example || exit 1; done
 
 python-test: build
@@ -57,9 +58,13 @@ gpu-bundle: build
 		| $(PYTHON) -c 'import json, shutil, sys; \
 		[shutil.copy(path, "$(BUNDLE)/contract") for path in \
 		(json.loads(line).get("executable") for line in sys.stdin) if path]'
+	cargo build --release --quiet --package cg-core --examples
+	mkdir -p $(BUNDLE)/examples
+	for example in $(EXAMPLES); do \
+		cp target/release/examples/$$example $(BUNDLE)/examples/ || exit 1; done
 	cp -r tests pyproject.toml $(BUNDLE)/ && cp -r benches/python $(BUNDLE)/benches
 	cp target/release/libcg_bench.so $(BUNDLE)/benches/
-	strip $(BUNDLE)/contract $(BUNDLE)/benches/libcg_bench.so
+	strip $(BUNDLE)/examples/* $(BUNDLE)/contract $(BUNDLE)/benches/libcg_bench.so
 	cp tests/gpu/run.sh $(BUNDLE)/
 	find $(BUNDLE) -name __pycache__ -prune -exec rm -r {} +
 	du -sh $(BUNDLE)

@@ -25,8 +25,8 @@ const GAP: u64 = 1 << 16;
 /// Alignment of an allocation, in the address space and in the host memory behind it.
 const ALIGN: u64 = 512;
 
-/// A range of simulated memory. Every access is atomic by byte, so that code outside Rust may share
-/// it; it outlives the allocation.
+/// A range of simulated memory; it outlives the allocation. Every access here is atomic by byte, so
+/// that Rust code may race for it; code outside Rust must not run beside an operation that touches it.
 #[derive(Debug, Clone)]
 pub struct SimMemory {
     bytes: Arc<[AtomicU8]>,

@@ -1,0 +1,45 @@
+"""What `import cgraph` costs beyond `import torch`, in fresh interpreters, in turns.
+
+python benches/python/import_time.py [--markdown results.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+from common import heading, table
+
+ROUNDS = 7
+TIMED = (
+    "import time, torch; start = time.perf_counter(); {statement};"
+    " print((time.perf_counter() - start) * 1e3)"
+)
+
+
+def milliseconds(statement: str) -> float:
+    """Time of a statement after ``import torch``."""
+    code = TIMED.format(statement=statement)
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return float(done.stdout)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--markdown", type=Path, help="append the table to this file")
+    options = parser.parse_args()
+    times = [milliseconds("import cgraph") for _ in range(ROUNDS)]
+    row = [f"{statistics.median(times):.1f}", f"{min(times):.1f}", f"{max(times):.1f}"]
+    head = ["median ms", "least ms", "most ms"]
+    text = f"{heading('import cgraph, after import torch')}\n{table(head, [row])}\n"
+    print(text)
+    if options.markdown:
+        with options.markdown.open("a") as file:
+            file.write(text)
+
+
+if __name__ == "__main__":
+    main()
