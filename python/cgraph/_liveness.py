@@ -5,10 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
 from cgraph import _torch
+from cgraph._torch import TorchDispatchMode, tree_iter
 from cgraph.errors import LivenessError
 
 __all__ = ["Outside", "Watch"]

@@ -16,17 +16,19 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from cgraph import _core, _torch
 from cgraph._driver import Captured, Handle, Pool
 from cgraph._liveness import Outside
+from cgraph._torch import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+    TorchDispatchMode,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
+)
 from cgraph.errors import ArgumentError, CaptureError, DriverError, ForeignError
 
 if TYPE_CHECKING:

@@ -16,15 +16,26 @@ from typing import Any
 
 import torch
 import torch.optim
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
 from torch.utils import _python_dispatch as python_dispatch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
 
 from cgraph._driver import Handle
 from cgraph.errors import ForeignError, NoDriverError, TorchError
 
 __all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensorMode",
     "HostGraph",
     "PoolKeeper",
     "PoolLease",
+    "TorchDispatchMode",
     "WeakStorage",
     "capturable_on_cpu",
     "current_stream_source",
@@ -33,6 +44,10 @@ __all__ = [
     "is_same",
     "leave_mode",
     "new_pool_handle",
+    "tree_flatten",
+    "tree_iter",
+    "tree_map",
+    "tree_unflatten",
     "wants_gc",
     "watch_pools",
     "without_modes",
