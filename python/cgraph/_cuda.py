@@ -202,7 +202,7 @@ class Recording:
             raise
         self._context.enter_context(_torch.watch_pools(self._ordinal, self._pool_seen))
         if self._watch is not None:
-            self._watch.__enter__()
+            _torch.enter_mode(self._watch)
             self._context.callback(_torch.leave_mode, self._watch)
 
     def _end(self) -> Exception | None:

@@ -170,7 +170,7 @@ class Recording:
         self._check_liveness = check_liveness
         self._thread = threading.get_ident()
         self._recorder = Recorder(simulator, memory, generators)
-        self._recorder.__enter__()
+        _torch.enter_mode(self._recorder)
 
     @property
     def pool(self) -> Handle:

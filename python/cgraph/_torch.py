@@ -1,6 +1,6 @@
 """Everything that is private in torch: names, where they exist, and a message when one is gone.
 
-Checked against torch 2.8 to 2.15. The rest of cgraph uses only torch's public names and this file.
+The simulator's tests ran with torch 2.8, 2.11 and 2.15, the GPU's with 2.11. The rest of cgraph uses only torch's public names and this file.
 """
 
 from __future__ import annotations
@@ -40,6 +40,7 @@ __all__ = [
     "capturable_on_cpu",
     "current_stream_source",
     "draws_from_companion",
+    "enter_mode",
     "is_capturing",
     "is_same",
     "leave_mode",
@@ -235,13 +236,26 @@ def _install_pool_watch() -> None:
     setattr(module, name, watched)
 
 
+_stranded: list[Any] = []
+
+
+def enter_mode(mode: Any) -> None:
+    """Enter a dispatch mode until :func:`leave_mode`."""
+    for other in [m for m in _stranded if m in python_dispatch._get_current_dispatch_mode_stack()]:
+        _stranded.remove(other)
+        leave_mode(other)
+    mode.__enter__()
+
+
 def leave_mode(mode: Any) -> None:
     """Leave a dispatch mode, also where the user has entered others inside it and not left them.
 
-    In another thread than the one that entered it there is nothing to leave.
+    Only the thread that entered it can. In another one it stays, and goes when that thread enters
+    the next mode; torch does not keep it alive until then.
     """
     inner = []
     if mode not in python_dispatch._get_current_dispatch_mode_stack():
+        _stranded.append(mode)
         return
     while (top := python_dispatch._get_current_dispatch_mode_stack()[-1]) is not mode:
         inner.append(python_dispatch._pop_mode())

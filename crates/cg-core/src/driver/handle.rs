@@ -1,4 +1,4 @@
-//! Raw driver values as `Copy` newtypes. They own nothing; [`super::owned`] does.
+//! Raw driver values as `Copy` newtypes. They own nothing; `super::owned` does.
 
 use std::fmt;
 

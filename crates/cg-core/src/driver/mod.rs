@@ -5,7 +5,7 @@
 //! `Cuda` and by [`sim::Sim`]; nothing above it knows which one it has.
 //!
 //! Who checks what: the layers above make wrong orders impossible or report them; a driver checks
-//! only what CUDA checks. Handles are not counted here: [`owned`] holds each exactly once.
+//! only what CUDA checks. Handles are not counted here: `owned` holds each exactly once.
 
 #[cfg(feature = "cuda")]
 pub mod cuda;
