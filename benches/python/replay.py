@@ -14,7 +14,7 @@ import argparse
 import ctypes
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -24,21 +24,20 @@ from common import heading, table
 
 NODES = (1, 10, 100, 1000)
 ROUNDS = 60
+WARM_UP = 5
 
 
-def host_us(call: Callable[[], object], per_round: int) -> float:
-    """Median host time of a call in µs."""
-    for _ in range(per_round):
-        call()
-    torch.cuda.synchronize()
-    rounds = []
-    for _ in range(ROUNDS):
-        start = time.perf_counter_ns()
-        for _ in range(per_round):
-            call()
-        rounds.append((time.perf_counter_ns() - start) / per_round / 1e3)
-        torch.cuda.synchronize()
-    return statistics.median(rounds)
+def host_us(calls: Sequence[Callable[[], object]], per_round: int) -> list[float]:
+    """Median host time of each call in µs, measured in turns: a disturbance meets all of them."""
+    rounds: list[list[float]] = [[] for _ in calls]
+    for _ in range(WARM_UP + ROUNDS):
+        for times, call in zip(rounds, calls, strict=True):
+            start = time.perf_counter_ns()
+            for _ in range(per_round):
+                call()
+            times.append((time.perf_counter_ns() - start) / per_round / 1e3)
+            torch.cuda.synchronize()
+    return [statistics.median(times[WARM_UP:]) for times in rounds]
 
 
 def device_us(call: Callable[[], object]) -> float:
@@ -91,8 +90,7 @@ def measure(nodes: int, library: Path) -> list[str]:
     ours.replay()
     assert torch.equal(torch_out, our_out), "torch's graph and cgraph's differ"
     per_round = max(5, min(200, 2000 // nodes))
-    torch_us, our_us = host_us(theirs.replay, per_round), host_us(ours.replay, per_round)
-    again = host_us(ours.replay, per_round)
+    torch_us, our_us, again = host_us([theirs.replay, ours.replay, ours.replay], per_round)
     native = native_us(library, ours, per_round)
     return [
         str(nodes),
