@@ -88,16 +88,32 @@ impl Exec {
     #[doc(alias = "cuGraphLaunch")]
     #[inline]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
-        self.check(stream)?;
+        self.replay_on(|last| last.is_same(stream), || Ok(stream.clone()))
+    }
+
+    /// As [`Self::replay`], on the stream of the last replay if `is_last` knows it, and else on the
+    /// one that `other` makes: for callers that have a raw handle at each replay and no [`Stream`].
+    #[inline]
+    pub fn replay_on(
+        &self,
+        is_last: impl FnOnce(&Stream) -> bool,
+        other: impl FnOnce() -> Result<Stream>,
+    ) -> Result<()> {
         let before = self.with(|state| {
-            state.owned.launch(stream.owned())?;
-            if state.last.as_ref().is_some_and(|last| last.is_same(stream)) {
-                return Ok(None);
+            if let Some(last) = state.last.as_ref().filter(|last| is_last(last)) {
+                let launched = state.owned.launch(last.owned());
+                return launched
+                    .map_err(|error| explain(last, error))
+                    .map(|()| None);
             }
-            Ok(state.last.replace(stream.clone()))
+            let stream = other()?;
+            self.check(&stream)?;
+            let launched = state.owned.launch(stream.owned());
+            launched.map_err(|error| explain(&stream, error))?;
+            Ok(state.last.replace(stream))
         });
         // The stream before goes here, with the lock open: what it retains may be foreign.
-        before.map(drop).map_err(|error| explain(stream, error))
+        before.map(drop)
     }
 
     /// Takes over the parameters of a template of the same shape.

@@ -139,7 +139,6 @@ impl Graph {
             check: environment.check.as_ref().map(|check| check.clone_ref(py)),
             random_step: environment.random_step.as_ref().map(|s| s.clone_ref(py)),
             drive: environment.drive.as_ref().map(|sim| sim.clone_ref(py)),
-            last: Mutex::new(None),
         };
         let before = locked.ready.replace(Arc::new(ready));
         drop(locked);

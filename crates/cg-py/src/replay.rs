@@ -1,6 +1,6 @@
 //! The hot path: current stream, random step, launch.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
@@ -40,8 +40,6 @@ pub(crate) struct Ready {
     pub(crate) random_step: Option<Py<PyAny>>,
     /// The simulator whose replays are driven to their end; none on a GPU.
     pub(crate) drive: Option<Py<Sim>>,
-    /// The stream of the last replay.
-    pub(crate) last: Mutex<Option<cg_core::Stream>>,
 }
 
 impl Ready {
@@ -70,12 +68,10 @@ impl Ready {
     }
 
     fn launch(&self, handle: u64) -> cg_core::Result<()> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        let stream = match &*last {
-            Some(stream) if stream.handle().0 == handle => stream,
-            _ => last.insert(raw::stream(self.exec.device(), handle)?),
-        };
-        self.exec.replay(stream)
+        self.exec.replay_on(
+            |last| last.handle().0 == handle,
+            || raw::stream(self.exec.device(), handle),
+        )
     }
 
     fn replay_on_object(&self, py: Python<'_>, current: &Py<PyAny>) -> PyResult<()> {
