@@ -12,6 +12,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
+from cgraph import _core
 from cgraph.errors import CaptureError, DriverError, LivenessError
 from lab import SimLab, captured, fresh
 
@@ -337,3 +338,26 @@ def test_a_graph_that_its_simulator_refers_to_is_collected() -> None:
     del graph, simulator, x
     gc.collect()
     assert dead() is None
+
+
+def test_events_order_streams_and_fork_captures(sim: SimLab) -> None:
+    x, side, graph = fresh(sim, 8), sim.stream(), cgraph.CUDAGraph()
+    forked, joined = _core.Event(sim.simulator.device), _core.Event(sim.simulator.device)
+    with cgraph.graph(graph):
+        y = x * 2
+        sim.current().record_event(forked)
+        side.wait_event(forked)
+        with sim.use(side):
+            z = y + 1
+        side.record_event(joined)
+        sim.current().wait_event(joined)
+        total = y + z
+    x.normal_()
+    graph.replay()
+    assert torch.equal(total, x * 2 + (x * 2 + 1))
+    event, ran = _core.Event(sim.simulator.device), []
+    sim.simulator.core.launch(side, "kernel", lambda: ran.append(1))
+    side.record_event(event)
+    assert not event.query() and not side.query()
+    event.synchronize()
+    assert ran == [1] and event.query() and side.query()

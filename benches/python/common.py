@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 import platform
+from pathlib import Path
 
 import torch
 
 import cgraph
 
-__all__ = ["heading", "table"]
+__all__ = ["publish"]
+
+
+def publish(title: str, head: list[str], rows: list[list[str]], file: Path | None) -> None:
+    """Print a table with its heading, and append it to a file if there is one."""
+    text = f"{heading(title)}\n{table(head, rows)}\n"
+    print(text)
+    if file is not None:
+        with file.open("a") as out:
+            out.write(text)
 
 
 def heading(title: str) -> str:

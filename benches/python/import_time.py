@@ -11,7 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from common import heading, table
+from common import publish
 
 ROUNDS = 7
 TIMED = (
@@ -34,11 +34,7 @@ def main() -> None:
     times = [milliseconds("import cgraph") for _ in range(ROUNDS)]
     row = [f"{statistics.median(times):.1f}", f"{min(times):.1f}", f"{max(times):.1f}"]
     head = ["median ms", "least ms", "most ms"]
-    text = f"{heading('import cgraph, after import torch')}\n{table(head, [row])}\n"
-    print(text)
-    if options.markdown:
-        with options.markdown.open("a") as file:
-            file.write(text)
+    publish("import cgraph, after import torch", head, [row], options.markdown)
 
 
 if __name__ == "__main__":

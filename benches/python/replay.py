@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 
 import cgraph
-from common import heading, table
+from common import publish
 
 NODES = (1, 10, 100, 1000)
 ROUNDS = 60
@@ -118,11 +118,7 @@ def main() -> None:
         "cgraph device µs",
     ]
     rows = [measure(nodes, options.library) for nodes in NODES]
-    text = f"{heading('P1: host time of replay()')}\n{table(head, rows)}\n"
-    print(text)
-    if options.markdown:
-        with options.markdown.open("a") as file:
-            file.write(text)
+    publish("P1: host time of replay()", head, rows, options.markdown)
 
 
 if __name__ == "__main__":

@@ -106,8 +106,6 @@ class Capture:
         """Begin a capture; ``mode`` is ``"global"``, ``"thread_local"`` or ``"relaxed"``."""
     def finish(self) -> Template:
         """End the capture and make the template."""
-    def abort(self) -> None:
-        """End the capture, if it is open, and throw its work away."""
 
 @final
 class Template:

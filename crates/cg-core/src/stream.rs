@@ -38,7 +38,7 @@ impl Stream {
         Ok(Self::with_owned(device, owned))
     }
 
-    /// A stream of somebody else: torch's, cudarc's, or zero for the legacy default stream.
+    /// A stream of somebody else: torch's, another crate's, or zero for the legacy default stream.
     ///
     /// # Safety
     /// `handle` is a live stream of the device, the same in all threads (not

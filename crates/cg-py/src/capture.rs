@@ -36,12 +36,6 @@ impl Capture {
         let core = enter(py, || core.finish())?;
         Ok(Template::new(core))
     }
-
-    /// Ends the capture, if it is open, and throws its work away.
-    fn abort(&self, py: Python<'_>) {
-        let core = self.take();
-        py.detach(|| drop(core));
-    }
 }
 
 impl Capture {
