@@ -13,11 +13,21 @@ tensor([42., 42., 42., 42.])
 
 import atexit as _atexit
 
-from cgraph import errors, sim
+from cgraph import errors, hooks, sim
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
+from cgraph.cudagraph import CUDAGraph
+from cgraph.cudagraph import end_all as _end_all
 from cgraph.errors import CgraphError
-from cgraph.graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing
+from cgraph.graphs import graph, graph_pool_handle, is_current_stream_capturing
+from cgraph.hooks import (
+    register_graph_capture_end_hook,
+    register_graph_capture_start_hook,
+    register_graph_destroy_hook,
+    register_graph_instantiate_hook,
+    register_graph_replay_end_hook,
+    register_graph_replay_start_hook,
+)
 
 __all__ = [
     "CUDAGraph",
@@ -25,10 +35,19 @@ __all__ = [
     "errors",
     "graph",
     "graph_pool_handle",
+    "hooks",
     "is_current_stream_capturing",
+    "register_graph_capture_end_hook",
+    "register_graph_capture_start_hook",
+    "register_graph_destroy_hook",
+    "register_graph_instantiate_hook",
+    "register_graph_replay_end_hook",
+    "register_graph_replay_start_hook",
     "sim",
 ]
 __version__ = _version()
 
-# The interpreter tears objects down in no order that a driver could bear.
+# The interpreter tears objects down in no order that a driver could bear. Functions run in the
+# reverse order of their registration: the callbacks still find everything usable.
 _atexit.register(_begin_exit)
+_atexit.register(_end_all)

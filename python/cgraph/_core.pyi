@@ -12,7 +12,6 @@ __all__ = [
     "Event",
     "Graph",
     "HookHandle",
-    "Hooks",
     "Pool",
     "Sim",
     "Stream",
@@ -20,6 +19,7 @@ __all__ = [
     "begin_and_hand_over",
     "begin_exit",
     "end_broken",
+    "register_for_all",
     "version",
 ]
 
@@ -31,6 +31,13 @@ def version() -> str:
 
 def begin_and_hand_over(stream: Stream) -> None:
     """Begin a relaxed capture that somebody else ends."""
+
+def register_for_all(phase: str, hook: Callable[..., object]) -> HookHandle:
+    """Add a callable to the hooks of all graphs.
+
+    ``phase`` is ``"capture_start"``, ``"capture_end"``, ``"instantiate"``, ``"replay_start"``,
+    ``"replay_end"`` or ``"destroy"``.
+    """
 
 def end_broken(stream: Stream) -> None:
     """End a capture that somebody else began, if the stream captures, and drop its work."""
@@ -151,6 +158,13 @@ class Graph:
         sim: Sim | None,
         retained: object,
     ) -> None: ...
+    def _register(self, phase: str, hook: Callable[..., object]) -> HookHandle: ...
+    def _run_hooks(self, phase: str) -> None: ...
+    def _register_destroy(
+        self, callback: Callable[[], object], synchronize: bool
+    ) -> HookHandle: ...
+    def _retain(self, object: object, synchronize: bool) -> HookHandle: ...
+    def _end_cycle(self) -> None: ...
     def _instantiate(self) -> None: ...
     def _drop_template(self) -> None: ...
     def _clear(self) -> None: ...
@@ -164,24 +178,14 @@ class Graph:
     def _exec_handle(self) -> int | None: ...
 
 @final
-class Hooks:
-    """The ordered hooks of one owner. The first hook that raises stops the others."""
-
-    def __new__(cls) -> Self: ...
-    def register(self, phase: str, hook: Callable[..., object]) -> HookHandle:
-        """Add a callable behind the others; ``phase`` is ``"capture_end"`` or ``"instantiate"``."""
-    def run(self, phase: str, graph: object) -> None:
-        """Call the hooks of a phase with the graph, in order."""
-
-@final
 class HookHandle:
-    """Removes a hook: ``remove()``, or at the end of a ``with`` block."""
+    """Takes back a registration: ``remove()``, or at the end of a ``with`` block."""
 
     @property
     def id(self) -> int:
-        """A number that no other hook has."""
+        """A number that no other registration has."""
     def remove(self) -> None:
-        """Remove the hook; nothing happens if it is gone."""
+        """Take the registration back; nothing happens if it is gone."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
 

@@ -15,7 +15,7 @@ from os import PathLike
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
-from cgraph.graphs import CUDAGraph
+from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["family", "save", "short_name", "svg"]
 

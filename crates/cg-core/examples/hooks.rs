@@ -15,7 +15,10 @@ type Hooks = Registry<Hook, Error>;
 fn main() -> Result<()> {
     let device = common::device()?;
     let stream = Stream::new(&device)?;
-    let report = |error| println!("reported: {error}");
+    let report = |error| {
+        println!("reported: {error}");
+        Ok(())
+    };
     let of_all = Hooks::new(Policy::Report(Box::new(report)));
     let complain = hook(|_| Err(failure("nobody is stopped by this")));
     of_all.register(Phase::Instantiate, complain);
@@ -68,10 +71,10 @@ impl Graph {
         Ok(Self { exec, hooks })
     }
 
-    /// `ReplayEnd` comes after every `ReplayStart`, whatever happens between them.
+    /// A start hook that fails prevents the replay; after that, `ReplayEnd` comes in any case.
     fn replay(&self, stream: &Stream) -> Result<()> {
-        let started = run(&self.hooks, Phase::ReplayStart);
-        let replayed = started.and_then(|()| self.exec.replay(stream));
+        run(&self.hooks, Phase::ReplayStart)?;
+        let replayed = self.exec.replay(stream);
         let ended = run(&self.hooks, Phase::ReplayEnd);
         replayed.and(ended)
     }

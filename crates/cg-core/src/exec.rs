@@ -199,6 +199,13 @@ impl Exec {
         })
     }
 
+    /// The stream of the last replay. Replays of one exec never overlap: where that stream has
+    /// passed, all of them have.
+    #[must_use]
+    pub fn last_stream(&self) -> Option<Stream> {
+        self.with(|state| state.last.clone())
+    }
+
     /// Keeps something alive as long as the exec and its replays in flight.
     pub fn retain(&self, what: Retained) {
         self.with(|state| state.kept.push(what));

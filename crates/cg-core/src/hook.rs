@@ -1,7 +1,7 @@
 //! [`Registry`]: ordered, removable hooks with one error policy.
 
 use std::collections::BTreeMap;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 /// When a hook runs. The owner of a registry runs its hooks; nothing in this crate does.
@@ -25,15 +25,22 @@ pub enum Phase {
 pub enum Policy<E> {
     /// The first error stops the others and goes to the caller.
     Propagate,
-    /// Each error goes to this function, and the others run.
-    Report(Box<dyn Fn(E) + Send + Sync>),
+    /// Each error goes to this function, and the others run. An error that it gives back stops them
+    /// all the same.
+    Report(Box<dyn Fn(E) -> Result<(), E> + Send + Sync>),
 }
 
 /// The hooks of one owner, run in the order in which they were registered. Clones are the same
 /// registry.
 pub struct Registry<H, E> {
-    hooks: Arc<Mutex<Hooks<H>>>,
+    shared: Arc<Shared<H>>,
     policy: Arc<Policy<E>>,
+}
+
+struct Shared<H> {
+    hooks: Mutex<Hooks<H>>,
+    /// A bit for each phase that has a hook, so that a hot path can ask without a lock.
+    phases: AtomicU8,
 }
 
 type Hooks<H> = BTreeMap<u64, (Phase, H)>;
@@ -53,7 +60,10 @@ where
     #[must_use]
     pub fn new(policy: Policy<E>) -> Self {
         Self {
-            hooks: Arc::new(Mutex::new(BTreeMap::new())),
+            shared: Arc::new(Shared {
+                hooks: Mutex::new(BTreeMap::new()),
+                phases: AtomicU8::new(0),
+            }),
             policy: Arc::new(policy),
         }
     }
@@ -62,10 +72,12 @@ where
     pub fn register(&self, phase: Phase, hook: H) -> HookHandle {
         static NEXT: AtomicU64 = AtomicU64::new(0);
         let id = NEXT.fetch_add(1, Ordering::Relaxed);
-        lock(&self.hooks).insert(id, (phase, hook));
-        let hooks = Arc::downgrade(&self.hooks);
+        self.shared
+            .change(|hooks| drop(hooks.insert(id, (phase, hook))));
+        let shared = Arc::downgrade(&self.shared);
         let remove = move || {
-            let removed = Weak::upgrade(&hooks).and_then(|hooks| lock(&hooks).remove(&id));
+            let removed =
+                Weak::upgrade(&shared).and_then(|shared| shared.change(|hooks| hooks.remove(&id)));
             // A hook may own anything: it is dropped with the lock open.
             drop(removed);
         };
@@ -75,30 +87,38 @@ where
         }
     }
 
-    /// Whether there is a hook for the phase.
+    /// Whether there is a hook for the phase; takes no lock.
     #[must_use]
+    #[inline]
     pub fn has(&self, phase: Phase) -> bool {
-        lock(&self.hooks).values().any(|(found, _)| *found == phase)
+        self.shared.phases.load(Ordering::Relaxed) & phase.bit() != 0
     }
 
     /// All hooks, in order.
     #[must_use]
     pub fn hooks(&self) -> Vec<H> {
-        lock(&self.hooks).values().map(|(_, h)| h.clone()).collect()
+        let hooks = self.shared.lock();
+        hooks.values().map(|(_, hook)| hook.clone()).collect()
     }
 
-    /// Removes all hooks.
-    pub fn clear(&self) {
-        let removed = std::mem::take(&mut *lock(&self.hooks));
-        drop(removed);
+    /// Removes all hooks and returns them, in order.
+    pub fn take(&self) -> Vec<H> {
+        let hooks = self.shared.change(std::mem::take);
+        hooks.into_values().map(|(_, hook)| hook).collect()
     }
 
     /// Runs the hooks of a phase that are registered now; a hook may remove itself or others.
     ///
     /// # Errors
-    /// The first hook's error, where the policy is [`Policy::Propagate`].
+    /// The first hook's error, where the policy is [`Policy::Propagate`]; one that the function of
+    /// [`Policy::Report`] gave back.
     pub fn run(&self, phase: Phase, mut call: impl FnMut(&H) -> Result<(), E>) -> Result<(), E> {
-        let hooks: Vec<H> = lock(&self.hooks)
+        if !self.has(phase) {
+            return Ok(());
+        }
+        let hooks: Vec<H> = self
+            .shared
+            .lock()
             .values()
             .filter(|(found, _)| *found == phase)
             .map(|(_, hook)| hook.clone())
@@ -107,17 +127,39 @@ where
             match (call(hook), &*self.policy) {
                 (Ok(()), _) => {}
                 (Err(error), Policy::Propagate) => return Err(error),
-                (Err(error), Policy::Report(report)) => report(error),
+                (Err(error), Policy::Report(report)) => report(error)?,
             }
         }
         Ok(())
     }
 }
 
+impl<H> Shared<H> {
+    fn change<T>(&self, change: impl FnOnce(&mut Hooks<H>) -> T) -> T {
+        let mut hooks = self.lock();
+        let result = change(&mut hooks);
+        let phases = hooks
+            .values()
+            .fold(0, |bits, (phase, _)| bits | phase.bit());
+        self.phases.store(phases, Ordering::Relaxed);
+        result
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Hooks<H>> {
+        self.hooks.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Phase {
+    fn bit(self) -> u8 {
+        1 << self as u8
+    }
+}
+
 impl<H, E> Clone for Registry<H, E> {
     fn clone(&self) -> Self {
         Self {
-            hooks: Arc::clone(&self.hooks),
+            shared: Arc::clone(&self.shared),
             policy: Arc::clone(&self.policy),
         }
     }
@@ -134,10 +176,6 @@ impl HookHandle {
     pub fn remove(&self) {
         (self.remove)();
     }
-}
-
-fn lock<H>(hooks: &Mutex<Hooks<H>>) -> MutexGuard<'_, Hooks<H>> {
-    hooks.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]
@@ -180,12 +218,33 @@ mod tests {
 
         let reported = Arc::new(Mutex::new(Vec::new()));
         let report = Arc::clone(&reported);
-        let policy = Policy::Report(Box::new(move |error| report.lock().unwrap().push(error)));
+        let policy = Policy::Report(Box::new(move |error| {
+            report.lock().unwrap().push(error);
+            Ok(())
+        }));
         let registry = Registry::new(policy);
         registry.register(Phase::CaptureEnd, "bad");
         registry.register(Phase::CaptureEnd, "after");
         assert_eq!(names(&registry), ["bad", "after"]);
         assert_eq!(*reported.lock().unwrap(), ["bad"]);
+    }
+
+    #[test]
+    fn an_error_that_the_report_gives_back_stops_the_others() {
+        let registry = Registry::new(Policy::Report(Box::new(Err)));
+        registry.register(Phase::CaptureEnd, "bad");
+        registry.register(Phase::CaptureEnd, "after");
+        assert_eq!(names(&registry), ["bad", "stopped"]);
+    }
+
+    #[test]
+    fn take_empties_the_registry_and_keeps_the_order() {
+        let registry = Registry::<_, String>::new(Policy::Propagate);
+        let handle = registry.register(Phase::Destroy, 1);
+        registry.register(Phase::Destroy, 2);
+        assert_eq!(registry.take(), [1, 2]);
+        assert!(!registry.has(Phase::Destroy));
+        handle.remove();
     }
 
     #[test]

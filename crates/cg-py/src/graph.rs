@@ -4,12 +4,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use cg_core::InstantiateFlags;
+use cg_core::hook::Phase;
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::cycle::Cycle;
 use crate::enter::enter;
 use crate::error::state;
+use crate::hook::{self, HookHandle, Hooks};
 use crate::raw::CurrentWorkStream;
 use crate::replay::{Current, Ready};
 use crate::sim::Sim;
@@ -18,8 +21,10 @@ use crate::template::Template;
 /// A captured graph: a template, an exec, or both.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Graph {
-    keep_graph: AtomicBool,
+    keeps_template: AtomicBool,
     state: Mutex<State>,
+    hooks: Hooks,
+    cycle: Cycle,
 }
 
 #[derive(Default)]
@@ -49,33 +54,78 @@ impl Graph {
         _kwargs: Option<&Bound<'_, PyDict>>,
     ) -> Self {
         Self {
-            keep_graph: AtomicBool::new(keep_graph),
+            keeps_template: AtomicBool::new(keep_graph),
             state: Mutex::default(),
+            hooks: Hooks::default(),
+            cycle: Cycle::default(),
         }
     }
 
     /// Enqueues one run of the graph on the current stream and returns.
+    ///
+    /// First memory that the graph reads is checked, where that was asked for; then the replay-start
+    /// hooks run, and one that raises prevents the replay. The replay-end hooks run also if the
+    /// launch fails.
     fn replay(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let ready = slf.get().state().ready.clone();
-        if let Some(ready) = ready {
-            return ready.replay(slf.py());
+        let (py, graph) = (slf.py(), slf.get());
+        let ready = match graph.ready() {
+            Some(ready) => ready,
+            None => Self::instantiate_for_replay(slf)?,
+        };
+        ready.check(py)?;
+        if !graph.hooks.has(Phase::ReplayStart) && !graph.hooks.has(Phase::ReplayEnd) {
+            return ready.replay(py);
         }
-        // The graph is not instantiated: Python decides whether it may be now.
-        slf.call_method0("_instantiate_for_replay")?;
-        let ready = slf.get().state().ready.clone();
-        let ready = ready.ok_or_else(|| state("the graph was reset while it replayed"))?;
-        ready.replay(slf.py())
+        graph.hooks.run(Phase::ReplayStart, slf)?;
+        let replayed = ready.replay(py);
+        let ended = graph.hooks.run(Phase::ReplayEnd, slf);
+        match (replayed, ended) {
+            (Err(error), Err(of_hook)) => {
+                of_hook.write_unraisable(py, Some(slf));
+                Err(error)
+            }
+            (replayed, ended) => replayed.and(ended),
+        }
+    }
+
+    /// Adds a hook of this graph.
+    fn _register(&self, phase: &str, hook: &Bound<'_, PyAny>) -> PyResult<HookHandle> {
+        self.hooks.register(phase, hook)
+    }
+
+    /// Runs the hooks of all graphs and then this graph's.
+    fn _run_hooks(slf: &Bound<'_, Self>, phase: &str) -> PyResult<()> {
+        slf.get().hooks.run(hook::parse_phase(phase)?, slf)
+    }
+
+    /// Adds a callable that is called without arguments at the reset or death of the graph.
+    fn _register_destroy(
+        &self,
+        callback: &Bound<'_, PyAny>,
+        synchronize: bool,
+    ) -> PyResult<HookHandle> {
+        self.cycle.register(callback, synchronize)
+    }
+
+    /// Keeps an object until the reset or death of the graph, and until its replays have passed.
+    fn _retain(&self, object: Py<PyAny>, synchronize: bool) -> HookHandle {
+        self.cycle.retain(object, synchronize)
+    }
+
+    /// Runs the destroy hooks and callbacks and lets the retained objects go; once for each capture.
+    fn _end_cycle(&self, py: Python<'_>) -> PyResult<()> {
+        self.cycle.end(py, self.ready().as_deref())
     }
 
     /// Whether the template outlives the capture.
     #[getter]
     fn _keep_graph(&self) -> bool {
-        self.keep_graph.load(Ordering::Relaxed)
+        self.keeps_template.load(Ordering::Relaxed)
     }
 
     #[setter(_keep_graph)]
     fn set_keep_graph(&self, keep: bool) {
-        self.keep_graph.store(keep, Ordering::Relaxed);
+        self.keeps_template.store(keep, Ordering::Relaxed);
     }
 
     /// Takes over a captured template.
@@ -118,6 +168,7 @@ impl Graph {
             }),
         };
         let before = std::mem::replace(&mut *self.state(), adopted);
+        self.cycle.captured([]);
         // Dropping may run any code, also some that comes back here: the lock is open.
         drop(before);
         Ok(())
@@ -142,6 +193,9 @@ impl Graph {
         };
         let before = locked.ready.replace(Arc::new(ready));
         drop(locked);
+        if let Some(before) = &before {
+            self.cycle.replaced(&before.exec);
+        }
         py.detach(|| drop(before));
         Ok(())
     }
@@ -154,7 +208,7 @@ impl Graph {
 
     /// Drops everything.
     fn _clear(&self, py: Python<'_>) {
-        let before = std::mem::take(&mut *self.state());
+        let before = self.release();
         py.detach(|| drop(before));
     }
 
@@ -181,6 +235,8 @@ impl Graph {
     /// What the environment and the exec own, but for `retained`: an exec that is in flight may need
     /// it after this object is gone.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.hooks.traverse(&visit)?;
+        self.cycle.traverse(&visit)?;
         let Ok(state) = self.state.try_lock() else {
             return Ok(());
         };
@@ -197,8 +253,9 @@ impl Graph {
     }
 
     fn __clear__(&self) {
-        let before = std::mem::take(&mut *self.state());
-        drop(before);
+        self.hooks.clear();
+        self.cycle.clear();
+        drop(self.release());
     }
 
     /// The raw exec.
@@ -210,6 +267,25 @@ impl Graph {
 }
 
 impl Graph {
+    /// The graph is not instantiated: Python decides whether it may be now.
+    #[cold]
+    fn instantiate_for_replay(slf: &Bound<'_, Self>) -> PyResult<Arc<Ready>> {
+        slf.call_method0("_instantiate_for_replay")?;
+        let ready = slf.get().ready();
+        ready.ok_or_else(|| state("the graph was reset while it replayed"))
+    }
+
+    /// Empties the graph; what it held is to be dropped with no lock held.
+    fn release(&self) -> State {
+        let before = std::mem::take(&mut *self.state());
+        self.cycle.release(before.ready.as_deref());
+        before
+    }
+
+    fn ready(&self) -> Option<Arc<Ready>> {
+        self.state().ready.clone()
+    }
+
     fn template(&self) -> PyResult<Arc<cg_core::Template>> {
         let template = self.state().template.clone();
         template.ok_or_else(|| {
@@ -219,5 +295,11 @@ impl Graph {
 
     fn state(&self) -> MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Graph {
+    fn drop(&mut self) {
+        drop(self.release());
     }
 }

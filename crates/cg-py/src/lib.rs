@@ -2,6 +2,7 @@
 //! or in the Python package.
 
 mod capture;
+mod cycle;
 mod device;
 mod enter;
 mod error;
@@ -17,7 +18,7 @@ mod template;
 use pyo3::prelude::*;
 
 /// The native half of cgraph.
-#[pymodule]
+#[pymodule(gil_used = true)]
 mod _core {
     #[pymodule_export]
     use super::capture::{Capture, begin_and_hand_over, end_broken};
@@ -26,7 +27,7 @@ mod _core {
     #[pymodule_export]
     use super::graph::Graph;
     #[pymodule_export]
-    use super::hook::{HookHandle, Hooks};
+    use super::hook::{HookHandle, register_for_all};
     #[pymodule_export]
     use super::pool::{Block, Pool};
     #[pymodule_export]

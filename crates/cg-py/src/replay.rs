@@ -50,12 +50,18 @@ impl Ready {
         visit.call(&self.drive)
     }
 
+    /// Raises if memory that the graph reads is gone.
+    #[inline]
+    pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.check {
+            Some(check) => check.call0(py).map(drop),
+            None => Ok(()),
+        }
+    }
+
     /// Enqueues one replay on the current stream.
     #[inline]
     pub(crate) fn replay(&self, py: Python<'_>) -> PyResult<()> {
-        if let Some(check) = &self.check {
-            check.call0(py)?;
-        }
         let handle = match &*self.current {
             Current::Dlpack(current) => current.get(py)?,
             Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,

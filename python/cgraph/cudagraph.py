@@ -1,0 +1,364 @@
+"""``CUDAGraph``: torch's name and interface, on cgraph's core."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from typing_extensions import Self
+
+from cgraph import _core, _driver
+from cgraph._driver import Captured, Handle, Pool, Recording
+from cgraph._source import levels_to_user
+from cgraph.errors import ArgumentError, CgraphError, StateError, add_note
+
+__all__ = ["CUDAGraph", "end_all", "require_mode"]
+
+Hook = Callable[["CUDAGraph"], object]
+
+# The graphs whose destroy callbacks run at the interpreter's exit at the latest.
+_alive: weakref.WeakValueDictionary[int, CUDAGraph] = weakref.WeakValueDictionary()
+
+
+def end_all() -> None:
+    """Run the destroy callbacks of all graphs that are alive."""
+    for graph in list(_alive.values()):
+        graph._end_cycle()
+
+
+class CUDAGraph(_core.Graph):
+    """A captured graph of work, replayed by one call.
+
+    Args:
+        keep_graph: Keep the template (``cudaGraph_t``) after the capture, so that it can be looked
+            at, changed and instantiated again. It is then instantiated by :meth:`instantiate` or by
+            the first :meth:`replay`, and not by the capture.
+
+    Only one thread at a time may capture with one object. Replays from several threads are
+    serialised.
+    """
+
+    _recording: Recording | None
+    _captured: Captured | None
+    _generators: list[Any]
+    _ended: bool
+
+    def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
+        """Create an empty graph; subclasses may take further arguments."""
+        self = super().__new__(cls, keep_graph)
+        self._recording = None
+        self._captured = None
+        self._generators = []
+        self._ended = False
+        return self
+
+    def __init__(self, keep_graph: bool = False) -> None: ...
+
+    def capture_begin(
+        self,
+        pool: Pool | None = None,
+        capture_error_mode: str = "global",
+        check_input_liveness: bool = False,
+    ) -> None:
+        """Begin a capture on the current stream, which must not be the default stream.
+
+        Args:
+            pool: A ``torch.cuda.MemPool``, or the token of :func:`graph_pool_handle` or
+                :meth:`pool`, to share memory with other captures. Graphs that share a pool must be
+                replayed in the order of their captures, never at the same time.
+            capture_error_mode: What unsafe calls do while the capture is open: ``"global"`` (fail
+                in every thread), ``"thread_local"`` (fail in this one), ``"relaxed"`` (nothing).
+            check_input_liveness: Check before each replay that the tensors from outside that the
+                capture read are alive and where they were. Kernels that torch did not launch are
+                not seen.
+
+        The capture-start hooks run inside the capture; if one raises, the capture is dropped.
+
+        Raises:
+            StateError: The object captures already or holds a graph; call :meth:`reset`.
+            CaptureError: The stream is the default stream or captures already.
+            ForeignError: The pool is of another device or driver.
+            ArgumentError: The mode is unknown.
+        """
+        self._require_empty()
+        require_mode(capture_error_mode)
+        self._recording = _driver.current().begin(
+            pool=pool,
+            mode=capture_error_mode,
+            check_liveness=check_input_liveness,
+            generators=self._generators,
+        )
+        try:
+            self._run_hooks("capture_start")
+        except BaseException as error:
+            self._abandon(error)
+            raise
+
+    def capture_end(self) -> None:
+        """End the capture; afterwards :meth:`replay` is allowed.
+
+        Runs the capture-end hooks and, unless the template is kept, instantiates, runs the
+        post-instantiate hooks and drops the template. A hook that raises leaves the template live;
+        call :meth:`instantiate` or :meth:`reset`.
+
+        Raises:
+            StateError: No capture was begun.
+            CaptureError: The capture was broken, or a forked stream was not joined.
+            InstantiateError: The captured graph cannot be instantiated; the object is empty then.
+        """
+        self.capture_end_pre()
+        self._run_hooks("capture_end")
+        if not self._keep_graph:
+            try:
+                self._instantiate()
+            except CgraphError:
+                self.reset()
+                raise
+            self._run_hooks("instantiate")
+        self.capture_end_post()
+
+    def capture_end_pre(self) -> None:
+        """End the capture without finalising it: the template is live, also if it is not kept."""
+        recording = self._recording
+        if recording is None:
+            raise StateError("capture_end() without a capture: call capture_begin() first")
+        self._recording = None
+        captured = recording.finish()
+        template, captured.template = captured.template, None
+        assert template is not None
+        empty = template.is_empty()
+        self._adopt(
+            template,
+            current=captured.current,
+            ordinal=captured.ordinal,
+            check=captured.check,
+            random_step=captured.random_step,
+            sim=captured.sim,
+            retained=captured.retained,
+        )
+        self._captured = captured
+        self._ended = True
+        _alive[id(self)] = self
+        if empty:
+            warnings.warn(
+                "the captured graph is empty: nothing was enqueued on the capturing stream. Tensors"
+                " of another device, or another current stream, are the usual cause.",
+                stacklevel=levels_to_user(),
+            )
+
+    def capture_end_post(self) -> None:
+        """Finalise: drop the template unless it is kept. Does not instantiate."""
+        if not self._ended:
+            raise StateError("capture_end_post() without capture_end_pre()")
+        self._ended = False
+        if not self._keep_graph:
+            self._release_template()
+
+    def instantiate(self) -> None:
+        """Make the template executable, again if it was changed; the exec before is dropped.
+
+        Raises:
+            StateError: There is no live template: nothing was captured, or it is not kept.
+            InstantiateError: The driver refuses; the exec before stays.
+        """
+        self._require_template("instantiate()")
+        self._instantiate()
+        self._run_hooks("instantiate")
+
+    def reset(self) -> None:
+        """Drop all that was captured; the object can capture again.
+
+        Destroy callbacks run first and are used up, and retained objects go; hooks stay.
+        """
+        recording, self._recording = self._recording, None
+        try:
+            if recording is not None:
+                recording.abandon()
+        finally:
+            try:
+                self._end_cycle()
+            finally:
+                captured, self._captured, self._ended = self._captured, None, False
+                self._clear()
+                if captured is not None:
+                    _release(captured)
+
+    def pool(self) -> Handle:
+        """The token of the memory pool, for other captures that are to share it."""
+        if self._recording is not None:
+            return self._recording.pool
+        return self.pools()[0]
+
+    def pools(self) -> list[Handle]:
+        """The tokens of all memory pools that the graph keeps: first that of the capture, then
+        those that ``torch.cuda.use_mem_pool`` brought in inside it.
+        """  # noqa: D205
+        if self._captured is None:
+            raise StateError("pool() before a successful capture: capture something first")
+        return list(self._captured.pools)
+
+    def enable_debug_mode(self) -> None:
+        """Keep this graph's template from the next capture on, as ``keep_graph=True`` does."""
+        self._keep_graph = True
+
+    def debug_dump(self, debug_path: str, *, verbose: bool = True) -> None:
+        """Write the live template as a Graphviz graph.
+
+        Args:
+            debug_path: The file to write.
+            verbose: With launch dimensions and bytes.
+        """
+        text = self._require_template("debug_dump()").dot(verbose)
+        with open(debug_path, "w", encoding="utf-8") as file:
+            file.write(text)
+
+    def raw_cuda_graph(self) -> int:
+        """The live template as a ``cudaGraph_t``; dies with :meth:`reset` or the object.
+
+        It may be changed with any CUDA library; :meth:`instantiate` afterwards.
+        """
+        return self._require_template("raw_cuda_graph()").handle
+
+    def raw_cuda_graph_exec(self) -> int:
+        """The exec as a ``cudaGraphExec_t``; dies with the next :meth:`instantiate`."""
+        handle = self._exec_handle
+        if handle is None:
+            raise StateError("raw_cuda_graph_exec() before instantiate(): there is no exec yet")
+        return handle
+
+    def register_capture_start_hook(self, hook: Hook) -> _core.HookHandle:
+        """Call ``hook(graph)`` when a capture has begun: what it enqueues becomes part of it.
+
+        This holds for all hooks of a graph: they run in the order of registration, after those of
+        :mod:`cgraph.hooks`, which are called for every graph. The first that raises stops the
+        others, and its exception comes out of the method at work. ``handle.remove()`` takes the
+        hook away. A hook may refer to its graph; that does not keep the graph alive.
+        """
+        return self._register("capture_start", hook)
+
+    def register_capture_end_hook(self, hook: Hook) -> _core.HookHandle:
+        """Call ``hook(graph)`` when a capture has ended well and its template is live."""
+        return self._register("capture_end", hook)
+
+    def register_post_instantiate_hook(self, hook: Hook) -> _core.HookHandle:
+        """Call ``hook(graph)`` after each instantiation, which makes a fresh exec."""
+        return self._register("instantiate", hook)
+
+    def register_replay_start_hook(self, hook: Hook) -> _core.HookHandle:
+        """Call ``hook(graph)`` before each launch; if it raises, nothing is launched."""
+        return self._register("replay_start", hook)
+
+    def register_replay_end_hook(self, hook: Hook) -> _core.HookHandle:
+        """Call ``hook(graph)`` when a replay is enqueued, not finished; also if the launch failed.
+
+        It does not run where a replay-start hook has raised.
+        """
+        return self._register("replay_end", hook)
+
+    def register_destroy_callback(
+        self, cb: Callable[[], object], *, synchronize_before_release: bool = False
+    ) -> _core.HookHandle:
+        """Call ``cb()`` once, at the next :meth:`reset` or when the graph dies.
+
+        It runs before what the graph holds on the device is freed; what it raises goes to
+        ``sys.unraisablehook``. It may refer to the graph: that does not keep the graph alive. A
+        subclass with a ``__del__`` of its own must call that of its base.
+
+        Args:
+            cb: Called without arguments, in the order of registration.
+            synchronize_before_release: Wait for the graph's replays before the callbacks run.
+                Without it, a callback must not free what a replay in flight may use.
+        """
+        handle = self._register_destroy(cb, synchronize_before_release)
+        _alive[id(self)] = self
+        return handle
+
+    def retain_object(
+        self, obj: object, *, synchronize_before_release: bool = False
+    ) -> _core.HookHandle:
+        """Keep an object alive until the next :meth:`reset` or the graph's death.
+
+        Replays in flight keep it alive too, so that it may own memory that the graph uses.
+
+        Args:
+            obj: It may refer to the graph: that does not keep the graph alive.
+            synchronize_before_release: Wait for the graph's replays, so that it goes at once.
+        """
+        return self._retain(obj, synchronize_before_release)
+
+    def register_generator_state(self, generator: Any) -> None:
+        """Let later captures draw random numbers from a generator besides the default one."""
+        self._generators.append(generator)
+
+    def __del__(self) -> None:
+        if getattr(self, "_recording", None) is not None:
+            self.reset()
+        else:
+            self._end_cycle()
+
+    def _require_empty(self) -> None:
+        if self._recording is not None:
+            raise StateError(
+                "a capture into a graph that captures already: call capture_end() first"
+            )
+        if self._captured is not None:
+            raise StateError(
+                "a capture into a graph that holds a captured graph already: call reset() first"
+            )
+
+    def _instantiate_for_replay(self) -> None:
+        """Called by ``replay()`` when there is no exec."""
+        if self._recording is not None:
+            raise StateError("replay() inside the capture: call capture_end() first")
+        if self._captured is None:
+            raise StateError("replay() before a successful capture: there is nothing to replay")
+        if not self._keep_graph:
+            raise StateError(
+                "replay() of a graph that was not finalised: call instantiate() or reset()"
+            )
+        self.instantiate()
+
+    def _require_template(self, what: str) -> _core.Template:
+        if self._has_template:
+            return self._template
+        if self._captured is None:
+            raise StateError(f"{what} before a successful capture: capture something first")
+        raise StateError(
+            f"{what} needs the template, which this graph has not kept: create it with"
+            " CUDAGraph(keep_graph=True) or call enable_debug_mode() before the capture"
+        )
+
+    def _release_template(self) -> None:
+        self._drop_template()
+        if self._captured is not None:
+            _release(self._captured)
+
+    def _abandon(self, error: BaseException) -> None:
+        """Throw an open capture away because of an exception in its body."""
+        recording, self._recording = self._recording, None
+        if recording is None:
+            return
+        try:
+            reason = recording.abandon()
+        except Exception as failure:  # the body's own exception is the one to come out
+            reason = f"{failure} (while the capture was abandoned)"
+        if reason is not None:
+            add_note(error, f"cgraph: the capture was abandoned; the driver says: {reason}")
+
+
+def require_mode(mode: object) -> None:
+    """Raise unless the mode is one of CUDA's."""
+    if mode not in _driver.MODES:
+        raise ArgumentError(
+            "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
+            f" {mode!r}"
+        )
+
+
+def _release(captured: Captured) -> None:
+    """Let the owner of the template go."""
+    owner, captured.owner = captured.owner, None
+    if owner is not None:
+        owner.reset()  # type: ignore[attr-defined]
