@@ -13,19 +13,22 @@ tensor([42., 42., 42., 42.])
 
 import atexit as _atexit
 
-from cgraph import errors, sim
+from cgraph import errors, labels, sim
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
 from cgraph.errors import CgraphError
 from cgraph.graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing
+from cgraph.labels import annotate
 
 __all__ = [
     "CUDAGraph",
     "CgraphError",
+    "annotate",
     "errors",
     "graph",
     "graph_pool_handle",
     "is_current_stream_capturing",
+    "labels",
     "sim",
 ]
 __version__ = _version()

@@ -18,6 +18,7 @@ from typing_extensions import Self
 
 from cgraph import _core, _driver, _torch
 from cgraph._driver import Captured, Handle, Pool, Recording
+from cgraph._labels import Recorder
 from cgraph.errors import (
     ArgumentError,
     CaptureError,
@@ -26,6 +27,7 @@ from cgraph.errors import (
     StateError,
     add_note,
 )
+from cgraph.labels import Label, parse_config
 
 __all__ = ["CUDAGraph", "graph", "graph_pool_handle", "is_current_stream_capturing"]
 
@@ -57,6 +59,10 @@ class CUDAGraph(_core.Graph):
     _captured: Captured | None
     _generators: list[Any]
     _ended: bool
+    _labels: dict[int, Label]
+    """Where the template's nodes come from, by raw node."""
+    _recorder: Recorder | None
+    """Records the labels of the next capture."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
@@ -66,6 +72,8 @@ class CUDAGraph(_core.Graph):
         self._captured = None
         self._generators = []
         self._ended = False
+        self._labels = {}
+        self._recorder = None
         return self
 
     def __init__(self, keep_graph: bool = False) -> None: ...
@@ -101,6 +109,7 @@ class CUDAGraph(_core.Graph):
             mode=capture_error_mode,
             check_liveness=check_input_liveness,
             generators=self._generators,
+            labels=self._recorder,
         )
 
     def capture_end(self) -> None:
@@ -146,6 +155,7 @@ class CUDAGraph(_core.Graph):
             retained=captured.retained,
         )
         self._captured = captured
+        self._labels = captured.labels
         self._ended = True
         if empty:
             warnings.warn(
@@ -177,6 +187,7 @@ class CUDAGraph(_core.Graph):
         """Drop all that was captured; the object can capture again. Hooks stay."""
         recording, self._recording = self._recording, None
         captured, self._captured, self._ended = self._captured, None, False
+        self._labels = {}
         try:
             if recording is not None:
                 recording.abandon()
@@ -333,6 +344,20 @@ class graph:
         stream: The stream to capture on; current inside the block. Default: a side stream of
             cgraph, one per device. It must outlive the graph.
         capture_error_mode: As for :meth:`CUDAGraph.capture_begin`.
+        enable_annotations: Record for each node where it comes from: the scopes of
+            :class:`cgraph.annotate`, the module, the operator and the line; see
+            :class:`cgraph.labels.Label`. Any driver and any thread will do.
+        annotation_config: Options of the above, as torch has them; a key or value that torch does
+            not know is refused.
+
+            - ``"record_py_stacks"`` (``False``): record all lines of the user's Python instead of
+              the innermost one, outermost first.
+            - ``"py_stack_filter_paths"`` (``None``): directories whose lines are left out of these,
+              instead of those of torch and cgraph; an empty list leaves nothing out.
+            - ``"backend"`` (``"auto"``, ``"cupti"``, ``"edge_walk"``) and ``"key_by"``
+              (``"exec"``, ``"source"``, ``"auto"``) choose among torch's ways to find nodes and
+              to join them with a profiler's records. cgraph has one way, which needs neither CUPTI
+              nor a profiler: all values are accepted and do the same.
         check_input_liveness: As for :meth:`CUDAGraph.capture_begin`.
 
     If the block raises, its exception comes out with the driver's reason as a note, the capture is
@@ -348,6 +373,8 @@ class graph:
         pool: Pool | None = None,
         stream: Any = None,
         capture_error_mode: str = "global",
+        enable_annotations: bool = False,
+        annotation_config: dict[str, Any] | None = None,
         check_input_liveness: bool = False,
     ) -> None:
         if not isinstance(cuda_graph, CUDAGraph):
@@ -356,6 +383,8 @@ class graph:
                 " captured with torch.cuda.graph"
             )
         _require_mode(capture_error_mode)
+        self._label_config = parse_config(annotation_config)
+        self.enable_annotations = enable_annotations
         self.cuda_graph = cuda_graph
         self.pool = pool
         self.capture_error_mode = capture_error_mode
@@ -384,6 +413,9 @@ class graph:
         self._driver.empty_cache()
         context.__enter__()
         try:
+            self.cuda_graph._recorder = (
+                Recorder(self._label_config) if self.enable_annotations else None
+            )
             self.cuda_graph.capture_begin(
                 pool=self.pool,
                 capture_error_mode=self.capture_error_mode,
@@ -392,6 +424,8 @@ class graph:
         except BaseException:
             context.__exit__(None, None, None)
             raise
+        finally:
+            self.cuda_graph._recorder = None
         self._stream_context = context
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

@@ -5,7 +5,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use crate::driver::CaptureInfo;
-use crate::driver::handle::NodeHandle;
+use crate::driver::handle::{NodeHandle, StreamHandle};
 use crate::driver::owned::{OwnedGraph, same_driver};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -56,6 +56,10 @@ impl Tracker {
     pub unsafe fn new_nodes(&mut self, current: &Stream) -> Result<Vec<NodeHandle>> {
         let driver = self.stream.device().driver();
         same_driver(&**driver, &**current.device().driver(), "stream")?;
+        if current.handle() == StreamHandle::LEGACY {
+            // It captures never, and must not even be asked while a blocking stream does.
+            return Ok(Vec::new());
+        }
         let info = current.owned().capture_info()?;
         let Some(info) = info.filter(|info| info.id == self.id) else {
             return Ok(Vec::new());
