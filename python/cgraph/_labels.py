@@ -7,10 +7,10 @@ backward pass are seen too, on whichever thread autograd runs them.
 from __future__ import annotations
 
 import bisect
-import os
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from itertools import takewhile
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
         over: The capture has ended; where the mode could not be left, it does nothing.
     """
 
-    supports_higher_order_operators = True
+    supports_higher_order_operators = True  # newer torch refuses them otherwise
 
     def __init__(self, config: Config) -> None:
         super().__init__()
@@ -97,9 +97,7 @@ class Recorder(TorchDispatchMode):
         self._marks.setdefault(threading.get_ident(), _Marks(sequence)).note(sequence, context)
         result = func(*args, **kwargs)
         if nodes := self._tracker.new_nodes(self._current()):
-            label = Label(
-                context.stack, context.module, str(func), context.source, context.frames
-            )
+            label = Label(context.stack, context.module, str(func), context.source, context.frames)
             self.found.update(dict.fromkeys(nodes, label))
         return result
 
@@ -109,7 +107,8 @@ class Recorder(TorchDispatchMode):
         if node is not None and module is None:  # with a module, it is a forward pass again
             forward = self._forward(node)
             if forward is not None:
-                common = len(os.path.commonprefix([stack, forward.stack]))
+                pairs = zip(stack, forward.stack, strict=False)
+                common = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
                 return forward._replace(stack=(*stack, *forward.stack[common:]))
         frames = _source.user_frames(self._omitted) if self._config.record_py_stacks else ()
         return _Context(stack, module, _source.user_line(), frames)
