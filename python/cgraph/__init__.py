@@ -13,7 +13,7 @@ tensor([42., 42., 42., 42.])
 
 import atexit as _atexit
 
-from cgraph import errors, hooks, sim
+from cgraph import errors, hooks, labels, sim
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
 from cgraph.cudagraph import CUDAGraph
@@ -28,15 +28,18 @@ from cgraph.hooks import (
     register_graph_replay_end_hook,
     register_graph_replay_start_hook,
 )
+from cgraph.labels import annotate
 
 __all__ = [
     "CUDAGraph",
     "CgraphError",
+    "annotate",
     "errors",
     "graph",
     "graph_pool_handle",
     "hooks",
     "is_current_stream_capturing",
+    "labels",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",
     "register_graph_destroy_hook",

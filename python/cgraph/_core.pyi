@@ -16,6 +16,7 @@ __all__ = [
     "Sim",
     "Stream",
     "Template",
+    "Tracker",
     "begin_and_hand_over",
     "begin_exit",
     "end_broken",
@@ -115,6 +116,18 @@ class Capture:
         """End the capture and make the template."""
 
 @final
+class Tracker:
+    """Follows an open capture: which nodes are new in it."""
+
+    def __new__(cls, stream: Stream) -> Self:
+        """Follow the capture that is open on the stream."""
+    def new_nodes(self, current: Stream) -> list[int]:
+        """The raw nodes that no earlier look has returned.
+
+        None if ``current`` is no stream of the capture, or the capture was made unusable.
+        """
+
+@final
 class Template:
     """A graph that can change and cannot run."""
 
@@ -134,6 +147,8 @@ class Template:
         """Nodes and edges as a Graphviz graph."""
     def copy(self) -> Template:
         """A copy, with nodes of its own."""
+    def copy_mapped(self) -> tuple[Template, dict[int, int]]:
+        """A copy, and its raw nodes by those that they are copies of."""
     def clear(self) -> None:
         """Remove all nodes."""
     def retain_pool(self, pool: Pool) -> None:

@@ -17,7 +17,9 @@ import torch
 
 from cgraph import _core, _liveness, _torch
 from cgraph._driver import Captured, Handle, Pool
+from cgraph._labels import Recorder
 from cgraph.errors import ArgumentError, CaptureError, ForeignError
+from cgraph.labels import Label
 
 __all__ = ["Cuda"]
 
@@ -42,7 +44,13 @@ class Cuda:
         self._side_streams: dict[int, tuple[_core.Stream, torch.cuda.Stream]] = {}
 
     def begin(
-        self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
+        self,
+        *,
+        pool: Pool | None,
+        mode: str,
+        check_liveness: bool,
+        generators: list[Any],
+        labels: Recorder | None = None,
     ) -> Recording:
         """Begin a capture on torch's current stream."""
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
@@ -62,7 +70,7 @@ class Cuda:
         side = self._side_stream(device, ordinal)
         handle = _resolve(pool, ordinal, side)
         watch = _liveness.Watch() if check_liveness else None
-        return Recording(device, ordinal, stream, side, handle, mode, watch, generators)
+        return Recording(device, ordinal, stream, side, handle, mode, watch, generators, labels)
 
     def is_capturing(self) -> bool:
         """Whether torch's current stream captures."""
@@ -129,6 +137,7 @@ class Recording:
         mode: str,
         watch: _liveness.Watch | None,
         generators: list[Any],
+        labels: Recorder | None,
     ) -> None:
         self._device = device
         self._ordinal = ordinal
@@ -138,6 +147,8 @@ class Recording:
         self._handle = handle
         self._leases: list[_torch.PoolLease] = []
         self._watch = watch
+        self._labels = labels
+        self._streams: dict[int, _core.Stream] = {}
         self._host = _torch.HostGraph()
         self._companion = _torch.HostGraph() if _torch.draws_from_companion() else None
         self._context = ExitStack()
@@ -165,6 +176,12 @@ class Recording:
                 f"capture_end() on another stream: {reason}. Capture must end on the same stream"
                 " it began on; the capture was abandoned"
             )
+        if self._labels is not None:
+            try:
+                self._labels.look()
+            except BaseException:
+                self.abandon()
+                raise
         error = self._end()
         if error is not None:
             self._close()
@@ -204,6 +221,19 @@ class Recording:
         if self._watch is not None:
             _torch.enter_mode(self._watch)
             self._context.callback(_torch.leave_mode, self._watch)
+        if self._labels is not None:
+            self._context.callback(self._labels.stop)
+            try:
+                self._labels.start(self._current_stream)
+            except BaseException:
+                self._end()
+                raise
+
+    def _current_stream(self) -> _core.Stream:
+        handle = _torch.current_raw_stream(self._ordinal)
+        if handle not in self._streams:
+            self._streams[handle] = _core.Stream(self._device, handle=handle)
+        return self._streams[handle]
 
     def _end(self) -> Exception | None:
         """End both captures and what watches them, whatever fails on the way."""
@@ -242,11 +272,13 @@ class Recording:
 
     def _captured(self) -> Captured:
         template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
+        labels = {} if self._labels is None else self._labels.found
         owner = self._host
         if self._companion is None:
             # This torch replays a capture's random state only with the capture's own object. The
             # core takes a copy, and the object is left with an empty graph to replay.
-            host_template, template = template, template.copy()
+            host_template = template
+            template, labels = _copied(host_template, labels)
             host_template.clear()
             self._host.instantiate()
             self._companion, owner = self._host, None
@@ -262,6 +294,7 @@ class Recording:
             random_step=None if companion is None else companion.replay,
             retained=(self._handle, self._leases, companion),
             owner=owner,
+            labels=labels,
         )
 
     def _drew_random_numbers(self) -> bool:
@@ -287,6 +320,16 @@ class Recording:
             self._companion.reset()
         for lease in self._leases:
             lease.release()
+
+
+def _copied(
+    template: _core.Template, labels: dict[int, Label]
+) -> tuple[_core.Template, dict[int, Label]]:
+    """A copy of a template, with the labels of its nodes."""
+    if not labels:
+        return template.copy(), {}
+    copy, nodes = template.copy_mapped()
+    return copy, {nodes[node]: label for node, label in labels.items()}
 
 
 def _resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHandle:

@@ -5,10 +5,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from cgraph import _core
 from cgraph.errors import ArgumentError
+from cgraph.labels import Label
+
+if TYPE_CHECKING:
+    from cgraph._labels import Recorder
 
 __all__ = ["MODES", "Captured", "Driver", "Handle", "Pool", "Recording", "current", "override"]
 
@@ -35,6 +39,7 @@ class Captured:
         sim: The simulator that a replay drives.
         retained: Kept alive until no replay is in flight.
         owner: Owns the template, where cgraph does not.
+        labels: Where the template's nodes come from, by raw node.
     """
 
     def __init__(
@@ -49,6 +54,7 @@ class Captured:
         sim: _core.Sim | None = None,
         retained: object = None,
         owner: object = None,
+        labels: dict[int, Label] | None = None,
     ) -> None:
         self.template: _core.Template | None = template
         self.pools = pools
@@ -59,6 +65,7 @@ class Captured:
         self.sim = sim
         self.retained = retained
         self.owner = owner
+        self.labels = labels or {}
 
 
 class Recording(Protocol):
@@ -79,9 +86,18 @@ class Driver(Protocol):
     """What differs between a GPU and the simulator."""
 
     def begin(
-        self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
+        self,
+        *,
+        pool: Pool | None,
+        mode: str,
+        check_liveness: bool,
+        generators: list[Any],
+        labels: Recorder | None = None,
     ) -> Recording:
-        """Begin a capture on the current stream; on an error nothing is left behind."""
+        """Begin a capture on the current stream; on an error nothing is left behind.
+
+        ``labels`` is started inside the capture, and stopped when it ends in any way.
+        """
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgraph import _core, _torch
+from cgraph import _core, _labels, _torch
 from cgraph._driver import Captured, Handle, Pool
 from cgraph._liveness import Outside
 from cgraph._torch import (
@@ -162,6 +162,7 @@ class Recording:
         memory: Memory,
         check_liveness: bool,
         generators: list[torch.Generator],
+        labels: _labels.Recorder | None,
     ) -> None:
         self._simulator = simulator
         self._capture = capture
@@ -170,7 +171,15 @@ class Recording:
         self._check_liveness = check_liveness
         self._thread = threading.get_ident()
         self._recorder = Recorder(simulator, memory, generators)
+        self._labels = labels
         _torch.enter_mode(self._recorder)
+        if labels is not None:
+            # Inside the recorder's mode, so that it sees an operator before it becomes a node.
+            try:
+                labels.start(simulator.current_stream)
+            except BaseException:
+                self.abandon()
+                raise
 
     @property
     def pool(self) -> Handle:
@@ -193,6 +202,12 @@ class Recording:
                 "capture_end() on another thread than capture_begin(): operators are recorded on"
                 " the thread that began; the capture was abandoned"
             )
+        if self._labels is not None:
+            try:
+                self._labels.look()
+            except BaseException:
+                self.abandon()
+                raise
         self._end_recording()
         template = self._capture.finish()
         template.retain_pool(self._handle.memory.core)
@@ -203,6 +218,7 @@ class Recording:
             check=self._recorder.check if self._check_liveness else None,
             sim=None if self._simulator.asynchronous else self._simulator.core,
             retained=self._handle,
+            labels=None if self._labels is None else self._labels.found,
         )
 
     def abandon(self) -> str | None:
@@ -215,6 +231,8 @@ class Recording:
         return None
 
     def _end_recording(self) -> None:
+        if self._labels is not None:
+            self._labels.stop()
         self._recorder.over = True
         _torch.leave_mode(self._recorder)
 

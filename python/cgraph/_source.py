@@ -1,10 +1,65 @@
-"""Whose line of Python it was."""
+"""Where in the user's Python something happens: frames outside torch and cgraph."""
 
 from __future__ import annotations
 
+import functools
+import os
 import sys
+from collections.abc import Iterator, Sequence
+from types import FrameType
 
-__all__ = ["levels_to_user"]
+import torch
+
+__all__ = ["directories", "levels_to_user", "user_frames", "user_line"]
+
+_Directories = tuple[str, ...]
+
+
+def directories(paths: Sequence[str]) -> _Directories:
+    """Paths as :func:`user_frames` compares them: absolute, and with a separator at the end."""
+    return tuple(os.path.join(os.path.abspath(path), "") for path in paths)
+
+
+_OWN = directories([os.path.dirname(torch.__file__), os.path.dirname(__file__)])
+
+
+def user_line() -> str | None:
+    """The innermost line outside torch and cgraph, as ``file:line``; None where there is none.
+
+    There is none on threads that only torch's autograd uses.
+    """
+    frame = next(_frames(None), None)
+    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:
+    """All frames of the user, the innermost last, as ``file:line function``.
+
+    Args:
+        omitted: The :func:`directories` whose frames are left out. By default those of torch and
+            cgraph, and what ``torch.compile`` generates.
+    """
+    frames = [
+        f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
+        for frame in _frames(omitted)
+    ]
+    return tuple(reversed(frames))
+
+
+def _frames(omitted: _Directories | None) -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if not _is_omitted(frame.f_code.co_filename, omitted):
+            yield frame
+        frame = frame.f_back
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_omitted(file: str, omitted: _Directories | None) -> bool:
+    if omitted is not None:
+        return os.path.abspath(file).startswith(omitted)
+    generated = file.startswith(("<frozen ", "<eval_with_key>")) or "/torchinductor_" in file
+    return generated or os.path.abspath(file).startswith(_OWN)
 
 
 def levels_to_user() -> int:

@@ -38,10 +38,13 @@ __all__ = [
     "PoolLease",
     "TorchDispatchMode",
     "WeakStorage",
+    "autograd_sequence",
     "capturable_on_cpu",
+    "current_raw_stream",
     "current_stream_source",
     "draws_from_companion",
     "enter_mode",
+    "evaluating_node",
     "is_capturing",
     "is_same",
     "leave_mode",
@@ -126,6 +129,21 @@ def current_stream_source() -> object:
     """How the native half finds torch's current stream: DLPack's table, or a function."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
+
+
+def current_raw_stream(ordinal: int) -> int:
+    """Torch's current stream of a device, as a raw handle."""
+    return int(torch._C._cuda_getCurrentRawStream(ordinal))
+
+
+def autograd_sequence() -> int:
+    """The number that the next autograd node of this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def evaluating_node() -> Any:
+    """The autograd node whose backward runs on this thread; None outside a backward pass."""
+    return torch._C._current_autograd_node()
 
 
 class PoolKeeper:

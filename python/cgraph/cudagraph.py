@@ -11,8 +11,10 @@ from typing_extensions import Self
 
 from cgraph import _core, _driver
 from cgraph._driver import Captured, Handle, Pool, Recording
+from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CgraphError, StateError, add_note
+from cgraph.labels import Label
 
 __all__ = ["CUDAGraph", "end_all", "require_mode"]
 
@@ -44,6 +46,10 @@ class CUDAGraph(_core.Graph):
     _captured: Captured | None
     _generators: list[Any]
     _ended: bool
+    _labels: dict[int, Label]
+    """Where the template's nodes come from, by raw node."""
+    _recorder: Recorder | None
+    """Records the labels of the next capture."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
@@ -52,6 +58,8 @@ class CUDAGraph(_core.Graph):
         self._captured = None
         self._generators = []
         self._ended = False
+        self._labels = {}
+        self._recorder = None
         return self
 
     def __init__(self, keep_graph: bool = False) -> None: ...
@@ -89,6 +97,7 @@ class CUDAGraph(_core.Graph):
             mode=capture_error_mode,
             check_liveness=check_input_liveness,
             generators=self._generators,
+            labels=self._recorder,
         )
         try:
             self._run_hooks("capture_start")
@@ -139,6 +148,7 @@ class CUDAGraph(_core.Graph):
             retained=captured.retained,
         )
         self._captured = captured
+        self._labels = captured.labels
         self._ended = True
         _alive[id(self)] = self
         if empty:
@@ -181,6 +191,7 @@ class CUDAGraph(_core.Graph):
                 self._end_cycle()
             finally:
                 captured, self._captured, self._ended = self._captured, None, False
+                self._labels = {}
                 self._clear()
                 if captured is not None:
                     _release(captured)

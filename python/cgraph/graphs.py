@@ -13,8 +13,10 @@ from typing import Any, ClassVar
 
 from cgraph import _driver, _torch
 from cgraph._driver import Handle, Pool
+from cgraph._labels import Recorder
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import ArgumentError, CaptureError, ForeignError, StateError
+from cgraph.labels import parse_config
 
 __all__ = ["graph", "graph_pool_handle", "is_current_stream_capturing"]
 
@@ -38,6 +40,20 @@ class graph:
         stream: The stream to capture on; current inside the block. Default: a side stream of
             cgraph, one per device. It must outlive the graph.
         capture_error_mode: As for :meth:`CUDAGraph.capture_begin`.
+        enable_annotations: Record for each node where it comes from: the scopes of
+            :class:`cgraph.annotate`, the module, the operator and the line; see
+            :class:`cgraph.labels.Label`. Any driver and any thread will do.
+        annotation_config: Options of the above, as torch has them; a key or value that torch does
+            not know is refused.
+
+            - ``"record_py_stacks"`` (``False``): record all lines of the user's Python instead of
+              the innermost one, outermost first.
+            - ``"py_stack_filter_paths"`` (``None``): directories whose lines are left out of these,
+              instead of those of torch and cgraph; an empty list leaves nothing out.
+            - ``"backend"`` (``"auto"``, ``"cupti"``, ``"edge_walk"``) and ``"key_by"``
+              (``"exec"``, ``"source"``, ``"auto"``) choose among torch's ways to find nodes and
+              to join them with a profiler's records. cgraph has one way, which needs neither CUPTI
+              nor a profiler: all values are accepted and do the same.
         check_input_liveness: As for :meth:`CUDAGraph.capture_begin`.
 
     If the block raises, its exception comes out with the driver's reason as a note, the capture is
@@ -53,6 +69,8 @@ class graph:
         pool: Pool | None = None,
         stream: Any = None,
         capture_error_mode: str = "global",
+        enable_annotations: bool = False,
+        annotation_config: dict[str, Any] | None = None,
         check_input_liveness: bool = False,
     ) -> None:
         if not isinstance(cuda_graph, CUDAGraph):
@@ -61,6 +79,8 @@ class graph:
                 " captured with torch.cuda.graph"
             )
         require_mode(capture_error_mode)
+        self._label_config = parse_config(annotation_config)
+        self.enable_annotations = enable_annotations
         self.cuda_graph = cuda_graph
         self.pool = pool
         self.capture_error_mode = capture_error_mode
@@ -89,6 +109,9 @@ class graph:
         self._driver.empty_cache()
         context.__enter__()
         try:
+            self.cuda_graph._recorder = (
+                Recorder(self._label_config) if self.enable_annotations else None
+            )
             self.cuda_graph.capture_begin(
                 pool=self.pool,
                 capture_error_mode=self.capture_error_mode,
@@ -97,6 +120,8 @@ class graph:
         except BaseException:
             context.__exit__(None, None, None)
             raise
+        finally:
+            self.cuda_graph._recorder = None
         self._stream_context = context
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:

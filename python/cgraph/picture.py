@@ -10,12 +10,13 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
 from cgraph.cudagraph import CUDAGraph
+from cgraph.labels import Label, as_dict
 
 __all__ = ["family", "save", "short_name", "svg"]
 
@@ -75,7 +76,7 @@ class _Place(NamedTuple):
 
 
 def save(graph: CUDAGraph, path: str | PathLike[str], *, title: str = "CUDA graph") -> None:
-    """Draw a graph's live template into a file.
+    """Draw a graph's live template into a file, with the labels that its capture recorded.
 
     Args:
         graph: Captured, with its template kept.
@@ -87,15 +88,22 @@ def save(graph: CUDAGraph, path: str | PathLike[str], *, title: str = "CUDA grap
     """
     data = json.loads(graph._require_template("picture.save()").json())
     with open(path, "w", encoding="utf-8") as file:
-        file.write(svg(data, title=title))
+        file.write(svg(data, title=title, labels=graph._labels))
 
 
-def svg(data: dict[str, Any], *, title: str = "CUDA graph") -> str:
+def svg(
+    data: dict[str, Any],
+    *,
+    title: str = "CUDA graph",
+    labels: Mapping[int, Label] | None = None,
+) -> str:
     """Draw a template.
 
     Args:
         data: Its ``nodes``, each after those it comes after, and ``edges``, as a template's JSON.
         title: The heading.
+        labels: Where nodes come from, by their ``handle``. A box is then called what its operator
+            is.
 
     Returns:
         The text of an SVG file. Each node is a ``<g class="node">`` with all that is known of it as
@@ -118,7 +126,10 @@ def svg(data: dict[str, Any], *, title: str = "CUDA graph") -> str:
         f'<tspan class="count" dx="12">{count}</tspan></text>',
         *legend,
         *(_edge(places[before], places[after]) for before, after in edges),
-        *(_box(node, places[i], families[i]) for i, node in enumerate(nodes)),
+        *(
+            _box(node, places[i], families[i], (labels or {}).get(node.get("handle", 0)))
+            for i, node in enumerate(nodes)
+        ),
         "</svg>",
     ]
     return "\n".join(parts) + "\n"
@@ -241,9 +252,11 @@ def _legend(families: Counter[str]) -> tuple[list[str], float]:
     return parts, x
 
 
-def _box(node: dict[str, Any], place: _Place, named: str) -> str:
+def _box(node: dict[str, Any], place: _Place, named: str, origin: Label | None) -> str:
     """A node: its number, its short name, and the rest as a tooltip."""
     name = node.get("name")
+    if origin is not None and origin.operator is not None:
+        name = origin.operator
     label = short_name(name) if name else node["kind"].replace("_", " ")
     if node.get("child"):
         label = f"graph of {_plural(len(node['child']['nodes']), 'node')}"
@@ -251,7 +264,7 @@ def _box(node: dict[str, Any], place: _Place, named: str) -> str:
         label = label[: _LETTERS - 1] + "…"
     middle = place.y + _BOX_HEIGHT / 2 + 4
     return (
-        f'<g class="node"><title>{escape(_tooltip(node))}</title>'
+        f'<g class="node"><title>{escape(_tooltip(node, origin))}</title>'
         f'<rect x="{place.x}" y="{place.y}" width="{_BOX_WIDTH}" height="{_BOX_HEIGHT}"'
         f' rx="4" fill="{_COLOURS[named]}"/>'
         f'<text y="{middle}"><tspan class="index" x="{place.x + 5}">{node["index"]}</tspan>'
@@ -259,13 +272,18 @@ def _box(node: dict[str, Any], place: _Place, named: str) -> str:
     )
 
 
-def _tooltip(node: dict[str, Any]) -> str:
+def _tooltip(node: dict[str, Any], origin: Label | None) -> str:
     """All that is known of a node, a line for each thing."""
 
     def text(value: Any) -> str:
+        if isinstance(value, list):
+            return " > ".join(value)
         return " x ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
-    return "\n".join(f"{key}: {text(value)}" for key, value in node.items() if key != "child")
+    known = {key: value for key, value in node.items() if key not in ("child", "handle")}
+    if origin is not None:
+        known |= {key: value for key, value in as_dict(origin).items() if value}
+    return "\n".join(f"{key}: {text(value)}" for key, value in known.items())
 
 
 def _edge(before: _Place, after: _Place) -> str:

@@ -21,11 +21,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver
 from cgraph._driver import Handle, Pool
 from cgraph.errors import ArgumentError, CaptureError, ForeignError
+
+if TYPE_CHECKING:
+    from cgraph._labels import Recorder
 
 __all__ = ["Simulator", "default", "use"]
 
@@ -96,7 +99,13 @@ class Simulator:
     # What a driver is asked for.
 
     def begin(
-        self, *, pool: Pool | None, mode: str, check_liveness: bool, generators: list[Any]
+        self,
+        *,
+        pool: Pool | None,
+        mode: str,
+        check_liveness: bool,
+        generators: list[Any],
+        labels: Recorder | None = None,
     ) -> _driver.Recording:
         """Begin a capture on the current stream."""
         from cgraph._sim import Recording
@@ -108,7 +117,7 @@ class Simulator:
             )
         handle, memory = self.pools.resolve(pool)
         capture = _core.Capture.begin(self.current_stream(), mode)
-        return Recording(self, capture, handle, memory, check_liveness, generators)
+        return Recording(self, capture, handle, memory, check_liveness, generators, labels)
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""

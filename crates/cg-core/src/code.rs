@@ -73,6 +73,8 @@ calls! {
     GraphDestroyNode => "cuGraphDestroyNode",
     GraphGetNodes => "cuGraphGetNodes",
     GraphGetEdges => "cuGraphGetEdges",
+    GraphNodeGetDependencies => "cuGraphNodeGetDependencies",
+    GraphNodeFindInClone => "cuGraphNodeFindInClone",
     GraphNodeGetType => "cuGraphNodeGetType",
     GraphNodeGetParams => "cuGraphKernelNodeGetParams",
     GraphInstantiate => "cuGraphInstantiate",

@@ -25,6 +25,8 @@ pub struct TemplateData {
 pub struct NodeData {
     /// Its place in [`TemplateData::nodes`].
     pub index: usize,
+    /// The raw node.
+    pub handle: u64,
     /// What kind of node it is: `kernel`, `memcpy`, `memset`, `host`, `event_record`,
     /// `event_wait`, `empty`, `child`, or `type_N` with CUDA's number.
     pub kind: String,
@@ -120,9 +122,15 @@ impl TemplateData {
 }
 
 impl NodeData {
-    fn new(index: usize, detail: NodeDetail, child: Option<TemplateData>) -> Self {
+    fn new(
+        index: usize,
+        handle: NodeHandle,
+        detail: NodeDetail,
+        child: Option<TemplateData>,
+    ) -> Self {
         let mut data = Self {
             index,
+            handle: handle.0,
             kind: kind(&detail),
             name: None,
             grid: None,
@@ -206,7 +214,7 @@ fn graph_data(graph: &OwnedGraph) -> Result<TemplateData> {
             NodeDetail::Child(child) => Some(graph_data(&graph.child(child))?),
             _ => None,
         };
-        nodes.push(NodeData::new(position, detail, child));
+        nodes.push(NodeData::new(position, *node, detail, child));
     }
     let mut edges: Vec<EdgeData> = edges
         .into_iter()

@@ -23,6 +23,14 @@ pub struct Node {
     pub(crate) handle: NodeHandle,
 }
 
+impl Node {
+    /// The raw node.
+    #[must_use]
+    pub fn handle(self) -> NodeHandle {
+        self.handle
+    }
+}
+
 /// "`to` after `from`".
 pub type Edge = EdgeSpec<Node>;
 
@@ -54,7 +62,7 @@ impl Template {
     /// An empty template.
     #[doc(alias = "cuGraphCreate")]
     pub fn new(device: &Device) -> Result<Self> {
-        let graph = OwnedGraph::new(Arc::clone(device.driver()))?;
+        let graph = OwnedGraph::new(device.driver())?;
         Ok(Self::with_graph(device, graph, Vec::new()))
     }
 
@@ -236,6 +244,23 @@ impl Template {
         let state = self.state();
         let graph = state.graph.duplicate()?;
         Ok(Self::with_graph(&self.device, graph, state.all_retained()))
+    }
+
+    /// A copy, and its nodes by those that they are copies of.
+    #[doc(alias = "cuGraphNodeFindInClone")]
+    pub fn try_clone_mapped(&self) -> Result<(Self, HashMap<Node, Node>)> {
+        let state = self.state();
+        let graph = state.graph.duplicate()?;
+        let mut copies = HashMap::new();
+        for node in state.graph.nodes()? {
+            copies.insert(node, state.graph.find_in(&graph, node)?);
+        }
+        let copy = Self::with_graph(&self.device, graph, state.all_retained());
+        let copies = copies
+            .into_iter()
+            .map(|(node, copied)| (self.node(node), copy.node(copied)))
+            .collect();
+        Ok((copy, copies))
     }
 
     /// Makes an exec. The template stays and may be changed and instantiated again; execs made

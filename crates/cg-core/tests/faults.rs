@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cg_core::{
     Call, Capture, CaptureMode, Code, Device, Error, Event, Exec, InstantiateFlags, Live, Memory,
-    Module, Pool, Result, Sim, Stream, Template, Work,
+    Module, Pool, Result, Sim, Stream, Template, Tracker, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -309,5 +309,29 @@ fn everything_dropped_in_flight() {
         drop(event);
         f.stream.synchronize()?;
         check(&f.y, &all(3))
+    });
+}
+
+#[test]
+fn a_capture_that_is_tracked_and_copied() {
+    with_each_call_failing(|f| {
+        let side = Stream::new(&f.device)?;
+        let (fork, join) = (Event::new(&f.device)?, Event::new(&f.device)?);
+        let capture = Capture::begin(&f.stream, CaptureMode::Global)?;
+        let mut tracker = Tracker::new(&f.stream)?;
+        f.stream.record(&fork)?;
+        side.wait(&fork)?;
+        f.stream.enqueue(&Work::memset(&f.x, 7)?)?;
+        assert_eq!(raw::new_nodes(&mut tracker, &f.stream)?.len(), 1);
+        f.stream.enqueue(&Work::memset(&f.x, 8)?)?;
+        side.enqueue(&Work::memcpy(&f.y, &f.y)?)?;
+        // The walk back from the first stream does not reach the second one.
+        assert_eq!(raw::new_nodes(&mut tracker, &f.stream)?.len(), 2);
+        side.record(&join)?;
+        f.stream.wait(&join)?;
+        let (copy, nodes) = capture.finish()?.try_clone_mapped()?;
+        assert_eq!(nodes.len(), 3);
+        f.replay(&copy.instantiate(InstantiateFlags::default())?)?;
+        check(&f.x, &all(8))
     });
 }

@@ -10,7 +10,7 @@ use cg_core::driver::handle::{EventHandle, ExecHandle, GraphHandle};
 use cg_core::driver::spec::{NodeSpec, WorkSpec};
 use cg_core::driver::{GraphCalls as _, MemoryCalls as _, StreamCalls as _};
 use cg_core::{
-    Address, Args, CaptureMode, Device, InstantiateFlags, Memory, Module, Sim, Stream,
+    Address, Args, Capture, CaptureMode, Device, InstantiateFlags, Memory, Module, Sim, Stream,
     StreamHandle, Work,
 };
 
@@ -345,4 +345,23 @@ fn an_operation_that_waits_for_its_own_device_is_named() {
         .unwrap();
     let text = panic_of(|| stream.synchronize());
     assert_names(&text, &["an operation waits for the device that runs it"]);
+}
+
+#[test]
+fn destroying_the_graph_of_an_open_capture_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let a = Memory::new(&device, BYTES).unwrap();
+    let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+    stream.enqueue(&Work::memset(&a, 1).unwrap()).unwrap();
+    // SAFETY: the stream is live as long as `stream`.
+    let info = unsafe { sim.stream_capture_info(stream.handle()) };
+    let info = info.unwrap().unwrap();
+    // SAFETY: the simulator panics, as the graph is the capture's.
+    let text = panic_of(|| unsafe { sim.graph_destroy(info.graph) });
+    assert_names(&text, &["graph_destroy", &hex(info.graph.0), "capture"]);
+    // SAFETY: the node is one of the capture's graph; the simulator panics.
+    let text = panic_of(|| unsafe { sim.graph_remove_node(info.after[0]) });
+    assert_names(&text, &["graph_remove_node", &hex(info.graph.0), "capture"]);
+    drop(capture);
 }

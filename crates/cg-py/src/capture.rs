@@ -1,4 +1,4 @@
-//! `Capture`, and the two calls that repair a capture which torch could not end.
+//! `Capture`, `Tracker`, and the two calls that repair a capture which torch could not end.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -6,7 +6,8 @@ use cg_core::CaptureMode;
 use pyo3::prelude::*;
 
 use crate::enter::enter;
-use crate::error::{argument, state};
+use crate::error::{argument, state, to_py};
+use crate::raw;
 use crate::stream::Stream;
 use crate::template::Template;
 
@@ -42,6 +43,31 @@ impl Capture {
     fn take(&self) -> Option<cg_core::Capture> {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
         core.take()
+    }
+}
+
+/// Follows an open capture: which nodes are new in it.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Tracker {
+    core: Mutex<cg_core::Tracker>,
+}
+
+#[pymethods]
+impl Tracker {
+    /// Follows the capture that is open on the stream.
+    #[new]
+    fn new(py: Python<'_>, stream: &Stream) -> PyResult<Self> {
+        let core = enter(py, || cg_core::Tracker::new(&stream.core))?;
+        Ok(Self {
+            core: Mutex::new(core),
+        })
+    }
+
+    /// The nodes of the capture that no earlier look has returned; none if `current` is not one of
+    /// its streams.
+    fn new_nodes(&self, py: Python<'_>, current: &Stream) -> PyResult<Vec<u64>> {
+        let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
+        raw::new_nodes(py, &mut core, &current.core).map_err(|error| to_py(py, &error))
     }
 }
 

@@ -21,7 +21,7 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 mod _core {
     #[pymodule_export]
-    use super::capture::{Capture, begin_and_hand_over, end_broken};
+    use super::capture::{Capture, Tracker, begin_and_hand_over, end_broken};
     #[pymodule_export]
     use super::device::{Device, begin_exit, version};
     #[pymodule_export]

@@ -6,7 +6,7 @@
 
 use std::ffi::c_void;
 
-use cg_core::{Device, Error, GraphHandle, Result, Stream, StreamHandle, Template};
+use cg_core::{Device, Error, GraphHandle, Result, Stream, StreamHandle, Template, Tracker};
 use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI};
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -43,6 +43,21 @@ pub(crate) fn template(device: &Device, handle: u64) -> Template {
     // drops the template before it lets that object go, and holds the pool that the captured
     // memory came from as long as the exec.
     unsafe { Template::from_raw(device, GraphHandle(handle)) }
+}
+
+/// The nodes of an open capture that no earlier look has returned.
+///
+/// The interpreter is held: the calls are short, and they come after each operator.
+pub(crate) fn new_nodes(
+    _py: Python<'_>,
+    tracker: &mut Tracker,
+    current: &Stream,
+) -> Result<Vec<u64>> {
+    // SAFETY: `cgraph.labels` looks only between the beginning and the end of its own capture, from
+    // the threads that record into it; to end or break it from another thread at the same time is
+    // a race between that thread and what is being recorded, with or without a look.
+    let nodes = unsafe { tracker.new_nodes(current) }?;
+    Ok(nodes.into_iter().map(|node| node.0).collect())
 }
 
 /// torch's "current stream" as a C function: no Python call.

@@ -47,6 +47,18 @@ pub enum CaptureStatus {
     Invalidated,
 }
 
+/// An open capture, as one of its streams sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CaptureInfo {
+    /// The capture's id.
+    pub id: u64,
+    /// The graph that is recorded into. It is the capture's: it may be looked at and added to, and
+    /// is gone when the capture ends or breaks.
+    pub graph: GraphHandle,
+    /// What the next node of the stream will come after.
+    pub after: Vec<NodeHandle>,
+}
+
 /// Options of an instantiate: CUDA's `CUgraphInstantiate_flags`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct InstantiateFlags(pub u64);
@@ -208,6 +220,12 @@ pub trait StreamCalls {
     /// `stream` is live.
     unsafe fn stream_capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus>;
 
+    /// What the stream captures; nothing if it does not, or if the capture was made unusable.
+    ///
+    /// # Safety
+    /// `stream` is live.
+    unsafe fn stream_capture_info(&self, stream: StreamHandle) -> Result<Option<CaptureInfo>>;
+
     /// Sets this thread's capture mode and returns the one before.
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode>;
 
@@ -260,6 +278,12 @@ pub trait GraphCalls {
     /// `graph` is live.
     unsafe fn graph_clone(&self, graph: GraphHandle) -> Result<GraphHandle>;
 
+    /// The copy of a node, in a copy that was made of its graph.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph, and `copy` is live.
+    unsafe fn node_find_in_clone(&self, node: NodeHandle, copy: GraphHandle) -> Result<NodeHandle>;
+
     /// Adds a node after `after`.
     ///
     /// # Safety
@@ -304,6 +328,18 @@ pub trait GraphCalls {
     /// # Safety
     /// `graph` is live.
     unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>>;
+
+    /// How many nodes a graph has.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_node_count(&self, graph: GraphHandle) -> Result<usize>;
+
+    /// The nodes that a node comes directly after, in no promised order.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_dependencies(&self, node: NodeHandle) -> Result<Vec<NodeHandle>>;
 
     /// The edges of a graph, in no promised order.
     ///

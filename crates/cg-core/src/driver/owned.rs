@@ -22,8 +22,8 @@ use super::handle::{
 };
 use super::spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
 use super::{
-    CaptureMode, CaptureStatus, Driver, InstantiateFailure, InstantiateFlags, UpdateFailure,
-    is_exiting,
+    CaptureInfo, CaptureMode, CaptureStatus, Driver, InstantiateFailure, InstantiateFlags,
+    UpdateFailure, is_exiting,
 };
 use crate::error::{Error, Result};
 
@@ -222,17 +222,19 @@ impl OwnedStream {
     pub(crate) fn end_capture(&self) -> Result<OwnedGraph> {
         // SAFETY: the stream is live as long as `self`.
         let handle = unsafe { self.driver.stream_end_capture(self.handle) }?;
-        Ok(OwnedGraph {
-            driver: Arc::clone(&self.driver),
-            handle,
-            borrowed: false,
-        })
+        Ok(OwnedGraph::made(&self.driver, handle))
     }
 
     /// Whether it captures.
     pub(crate) fn capture_status(&self) -> Result<CaptureStatus> {
         // SAFETY: the stream is live as long as `self`.
         unsafe { self.driver.stream_capture_status(self.handle) }
+    }
+
+    /// What it captures.
+    pub(crate) fn capture_info(&self) -> Result<Option<CaptureInfo>> {
+        // SAFETY: the stream is live as long as `self`.
+        unsafe { self.driver.stream_capture_info(self.handle) }
     }
 }
 
@@ -310,17 +312,18 @@ pub(crate) struct OwnedGraph {
 
 impl OwnedGraph {
     /// Creates an empty graph.
-    pub(crate) fn new(driver: Arc<dyn Driver>) -> Result<Self> {
-        let handle = driver.graph_create()?;
-        Ok(Self {
-            driver,
-            handle,
-            borrowed: false,
-        })
+    pub(crate) fn new(driver: &Arc<dyn Driver>) -> Result<Self> {
+        Ok(Self::made(driver, driver.graph_create()?))
     }
 
-    /// Uses a graph of somebody else. Only [`crate::Template::from_raw`] calls this, whose caller
-    /// promises that the graph outlives the result.
+    fn made(driver: &Arc<dyn Driver>, handle: GraphHandle) -> Self {
+        let mut graph = Self::borrowed(Arc::clone(driver), handle);
+        graph.borrowed = false;
+        graph
+    }
+
+    /// Uses a graph of somebody else, for [`crate::Template::from_raw`] and
+    /// [`crate::Tracker::new_nodes`], whose callers promise that it outlives the result.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: GraphHandle) -> Self {
         Self {
             driver,
@@ -338,11 +341,13 @@ impl OwnedGraph {
     pub(crate) fn duplicate(&self) -> Result<Self> {
         // SAFETY: the graph is live as long as `self`.
         let handle = unsafe { self.driver.graph_clone(self.handle) }?;
-        Ok(Self {
-            driver: Arc::clone(&self.driver),
-            handle,
-            borrowed: false,
-        })
+        Ok(Self::made(&self.driver, handle))
+    }
+
+    /// The copy of a node in a copy of its graph; the caller has checked the node.
+    pub(crate) fn find_in(&self, copy: &Self, node: NodeHandle) -> Result<NodeHandle> {
+        // SAFETY: both graphs are live as long as their owners, and `node` is one of this graph.
+        unsafe { self.driver.node_find_in_clone(node, copy.handle) }
     }
 
     /// Adds a node; the caller retains what it names and has checked `after`.
@@ -374,6 +379,18 @@ impl OwnedGraph {
     pub(crate) fn nodes(&self) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_nodes(self.handle) }
+    }
+
+    /// How many nodes it has.
+    pub(crate) fn count(&self) -> Result<usize> {
+        // SAFETY: the graph is live as long as `self`.
+        unsafe { self.driver.graph_node_count(self.handle) }
+    }
+
+    /// What one of its nodes comes directly after; the caller has checked the node.
+    pub(crate) fn before(&self, node: NodeHandle) -> Result<Vec<NodeHandle>> {
+        // SAFETY: the graph is live as long as `self`, and `node` is one of it.
+        unsafe { self.driver.node_dependencies(node) }
     }
 
     /// Its edges.

@@ -35,6 +35,7 @@ mod graph;
 mod memory;
 mod node;
 mod stream;
+mod tracker;
 mod unsafe_calls;
 mod update;
 

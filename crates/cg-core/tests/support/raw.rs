@@ -1,9 +1,9 @@
 //! Driver calls that the safe layers never make in this order, on live objects.
 #![expect(unsafe_code, reason = "calls the driver directly")]
 
-use cg_core::driver::CaptureStatus;
-use cg_core::driver::handle::GraphHandle;
-use cg_core::{CaptureMode, Device, Result, Stream, StreamHandle, Template};
+use cg_core::driver::handle::{GraphHandle, NodeHandle};
+use cg_core::driver::{CaptureInfo, CaptureStatus};
+use cg_core::{CaptureMode, Device, Result, Stream, StreamHandle, Template, Tracker};
 
 /// The legacy default stream.
 pub(crate) fn legacy_stream(device: &Device) -> Stream {
@@ -44,6 +44,38 @@ pub(crate) fn capture_status(stream: &Stream) -> CaptureStatus {
     let driver = stream.device().driver();
     // SAFETY: the stream is live as long as `stream`.
     unsafe { driver.stream_capture_status(stream.handle()) }.unwrap()
+}
+
+/// What the stream captures.
+pub(crate) fn capture_info(stream: &Stream) -> Option<CaptureInfo> {
+    let driver = stream.device().driver();
+    // SAFETY: the stream is live as long as `stream`.
+    unsafe { driver.stream_capture_info(stream.handle()) }.unwrap()
+}
+
+/// What a node comes directly after.
+pub(crate) fn dependencies(device: &Device, node: NodeHandle) -> Vec<NodeHandle> {
+    // SAFETY: the callers pass nodes of templates and captures that they hold open.
+    unsafe { device.driver().node_dependencies(node) }.unwrap()
+}
+
+/// How many nodes a graph has.
+pub(crate) fn node_count(device: &Device, graph: GraphHandle) -> usize {
+    // SAFETY: the callers pass graphs of captures that they hold open.
+    unsafe { device.driver().graph_node_count(graph) }.unwrap()
+}
+
+/// The copy of a node in a copied graph.
+pub(crate) fn find_in_clone(copy: &Template, node: NodeHandle) -> Result<NodeHandle> {
+    let driver = copy.device().driver();
+    // SAFETY: the callers hold the template of the node.
+    unsafe { driver.node_find_in_clone(node, copy.handle()) }
+}
+
+/// What the capture has recorded since the last look.
+pub(crate) fn new_nodes(tracker: &mut Tracker, current: &Stream) -> Result<Vec<NodeHandle>> {
+    // SAFETY: no other thread of a test uses the stream.
+    unsafe { tracker.new_nodes(current) }
 }
 
 /// A template over a graph that somebody else owns and destroys after `with`.

@@ -39,6 +39,19 @@ impl GraphCalls for Cuda {
         Ok(GraphHandle(copy as u64))
     }
 
+    unsafe fn node_find_in_clone(&self, node: NodeHandle, copy: GraphHandle) -> Result<NodeHandle> {
+        let _entered = self.enter()?;
+        let (node, copy) = (node.0 as sys::CUgraphNode, copy.0 as sys::CUgraph);
+        // SAFETY: `node` and `copy` are live by the contract; the call writes one handle, through
+        // `found`.
+        let found = out(
+            Call::GraphNodeFindInClone,
+            ptr::null_mut(),
+            |found| unsafe { sys::cuGraphNodeFindInClone(found, node, copy) },
+        )?;
+        Ok(NodeHandle(found as u64))
+    }
+
     unsafe fn graph_add_node(
         &self,
         graph: GraphHandle,
@@ -102,11 +115,9 @@ impl GraphCalls for Cuda {
 
     unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>> {
         let _entered = self.enter()?;
+        // SAFETY: this method's contract is that one's.
+        let count = unsafe { self.graph_node_count(graph) }?;
         let graph = graph.0 as sys::CUgraph;
-        // SAFETY: `graph` is live by the contract; without an array the call writes only `count`.
-        let count = out(Call::GraphGetNodes, 0, |count| unsafe {
-            sys::cuGraphGetNodes(graph, ptr::null_mut(), count)
-        })?;
         if count == 0 {
             return Ok(Vec::new());
         }
@@ -115,6 +126,36 @@ impl GraphCalls for Cuda {
         // `nodes` has room for.
         let count = out(Call::GraphGetNodes, count, |count| unsafe {
             sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), count)
+        })?;
+        nodes.truncate(count);
+        Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
+    }
+
+    unsafe fn graph_node_count(&self, graph: GraphHandle) -> Result<usize> {
+        let _entered = self.enter()?;
+        let graph = graph.0 as sys::CUgraph;
+        // SAFETY: `graph` is live by the contract; without an array the call writes only `count`.
+        out(Call::GraphGetNodes, 0, |count| unsafe {
+            sys::cuGraphGetNodes(graph, ptr::null_mut(), count)
+        })
+    }
+
+    unsafe fn node_dependencies(&self, node: NodeHandle) -> Result<Vec<NodeHandle>> {
+        let _entered = self.enter()?;
+        let node = node.0 as sys::CUgraphNode;
+        // SAFETY: `node` is live by the contract; without arrays the call writes only `count`.
+        let count = out(Call::GraphNodeGetDependencies, 0, |count| unsafe {
+            sys::cuGraphNodeGetDependencies_v2(node, ptr::null_mut(), ptr::null_mut(), count)
+        })?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
+        let mut data = vec![FULL; count];
+        // SAFETY: `node` is live by the contract; the call writes at most `count` elements of each
+        // array, which each has room for.
+        let count = out(Call::GraphNodeGetDependencies, count, |count| unsafe {
+            sys::cuGraphNodeGetDependencies_v2(node, nodes.as_mut_ptr(), data.as_mut_ptr(), count)
         })?;
         nodes.truncate(count);
         Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())

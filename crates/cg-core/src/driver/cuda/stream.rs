@@ -2,16 +2,16 @@
 
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
-use std::ptr;
 use std::sync::Arc;
+use std::{ptr, slice};
 
 use cudarc::driver::sys;
 
 use super::{Cuda, check, finished, out, size, work};
 use crate::code::{Call, Code};
-use crate::driver::handle::{EventHandle, GraphHandle, StreamHandle};
+use crate::driver::handle::{EventHandle, GraphHandle, NodeHandle, StreamHandle};
 use crate::driver::spec::WorkSpec;
-use crate::driver::{CaptureMode, CaptureStatus, StreamCalls, failed};
+use crate::driver::{CaptureInfo, CaptureMode, CaptureStatus, StreamCalls, failed};
 use crate::error::Result;
 
 /// `CU_STREAM_NON_BLOCKING`.
@@ -168,6 +168,43 @@ impl StreamCalls for Cuda {
             1 => CaptureStatus::Active(id),
             _ => CaptureStatus::Invalidated,
         })
+    }
+
+    unsafe fn stream_capture_info(&self, stream: StreamHandle) -> Result<Option<CaptureInfo>> {
+        let _entered = self.enter()?;
+        let stream = stream.0 as sys::CUstream;
+        let (mut id, mut graph, mut count) = (0, ptr::null_mut(), 0);
+        let (mut after, mut edges) = (ptr::null(), ptr::null());
+        // SAFETY: `stream` is live by the contract; the call writes a C enum, which has the size of
+        // a u32, through `status`, and one value to each of the others. The edges are asked for
+        // because a call without them refuses those that are not of the full kind.
+        let status = out(Call::StreamGetCaptureInfo, 0_u32, |status| unsafe {
+            sys::cuStreamGetCaptureInfo_v3(
+                stream,
+                status.cast(),
+                &raw mut id,
+                &raw mut graph,
+                &raw mut after,
+                &raw mut edges,
+                &raw mut count,
+            )
+        })?;
+        if status != 1 {
+            return Ok(None);
+        }
+        let after: &[sys::CUgraphNode] = if count == 0 {
+            &[]
+        } else {
+            // SAFETY: the driver has set `after` to its own array of `count` nodes, which stays
+            // until the next call that works on the stream; that would be a call of a thread that
+            // enqueues on it or ends its capture while this one asks.
+            unsafe { slice::from_raw_parts(after, count) }
+        };
+        Ok(Some(CaptureInfo {
+            id,
+            graph: GraphHandle(graph as u64),
+            after: after.iter().map(|node| NodeHandle(*node as u64)).collect(),
+        }))
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {

@@ -3,16 +3,16 @@
 use std::collections::HashSet;
 use std::thread::ThreadId;
 
-use super::graph::{self, Graph, NodeWork};
+use super::graph::{self, NodeWork};
 use super::stream::{self, Captured};
 use super::{State, refuse};
 use crate::code::{Call, Code};
 use crate::driver::handle::{EventHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::{CaptureMode, CaptureStatus};
+use crate::driver::{CaptureInfo, CaptureMode, CaptureStatus};
 use crate::error::Result;
 
 pub(super) struct Capture {
-    graph: Graph,
+    graph: GraphHandle,
     origin: StreamHandle,
     mode: CaptureMode,
     thread: ThreadId,
@@ -71,6 +71,28 @@ pub(super) fn status(state: &mut State, stream: StreamHandle) -> CaptureStatus {
     }
 }
 
+pub(super) fn info(state: &mut State, stream: StreamHandle) -> Option<CaptureInfo> {
+    let CaptureStatus::Active(id) = status(state, stream) else {
+        return None;
+    };
+    Some(CaptureInfo {
+        id,
+        graph: open(state, id).graph,
+        after: frontier(state, stream).clone(),
+    })
+}
+
+/// Refuses to take anything away from a graph that a capture records into.
+pub(super) fn refuse_recording(state: &State, graph: GraphHandle, what: &str) {
+    assert!(
+        state
+            .captures
+            .values()
+            .all(|capture| capture.graph != graph),
+        "{what} of {graph:?} while a capture records into it"
+    );
+}
+
 pub(super) fn begin(state: &mut State, stream: StreamHandle, mode: CaptureMode) -> Result<()> {
     if stream == StreamHandle::LEGACY {
         return Err(refuse(
@@ -83,7 +105,7 @@ pub(super) fn begin(state: &mut State, stream: StreamHandle, mode: CaptureMode) 
     }
     let id = state.fresh();
     let capture = Capture {
-        graph: Graph::default(),
+        graph: graph::create(state),
         origin: stream,
         mode,
         thread: std::thread::current().id(),
@@ -112,7 +134,7 @@ pub(super) fn end(state: &mut State, stream: StreamHandle) -> Result<GraphHandle
     }
     if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
         let capture = close(state, id);
-        graph::discard(state, capture.graph);
+        graph::destroy(state, capture.graph);
         return Err(refuse(
             Call::StreamEndCapture,
             Code::STREAM_CAPTURE_WRONG_THREAD,
@@ -128,12 +150,10 @@ pub(super) fn end(state: &mut State, stream: StreamHandle) -> Result<GraphHandle
         Some(Code::STREAM_CAPTURE_UNJOINED)
     };
     if let Some(code) = code {
-        graph::discard(state, capture.graph);
+        graph::destroy(state, capture.graph);
         return Err(refuse(Call::StreamEndCapture, code));
     }
-    let handle = state.fresh();
-    state.graphs.insert(handle, capture.graph);
-    Ok(GraphHandle(handle))
+    Ok(capture.graph)
 }
 
 /// Ends the capture that began on the stream, if one is open, and throws its graph away.
@@ -142,7 +162,7 @@ pub(super) fn abandon(state: &mut State, stream: StreamHandle) {
         && open(state, id).origin == stream
     {
         let capture = close(state, id);
-        graph::discard(state, capture.graph);
+        graph::destroy(state, capture.graph);
     }
 }
 
@@ -159,8 +179,8 @@ pub(super) fn record(
     }
     let node = NodeHandle(state.fresh());
     let after = frontier(state, stream).clone();
-    let capture = open(state, id);
-    graph::insert(&mut capture.graph, node, work, &after);
+    let graph = open(state, id).graph;
+    graph::insert(graph::get(state, graph), node, work, &after);
     *frontier(state, stream) = vec![node];
     Ok(())
 }
@@ -283,7 +303,8 @@ fn close(state: &mut State, id: u64) -> Capture {
 fn joined(state: &mut State, id: u64, origin: StreamHandle) -> bool {
     let mut reached: HashSet<NodeHandle> = HashSet::new();
     let mut open_nodes = frontier(state, origin).clone();
-    let graph = &state.captures[&id].graph;
+    let graph = open(state, id).graph;
+    let graph = graph::get(state, graph);
     while let Some(node) = open_nodes.pop() {
         if reached.insert(node) {
             open_nodes.extend(graph.before(node));

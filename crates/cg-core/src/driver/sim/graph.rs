@@ -42,6 +42,8 @@ pub(super) struct Graph {
     pub(super) nodes: BTreeMap<NodeHandle, Node>,
     /// The graph whose child this is.
     pub(super) parent: Option<GraphHandle>,
+    /// Where this is a copy: its nodes by those that they are copies of.
+    copies: HashMap<NodeHandle, NodeHandle>,
 }
 
 impl Graph {
@@ -55,32 +57,38 @@ pub(super) fn insert(graph: &mut Graph, node: NodeHandle, work: NodeWork, after:
     graph.nodes.insert(node, Node { work, before });
 }
 
-/// Throws a graph that no handle names away, with its children.
-pub(super) fn discard(state: &mut State, graph: Graph) {
-    for node in graph.nodes.values() {
-        if let NodeWork::Child(child) = node.work {
-            destroy(state, child);
-        }
-    }
-    state.trash.push(Box::new(graph));
+/// A new empty graph.
+pub(super) fn create(state: &mut State) -> GraphHandle {
+    let handle = state.fresh();
+    state.graphs.insert(handle, Graph::default());
+    GraphHandle(handle)
 }
 
 impl GraphCalls for Sim {
     fn graph_create(&self) -> Result<GraphHandle> {
         let mut state = self.enter(Call::GraphCreate)?;
-        let handle = state.fresh();
-        state.graphs.insert(handle, Graph::default());
-        Ok(GraphHandle(handle))
+        Ok(create(&mut state))
     }
 
     unsafe fn graph_destroy(&self, handle: GraphHandle) {
         let mut state = self.enter_infallible(Call::GraphDestroy);
+        capture::refuse_recording(&state, handle, "graph_destroy");
         destroy(&mut state, handle);
     }
 
     unsafe fn graph_clone(&self, handle: GraphHandle) -> Result<GraphHandle> {
         let mut state = self.enter(Call::GraphClone)?;
         Ok(copy(&mut state, handle, None))
+    }
+
+    unsafe fn node_find_in_clone(&self, node: NodeHandle, copy: GraphHandle) -> Result<NodeHandle> {
+        let call = Call::GraphNodeFindInClone;
+        let mut state = self.enter(call)?;
+        owner_of(&state, node);
+        let copy = get(&mut state, copy);
+        let found = copy.copies.get(&node).copied();
+        let found = found.filter(|found| copy.nodes.contains_key(found));
+        found.ok_or_else(|| refuse(call, Code::INVALID_VALUE))
     }
 
     unsafe fn graph_add_node(
@@ -108,7 +116,7 @@ impl GraphCalls for Sim {
             NodeSpec::Child(child) => NodeWork::Child(copy(&mut state, *child, Some(handle))),
         };
         let node = NodeHandle(state.fresh());
-        insert(graph(&mut state, handle), node, work, after);
+        insert(get(&mut state, handle), node, work, after);
         Ok(node)
     }
 
@@ -120,7 +128,7 @@ impl GraphCalls for Sim {
     ) -> Result<()> {
         let call = Call::GraphAddDependencies;
         let mut state = self.enter(call)?;
-        let graph = graph(&mut state, handle);
+        let graph = get(&mut state, handle);
         let node = graph.nodes.get_mut(&to);
         let before = &mut node
             .ok_or_else(|| refuse(call, Code::INVALID_VALUE))?
@@ -139,7 +147,7 @@ impl GraphCalls for Sim {
     ) -> Result<()> {
         let call = Call::GraphRemoveDependencies;
         let mut state = self.enter(call)?;
-        let graph = graph(&mut state, handle);
+        let graph = get(&mut state, handle);
         let refused = || refuse(call, Code::INVALID_VALUE);
         let before = &mut graph.nodes.get_mut(&edge.to).ok_or_else(refused)?.before;
         let position = before.iter().position(|b| *b == edge.from);
@@ -150,7 +158,8 @@ impl GraphCalls for Sim {
     unsafe fn graph_remove_node(&self, node: NodeHandle) -> Result<()> {
         let mut state = self.enter(Call::GraphDestroyNode)?;
         let owner = owner_of(&state, node);
-        let graph = graph(&mut state, owner);
+        capture::refuse_recording(&state, owner, "graph_remove_node");
+        let graph = get(&mut state, owner);
         let removed = graph.nodes.remove(&node);
         for other in graph.nodes.values_mut() {
             other.before.retain(|before| *before != node);
@@ -166,12 +175,23 @@ impl GraphCalls for Sim {
 
     unsafe fn graph_nodes(&self, handle: GraphHandle) -> Result<Vec<NodeHandle>> {
         let mut state = self.enter(Call::GraphGetNodes)?;
-        Ok(graph(&mut state, handle).nodes.keys().copied().collect())
+        Ok(get(&mut state, handle).nodes.keys().copied().collect())
+    }
+
+    unsafe fn graph_node_count(&self, handle: GraphHandle) -> Result<usize> {
+        let mut state = self.enter(Call::GraphGetNodes)?;
+        Ok(get(&mut state, handle).nodes.len())
+    }
+
+    unsafe fn node_dependencies(&self, node: NodeHandle) -> Result<Vec<NodeHandle>> {
+        let mut state = self.enter(Call::GraphNodeGetDependencies)?;
+        let owner = owner_of(&state, node);
+        Ok(get(&mut state, owner).before(node).to_vec())
     }
 
     unsafe fn graph_edges(&self, handle: GraphHandle) -> Result<Vec<EdgeSpec<NodeHandle>>> {
         let mut state = self.enter(Call::GraphGetEdges)?;
-        let nodes = &graph(&mut state, handle).nodes;
+        let nodes = &get(&mut state, handle).nodes;
         let edges = nodes.iter().flat_map(|(to, node)| {
             node.before.iter().map(|from| EdgeSpec {
                 from: *from,
@@ -205,7 +225,7 @@ impl GraphCalls for Sim {
         let mut state = self
             .enter_unsafe(Call::GraphInstantiate)
             .map_err(|error| failure(error.code().unwrap_or(Code::UNKNOWN)))?;
-        graph(&mut state, handle);
+        get(&mut state, handle);
         let exec = Exec::new(&state, handle).ok_or(failure(Code::INVALID_VALUE))?;
         let handle = state.fresh();
         state.execs.insert(handle, exec);
@@ -331,7 +351,7 @@ impl GraphCalls for Sim {
     }
 }
 
-fn graph(state: &mut State, handle: GraphHandle) -> &mut Graph {
+pub(super) fn get(state: &mut State, handle: GraphHandle) -> &mut Graph {
     match state.graphs.get_mut(&handle.0) {
         Some(graph) => graph,
         None => panic!("{handle:?} is not live"),
@@ -356,17 +376,22 @@ fn owner_of(state: &State, node: NodeHandle) -> GraphHandle {
     }
 }
 
-fn destroy(state: &mut State, handle: GraphHandle) {
+pub(super) fn destroy(state: &mut State, handle: GraphHandle) {
     let Some(removed) = state.graphs.remove(&handle.0) else {
         panic!("graph_destroy of {handle:?}, which is not live")
     };
-    discard(state, removed);
+    for node in removed.nodes.values() {
+        if let NodeWork::Child(child) = node.work {
+            destroy(state, child);
+        }
+    }
+    state.trash.push(Box::new(removed));
 }
 
 /// A copy of a graph with new node handles, children copied too.
 fn copy(state: &mut State, original: GraphHandle, parent: Option<GraphHandle>) -> GraphHandle {
     let handle = GraphHandle(state.fresh());
-    let nodes: Vec<(NodeHandle, NodeWork, Vec<NodeHandle>)> = graph(state, original)
+    let nodes: Vec<(NodeHandle, NodeWork, Vec<NodeHandle>)> = get(state, original)
         .nodes
         .iter()
         .map(|(node, found)| (*node, found.work.clone(), found.before.clone()))
@@ -387,6 +412,7 @@ fn copy(state: &mut State, original: GraphHandle, parent: Option<GraphHandle>) -
         let before: Vec<NodeHandle> = before.iter().map(|b| renamed[b]).collect();
         insert(&mut copied, renamed[&node], work, &before);
     }
+    copied.copies = renamed;
     state.graphs.insert(handle.0, copied);
     handle
 }

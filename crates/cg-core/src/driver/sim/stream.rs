@@ -14,7 +14,7 @@ use crate::driver::handle::{
     Address, EventHandle, ExecHandle, GraphHandle, NodeHandle, StreamHandle,
 };
 use crate::driver::spec::WorkSpec;
-use crate::driver::{CaptureMode, CaptureStatus, StreamCalls};
+use crate::driver::{CaptureInfo, CaptureMode, CaptureStatus, StreamCalls};
 use crate::error::Result;
 
 /// What waits in a stream.
@@ -188,6 +188,11 @@ impl StreamCalls for Sim {
     unsafe fn stream_capture_status(&self, stream: StreamHandle) -> Result<CaptureStatus> {
         let mut state = self.enter(Call::StreamGetCaptureInfo)?;
         Ok(capture::status(&mut state, stream))
+    }
+
+    unsafe fn stream_capture_info(&self, stream: StreamHandle) -> Result<Option<CaptureInfo>> {
+        let mut state = self.enter(Call::StreamGetCaptureInfo)?;
+        Ok(capture::info(&mut state, stream))
     }
 
     fn exchange_capture_mode(&self, mode: CaptureMode) -> Result<CaptureMode> {
