@@ -109,7 +109,7 @@ def test_nodes_that_are_no_kernels_are_drawn() -> None:
     data = {
         "nodes": [
             {"index": 0, "kind": "memcpy", "bytes": 4096},
-            {"index": 1, "kind": "child", "child": chain(2)},
+            {"index": 1, "kind": "child", "bodies": [chain(2)]},
             {"index": 2, "kind": "event_record"},
         ],
         "edges": [],

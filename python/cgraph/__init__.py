@@ -16,6 +16,7 @@ import atexit as _atexit
 from cgraph import errors, sim
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
+from cgraph.data import export_dot, export_graph_data, graph_data
 from cgraph.errors import CgraphError
 from cgraph.graphs import CUDAGraph, graph, graph_pool_handle, is_current_stream_capturing
 
@@ -23,7 +24,10 @@ __all__ = [
     "CUDAGraph",
     "CgraphError",
     "errors",
+    "export_dot",
+    "export_graph_data",
     "graph",
+    "graph_data",
     "graph_pool_handle",
     "is_current_stream_capturing",
     "sim",

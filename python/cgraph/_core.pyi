@@ -117,6 +117,9 @@ class Template:
     @property
     def handle(self) -> int:
         """The raw graph."""
+    @property
+    def graph_id(self) -> int | None:
+        """The number by which tools know the graph; None from a driver older than CUDA 13.1."""
     def is_empty(self) -> bool:
         """Whether it has no node."""
     def count(self) -> int:
@@ -125,6 +128,8 @@ class Template:
         """Nodes and edges as JSON text."""
     def dot(self, verbose: bool) -> str:
         """Nodes and edges as a Graphviz graph."""
+    def add_child(self, child: Template) -> None:
+        """Add a node that runs a copy of another template, after no other node."""
     def copy(self) -> Template:
         """A copy, with nodes of its own."""
     def clear(self) -> None:
@@ -162,6 +167,8 @@ class Graph:
     def _template(self) -> Template: ...
     @property
     def _exec_handle(self) -> int | None: ...
+    @property
+    def _exec_id(self) -> int | None: ...
 
 @final
 class Hooks:
@@ -223,6 +230,8 @@ class Sim:
     def __new__(cls, *, seed: int = 0, memory: int = ..., driver_version: int = 13000) -> Self: ...
     def launch(self, stream: Stream, name: str, kernel: Callable[[], object]) -> None:
         """Enqueue a callable as a kernel, or record it where the stream captures."""
+    def add_conditional(self, template: Template, bodies: list[Template]) -> None:
+        """Add a conditional node that chooses from copies of the bodies; replays panic."""
     def raise_failure(self) -> None:
         """Raise what the last failed kernel raised, and make the device usable again."""
     def step(self) -> bool:

@@ -40,6 +40,7 @@ __all__ = [
     "WeakStorage",
     "capturable_on_cpu",
     "current_stream_source",
+    "demangled",
     "draws_from_companion",
     "enter_mode",
     "is_capturing",
@@ -126,6 +127,12 @@ def current_stream_source() -> object:
     """How the native half finds torch's current stream: DLPack's table, or a function."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
+
+
+def demangled(name: str) -> str:
+    """A C++ name as a person would write it; the name itself where torch cannot tell."""
+    demangle = getattr(torch._C, "_demangle", None)
+    return name if demangle is None else str(demangle(name))
 
 
 class PoolKeeper:

@@ -16,7 +16,7 @@ from typing import Any, ClassVar
 
 from typing_extensions import Self
 
-from cgraph import _core, _driver, _torch
+from cgraph import _core, _driver, _torch, data
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph.errors import (
     ArgumentError,
@@ -213,6 +213,10 @@ class CUDAGraph(_core.Graph):
         text = self._require_template("debug_dump()").dot(verbose)
         with open(debug_path, "w", encoding="utf-8") as file:
             file.write(text)
+
+    def get_graph_data(self) -> dict[str, Any]:
+        """All that is known of the live template and its exec; see :func:`cgraph.graph_data`."""
+        return data.graph_data(self)
 
     def raw_cuda_graph(self) -> int:
         """The live template as a ``cudaGraph_t``; dies with :meth:`reset` or the object.

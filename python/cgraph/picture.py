@@ -28,7 +28,7 @@ _FAMILIES = [
     ("copy, index", "#cbe", r"copy(?!s)|memcpy|cat|stack|clone|index|gather|scatter|embed|transp"),
     ("fill", "#dde", r"memset|fill|zero|\bones|^scalar_tensor"),
     ("host function", "#fe7", r"^host$"),
-    ("child graph", "#fbd", r"^child$"),
+    ("child graph", "#fbd", r"^(child|conditional)$"),
     ("order only", "#eee", r"^(empty|event_\w+|type_\d+)$"),
     ("elementwise", "#feb", r""),
 ]
@@ -245,8 +245,8 @@ def _box(node: dict[str, Any], place: _Place, named: str) -> str:
     """A node: its number, its short name, and the rest as a tooltip."""
     name = node.get("name")
     label = short_name(name) if name else node["kind"].replace("_", " ")
-    if node.get("child"):
-        label = f"graph of {_plural(len(node['child']['nodes']), 'node')}"
+    if node.get("bodies"):
+        label = f"graph of {_plural(sum(len(body['nodes']) for body in node['bodies']), 'node')}"
     if len(label) > _LETTERS:
         label = label[: _LETTERS - 1] + "…"
     middle = place.y + _BOX_HEIGHT / 2 + 4
@@ -265,7 +265,8 @@ def _tooltip(node: dict[str, Any]) -> str:
     def text(value: Any) -> str:
         return " x ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
-    return "\n".join(f"{key}: {text(value)}" for key, value in node.items() if key != "child")
+    hidden = ("bodies", "handle")
+    return "\n".join(f"{key}: {text(value)}" for key, value in node.items() if key not in hidden)
 
 
 def _edge(before: _Place, after: _Place) -> str:

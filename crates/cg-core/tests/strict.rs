@@ -10,8 +10,8 @@ use cg_core::driver::handle::{EventHandle, ExecHandle, GraphHandle};
 use cg_core::driver::spec::{NodeSpec, WorkSpec};
 use cg_core::driver::{GraphCalls as _, MemoryCalls as _, StreamCalls as _};
 use cg_core::{
-    Address, Args, CaptureMode, Device, InstantiateFlags, Memory, Module, Sim, Stream,
-    StreamHandle, Work,
+    Address, Args, CaptureMode, Condition, Device, InstantiateFlags, Memory, Module, Sim, Stream,
+    StreamHandle, Template, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -345,4 +345,19 @@ fn an_operation_that_waits_for_its_own_device_is_named() {
         .unwrap();
     let text = panic_of(|| stream.synchronize());
     assert_names(&text, &["an operation waits for the device that runs it"]);
+}
+
+#[test]
+fn a_replay_of_a_conditional_node_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (body, template) = (
+        Template::new(&device).unwrap(),
+        Template::new(&device).unwrap(),
+    );
+    sim.add_conditional(template.handle(), &[], Condition::While, &[body.handle()])
+        .unwrap();
+    let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+    let text = panic_of(|| exec.replay(&stream));
+    assert_names(&text, &[&hex(exec.handle().0), "conditional"]);
 }

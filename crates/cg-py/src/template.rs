@@ -37,6 +37,12 @@ impl Template {
         self.core.handle().0
     }
 
+    /// The number by which tools know the graph; none from a driver older than CUDA 13.1.
+    #[getter]
+    fn graph_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        enter(py, || self.core.graph_id())
+    }
+
     /// Whether it has no node.
     fn is_empty(&self, py: Python<'_>) -> PyResult<bool> {
         enter(py, || self.core.is_empty())
@@ -55,6 +61,11 @@ impl Template {
     /// Nodes and edges as a Graphviz graph.
     fn dot(&self, py: Python<'_>, verbose: bool) -> PyResult<String> {
         Ok(enter(py, || self.core.data())?.dot(verbose))
+    }
+
+    /// Adds a node that runs a copy of another template, after no other node.
+    fn add_child(&self, py: Python<'_>, child: &Self) -> PyResult<()> {
+        enter(py, || self.core.add_child(&child.core, &[]).map(|_| ()))
     }
 
     /// A copy, with nodes of its own.

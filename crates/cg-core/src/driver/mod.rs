@@ -23,7 +23,7 @@ use handle::{
     Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
     StreamHandle,
 };
-use spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 
 /// What other threads and streams may do while a capture is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -316,6 +316,24 @@ pub trait GraphCalls {
     /// # Safety
     /// `node` is a node of a live graph.
     unsafe fn node_detail(&self, node: NodeHandle) -> Result<NodeDetail>;
+
+    /// By which numbers tools know a node; none from a driver older than CUDA 13.1.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_ids(&self, node: NodeHandle) -> Result<Option<NodeIds>>;
+
+    /// By which number tools know a graph; none from a driver older than CUDA 13.1.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_id(&self, graph: GraphHandle) -> Result<Option<u32>>;
+
+    /// By which number tools know an exec; none from a driver older than CUDA 13.1.
+    ///
+    /// # Safety
+    /// `exec` is live.
+    unsafe fn exec_id(&self, exec: ExecHandle) -> Result<Option<u32>>;
 
     /// Makes an exec; the graph stays.
     ///

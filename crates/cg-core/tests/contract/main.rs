@@ -30,6 +30,7 @@ mod support;
 
 mod capture;
 mod capture_rules;
+mod data;
 mod exec;
 mod graph;
 mod memory;

@@ -50,9 +50,12 @@ const SYMBOLS: &[&str] = &[
     "cuGraphExecUpdate_v2",
     "cuGraphGetEdges_v2",
     "cuGraphGetNodes",
+    "cuGraphHostNodeGetParams",
     "cuGraphInstantiateWithParams",
     "cuGraphKernelNodeGetParams_v2",
     "cuGraphLaunch",
+    "cuGraphMemAllocNodeGetParams",
+    "cuGraphMemFreeNodeGetParams",
     "cuGraphMemcpyNodeGetParams",
     "cuGraphMemsetNodeGetParams",
     "cuGraphNodeGetEnabled",
@@ -88,17 +91,31 @@ const SYMBOLS: &[&str] = &[
 
 /// The driver's version, once it is initialised; what went wrong stays wrong.
 pub(super) fn version() -> Result<u32> {
-    static PROBED: OnceLock<Result<Probed>> = OnceLock::new();
     match PROBED.get_or_init(probe) {
         Ok(probed) => Ok(probed.version),
         Err(error) => Err(error.clone()),
     }
 }
 
+/// A function that newer drivers have, if this one does.
+///
+/// # Safety
+/// In every driver that has it, the function is a `T`.
+pub(super) unsafe fn newer<T: Copy>(symbol: &str) -> Option<T> {
+    let probed = PROBED.get()?.as_ref().ok()?;
+    // SAFETY: the symbol is a `T` by the contract, and the library stays open as long as the
+    // process.
+    unsafe { probed.library.get::<T>(symbol) }
+        .ok()
+        .map(|found| *found)
+}
+
+static PROBED: OnceLock<Result<Probed>> = OnceLock::new();
+
 struct Probed {
     version: u32,
     /// Open as long as the process: the driver's threads run its code.
-    _library: Library,
+    library: Library,
 }
 
 fn probe() -> Result<Probed> {
@@ -118,10 +135,7 @@ fn probe() -> Result<Probed> {
         return Err(unusable(format!("it lacks {}", missing.join(", "))));
     }
     initialise(&library).map_err(unusable)?;
-    Ok(Probed {
-        version,
-        _library: library,
-    })
+    Ok(Probed { version, library })
 }
 
 /// Opens the library that cudarc will open: the first of its names that there is.

@@ -209,9 +209,17 @@ impl Work {
                 element_bytes: *element_bytes,
                 count: *count,
             },
-            Self::Host(_) => NodeDetail::Host,
+            Self::Host(function) => NodeDetail::Host {
+                function: call_host as *const () as u64,
+                data: function.as_ptr() as u64,
+            },
         }
     }
+}
+
+/// What a host node calls; its address stands for that of the driver's callback.
+pub(super) fn call_host(function: &HostFunction) {
+    (function.0)();
 }
 
 impl fmt::Display for Work {
