@@ -43,15 +43,15 @@ def graph_data(graph: CUDAGraph) -> dict[str, Any]:
     Returns:
         A new dictionary, of ``exec_graph_id``, ``nodes`` and ``edges``.
 
-        A node has ``index``, ``node_type``, ``tools_id``, ``graph_id`` and ``node_id`` (the exec's, as
-        profilers report them), ``kernel_name``, ``grid_dim``, ``block_dim`` and ``shared_mem_bytes``
-        (of a kernel), ``event_ptr`` (0 if it has no event), ``host_fn_addr`` and ``host_fn_name`` (0
-        and None if it calls no function, or one without an exported name), ``dependencies`` and
-        ``dependents`` (indices). Beyond torch it has ``handle`` (a ``cudaGraphNode_t``), ``bytes``,
-        ``dst``, ``src``, ``address`` and ``condition``, each None where it means nothing, and
-        ``bodies``: the graphs of a child-graph or conditional node, each with ``nodes`` and
-        ``edges``. Profilers number the nodes in bodies anew for the exec, so their numbers here are
-        those in the template. Bodies of conditional nodes are known from CUDA 13.2 on.
+        A node has ``index``, ``node_type``, ``tools_id``, ``graph_id`` and ``node_id`` (the exec's,
+        as profilers report them), ``kernel_name``, ``grid_dim``, ``block_dim`` and
+        ``shared_mem_bytes`` (of a kernel), ``event_ptr`` (0 if it has no event), ``host_fn_addr``
+        and ``host_fn_name`` (0 and None if it calls no function, or one without an exported name),
+        ``dependencies`` and ``dependents`` (indices). Beyond torch it has ``handle`` (a
+        ``cudaGraphNode_t``), ``bytes``, ``dst``, ``src``, ``address`` and ``condition``, each None
+        where it means nothing, and ``bodies``: the graphs of a child-graph or conditional node,
+        each with ``nodes`` and ``edges``. Execs number the nodes in bodies anew, so their numbers
+        here are those in the template. Bodies of conditional nodes are known from CUDA 13.2 on.
 
         An edge has ``from`` and ``to`` (indices), ``from_port``, ``to_port`` and ``type`` (CUDA's
         number: 0 for a full dependency, 1 for a programmatic one).

@@ -67,7 +67,7 @@ impl Sim {
         bodies: Vec<PyRef<'_, Template>>,
     ) -> PyResult<()> {
         let graph = template.core.handle();
-        let bodies: Vec<_> = bodies.iter().map(|body| body.core.handle()).collect();
+        let bodies: Vec<_> = bodies.into_iter().map(|b| b.core.handle()).collect();
         enter(py, || {
             self.core
                 .add_conditional(graph, &[], Condition::If, &bodies)

@@ -207,6 +207,7 @@ mod tests {
             include_str!("exec.rs"),
             include_str!("graph.rs"),
             include_str!("memory.rs"),
+            include_str!("newer.rs"),
             include_str!("mod.rs"),
             include_str!("node.rs"),
             include_str!("stream.rs"),
