@@ -53,6 +53,8 @@ class Device:
         """The driver's version as CUDA numbers it: 12040 is 12.4."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total memory in bytes."""
+    def memory_range(self, address: int) -> tuple[int, int] | None:
+        """Start and size of the allocation that an address lies in; None if nothing is there."""
     def collect(self) -> int:
         """Drop what only finished work still used; returns how many things wait."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -124,6 +126,8 @@ class Template:
         """Whether it has no node."""
     def count(self) -> int:
         """How many nodes it has, those of child graphs included."""
+    def addresses(self) -> list[tuple[str | None, int, int, int]]:
+        """What its nodes name: node's name, address, start and size of the allocation there."""
     def json(self) -> str:
         """Nodes and edges as JSON text."""
     def dot(self, verbose: bool) -> str:

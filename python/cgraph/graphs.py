@@ -84,9 +84,10 @@ class CUDAGraph(_core.Graph):
                 replayed in the order of their captures, never at the same time.
             capture_error_mode: What unsafe calls do while the capture is open: ``"global"`` (fail
                 in every thread), ``"thread_local"`` (fail in this one), ``"relaxed"`` (nothing).
-            check_input_liveness: Check before each replay that the tensors from outside that the
-                capture read are alive and where they were. Kernels that torch did not launch are
-                not seen.
+            check_input_liveness: Check before each replay that the memory from outside that the
+                capture read is alive and where it was: the tensors that operators read, and on CUDA
+                the addresses that other kernels were given. Not seen are addresses that a kernel
+                finds in memory or in a packed form, such as a TMA descriptor.
 
         Raises:
             StateError: The object captures already or holds a graph; call :meth:`reset`.

@@ -34,6 +34,7 @@ calls! {
     MemAlloc => "cuMemAlloc",
     MemFree => "cuMemFree",
     MemGetInfo => "cuMemGetInfo",
+    MemGetAddressRange => "cuMemGetAddressRange",
     MemcpyHtoD => "cuMemcpyHtoD",
     MemcpyDtoH => "cuMemcpyDtoH",
     MemcpyAsync => "cuMemcpyAsync",

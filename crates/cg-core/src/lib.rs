@@ -2,6 +2,7 @@
 //!
 #![doc = include_str!("../../../docs/vocabulary.md")]
 
+mod address;
 mod capture;
 mod code;
 mod data;
@@ -17,6 +18,7 @@ mod stream;
 mod template;
 mod work;
 
+pub use address::NodeAddress;
 pub use capture::Capture;
 pub use code::{Call, Code};
 pub use data::{EdgeData, NodeData, TemplateData};

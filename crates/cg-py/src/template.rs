@@ -9,6 +9,9 @@ use crate::enter::enter;
 use crate::pool::Pool;
 use crate::raw;
 
+/// A node's name, an address, and start and size of the allocation.
+type NamedAddress = (Option<String>, u64, u64, u64);
+
 /// A graph that can change and cannot run.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Template {
@@ -51,6 +54,16 @@ impl Template {
     /// How many nodes it has, those of child graphs included.
     fn count(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(enter(py, || self.core.data())?.count())
+    }
+
+    /// What its nodes name by address: the name of the node, the address, and start and size of the
+    /// allocation that it lies in.
+    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<NamedAddress>> {
+        let found = enter(py, || self.core.addresses())?;
+        let named = found
+            .into_iter()
+            .map(|one| (one.name, one.address.0, one.base.0, one.bytes));
+        Ok(named.collect())
     }
 
     /// Nodes and edges as JSON text.

@@ -121,6 +121,9 @@ pub trait MemoryCalls {
     /// Free and total bytes of the device.
     fn mem_info(&self) -> Result<(u64, u64)>;
 
+    /// Start and size of the allocation that an address lies in; none if it lies in none.
+    fn memory_range(&self, address: Address) -> Result<Option<(Address, u64)>>;
+
     /// Copies from the host and waits. What work in flight sees of it is unspecified.
     ///
     /// # Safety
@@ -316,6 +319,13 @@ pub trait GraphCalls {
     /// # Safety
     /// `node` is a node of a live graph.
     unsafe fn node_detail(&self, node: NodeHandle) -> Result<NodeDetail>;
+
+    /// The 8-byte words, aligned as a pointer is, that a kernel node hands its kernel by value; empty
+    /// for another node, or where the driver does not tell.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_words(&self, node: NodeHandle) -> Result<Vec<u64>>;
 
     /// By which numbers tools know a node; none from a driver older than CUDA 13.1.
     ///

@@ -6,7 +6,7 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check, exec, newer, node, out};
+use super::{Cuda, check, exec, newer, node, out, params};
 use crate::code::{Call, Code};
 use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle, StreamHandle};
 use crate::driver::spec::{EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
@@ -166,6 +166,12 @@ impl GraphCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: this method's contract is that function's, and the context is current.
         unsafe { node::detail(node) }
+    }
+
+    unsafe fn node_words(&self, node: NodeHandle) -> Result<Vec<u64>> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { params::words(node) }
     }
 
     unsafe fn node_ids(&self, node: NodeHandle) -> Result<Option<NodeIds>> {

@@ -3,13 +3,13 @@
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
 use std::ffi::CStr;
-use std::mem::{self, offset_of};
+use std::mem::offset_of;
 use std::ptr;
 
 use cudarc::driver::sys;
 
 use super::work::{self, Copy3d};
-use super::{check, newer, out};
+use super::{check, newer, out, params};
 use crate::code::Call;
 use crate::driver::handle::{Address, EventHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
@@ -204,13 +204,8 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
 /// # Safety
 /// `node` is a kernel node of a live graph.
 unsafe fn kernel_detail(node: sys::CUgraphNode) -> NodeDetail {
-    // SAFETY: the struct has only integers and raw pointers, for which zero is a value.
-    let zero: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
-    // SAFETY: `node` is a live kernel node by the contract; the call writes its parameters.
-    let params = out(Call::GraphNodeGetParams, zero, |params| unsafe {
-        sys::cuGraphKernelNodeGetParams_v2(node, params)
-    });
-    let Ok(params) = params else {
+    // SAFETY: this function's contract is that one's.
+    let Ok(params) = (unsafe { params::of_kernel(node) }) else {
         return NodeDetail::Other(0);
     };
     NodeDetail::Kernel {

@@ -14,6 +14,12 @@ impl OwnedGraph {
         unsafe { self.driver.graph_id(self.handle) }
     }
 
+    /// What one of its kernel nodes hands the kernel; the caller has checked the node.
+    pub(crate) fn words(&self, node: NodeHandle) -> Result<Vec<u64>> {
+        // SAFETY: `Template` checks that the node is one of this live graph.
+        unsafe { self.driver.node_words(node) }
+    }
+
     /// By which numbers tools know one of its nodes; the caller has checked the node.
     pub(crate) fn node_ids(&self, node: NodeHandle) -> Result<Option<NodeIds>> {
         // SAFETY: `Template` checks that the node is one of this live graph.

@@ -214,6 +214,15 @@ impl GraphCalls for Sim {
         })
     }
 
+    unsafe fn node_words(&self, node: NodeHandle) -> Result<Vec<u64>> {
+        let state = self.enter(Call::GraphNodeGetParams)?;
+        let owner = owner_of(&state, node);
+        Ok(match &state.graphs[&owner.0].nodes[&node].work {
+            NodeWork::Work(work) => work.words(),
+            _ => Vec::new(),
+        })
+    }
+
     unsafe fn node_ids(&self, node: NodeHandle) -> Result<Option<NodeIds>> {
         let state = self.enter(Call::GraphNodeGetToolsId)?;
         let graph = owner_of(&state, node);

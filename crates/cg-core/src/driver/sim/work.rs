@@ -169,6 +169,15 @@ impl Work {
         }
     }
 
+    /// The 8-byte words of a kernel's arguments.
+    pub(super) fn words(&self) -> Vec<u64> {
+        let Self::Kernel { args, .. } = self else {
+            return Vec::new();
+        };
+        let words = args.iter().flat_map(|arg| arg.as_chunks().0);
+        words.map(|word| u64::from_le_bytes(*word)).collect()
+    }
+
     pub(super) fn check_loaded(&self) {
         if let Self::Kernel { function, .. } = self {
             assert!(
