@@ -120,6 +120,27 @@ def test_nodes_that_are_no_kernels_are_drawn() -> None:
 
 
 @pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("memcpy", "copy, index"),
+        ("memset", "fill"),
+        ("host", "host function"),
+        ("child", "child graph"),
+        ("conditional", "child graph"),
+        ("mem_alloc", "memory"),
+        ("mem_free", "memory"),
+        ("batch_mem_op", "order only"),
+        ("empty", "order only"),
+        ("event_wait", "order only"),
+        ("external_signal", "order only"),
+        ("type_99", "order only"),
+    ],
+)
+def test_a_node_that_is_no_kernel_has_its_family(kind: str, family: str) -> None:
+    assert picture.family({"index": 0, "kind": kind}) == family
+
+
+@pytest.mark.parametrize(
     ("name", "short", "family"),
     [
         ("aten.native_layer_norm.default", "layer_norm", "reduction"),

@@ -29,7 +29,8 @@ _FAMILIES = [
     ("fill", "#dde", r"memset|fill|zero|\bones|^scalar_tensor"),
     ("host function", "#fe7", r"^host$"),
     ("child graph", "#fbd", r"^(child|conditional)$"),
-    ("order only", "#eee", r"^(empty|event_\w+|type_\d+)$"),
+    ("memory", "#cde", r"^mem_(alloc|free)$"),
+    ("order only", "#eee", r"^(empty|event_\w+|external_\w+|batch_mem_op|type_\d+)$"),
     ("elementwise", "#feb", r""),
 ]
 _COLOURS = {name: colour for name, colour, _ in _FAMILIES}

@@ -47,7 +47,7 @@ class Raw:
     def __init__(self) -> None:
         from cuda.bindings import driver
 
-        torch.cuda.current_stream()
+        torch.zeros(1, device="cuda")  # makes the device's context current
         self.address = int(ok(driver.cuMemAlloc(NBYTES)))
         self.__cuda_array_interface__ = {
             "shape": (NBYTES // 4,),
@@ -71,7 +71,7 @@ def poke() -> Iterator[Any]:
     """Launches a kernel of our own that writes a 7, on torch's current stream."""
     from cuda.bindings import driver
 
-    torch.zeros(1, device="cuda")
+    scratch = torch.zeros(1, device="cuda")
     module = ok(driver.cuModuleLoadData(PTX))
     function = ok(driver.cuModuleGetFunction(module, b"poke"))
 
@@ -80,6 +80,7 @@ def poke() -> Iterator[Any]:
         arguments = ((address,), (ctypes.c_uint64,))
         ok(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, stream, arguments, 0))
 
+    launch(scratch.data_ptr())  # the driver may load it as late as this
     yield launch
     gc.collect()
     torch.cuda.synchronize()
