@@ -109,7 +109,7 @@ def test_nodes_that_are_no_kernels_are_drawn() -> None:
     data = {
         "nodes": [
             {"index": 0, "kind": "memcpy", "bytes": 4096},
-            {"index": 1, "kind": "child", "child": chain(2)},
+            {"index": 1, "kind": "child", "bodies": [chain(2)]},
             {"index": 2, "kind": "event_record"},
         ],
         "edges": [],
@@ -117,6 +117,27 @@ def test_nodes_that_are_no_kernels_are_drawn() -> None:
     svg = picture.svg(data)
     assert len(boxes(svg)) == 3
     assert "bytes: 4096" in svg and "graph of 2 nodes" in svg and "event record" in svg
+
+
+@pytest.mark.parametrize(
+    ("kind", "family"),
+    [
+        ("memcpy", "copy, index"),
+        ("memset", "fill"),
+        ("host", "host function"),
+        ("child", "child graph"),
+        ("conditional", "child graph"),
+        ("mem_alloc", "memory"),
+        ("mem_free", "memory"),
+        ("batch_mem_op", "order only"),
+        ("empty", "order only"),
+        ("event_wait", "order only"),
+        ("external_signal", "order only"),
+        ("type_99", "order only"),
+    ],
+)
+def test_a_node_that_is_no_kernel_has_its_family(kind: str, family: str) -> None:
+    assert picture.family({"index": 0, "kind": kind}) == family
 
 
 @pytest.mark.parametrize(

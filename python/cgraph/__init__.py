@@ -18,6 +18,7 @@ from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
 from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all
+from cgraph.data import export_dot, export_graph_data, graph_data
 from cgraph.errors import CgraphError
 from cgraph.graphs import graph, graph_pool_handle, is_current_stream_capturing
 from cgraph.hooks import (
@@ -35,7 +36,10 @@ __all__ = [
     "CgraphError",
     "annotate",
     "errors",
+    "export_dot",
+    "export_graph_data",
     "graph",
+    "graph_data",
     "graph_pool_handle",
     "hooks",
     "is_current_stream_capturing",

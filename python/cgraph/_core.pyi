@@ -61,6 +61,8 @@ class Device:
         """The driver's version as CUDA numbers it: 12040 is 12.4."""
     def memory_info(self) -> tuple[int, int]:
         """Free and total memory in bytes."""
+    def memory_range(self, address: int) -> tuple[int, int] | None:
+        """Start and size of the allocation that an address lies in; None if nothing is there."""
     def collect(self) -> int:
         """Drop what only finished work still used; returns how many things wait."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -137,14 +139,21 @@ class Template:
     @property
     def handle(self) -> int:
         """The raw graph."""
+    @property
+    def graph_id(self) -> int | None:
+        """The number by which tools know the graph; None from a driver older than CUDA 13.1."""
     def is_empty(self) -> bool:
         """Whether it has no node."""
     def count(self) -> int:
         """How many nodes it has, those of child graphs included."""
+    def addresses(self) -> list[tuple[str | None, int, int, int]]:
+        """What its nodes name: node's name, address, start and size of the allocation there."""
     def json(self) -> str:
         """Nodes and edges as JSON text."""
     def dot(self, verbose: bool) -> str:
         """Nodes and edges as a Graphviz graph."""
+    def add_child(self, child: Template) -> None:
+        """Add a node that runs a copy of another template, after no other node."""
     def copy(self) -> Template:
         """A copy, with nodes of its own."""
     def copy_mapped(self) -> tuple[Template, dict[int, int]]:
@@ -191,6 +200,8 @@ class Graph:
     def _template(self) -> Template: ...
     @property
     def _exec_handle(self) -> int | None: ...
+    @property
+    def _exec_id(self) -> int | None: ...
 
 @final
 class HookHandle:
@@ -242,6 +253,8 @@ class Sim:
     def __new__(cls, *, seed: int = 0, memory: int = ..., driver_version: int = 13000) -> Self: ...
     def launch(self, stream: Stream, name: str, kernel: Callable[[], object]) -> None:
         """Enqueue a callable as a kernel, or record it where the stream captures."""
+    def add_conditional(self, template: Template, bodies: list[Template]) -> None:
+        """Add a conditional node that chooses from copies of the bodies; replays panic."""
     def raise_failure(self) -> None:
         """Raise what the last failed kernel raised, and make the device usable again."""
     def step(self) -> bool:

@@ -285,12 +285,14 @@ class Recording:
         companion = self._companion if self._drew_random_numbers() else None
         if companion is None:
             self._companion.reset()
+        pools: list[Handle] = [self._handle, *(PoolHandle(lease.handle) for lease in self._leases)]
+        watch = self._watch
         return Captured(
             template,
-            pools=[self._handle, *(PoolHandle(lease.handle) for lease in self._leases)],
+            pools=pools,
             current=_torch.current_stream_source(),
             ordinal=self._ordinal,
-            check=None if self._watch is None else self._watch.check,
+            check=None if watch is None else _liveness.Check(self._device, template, watch, pools),
             random_step=None if companion is None else companion.replay,
             retained=(self._handle, self._leases, companion),
             owner=owner,

@@ -42,6 +42,7 @@ __all__ = [
     "capturable_on_cpu",
     "current_raw_stream",
     "current_stream_source",
+    "demangled",
     "draws_from_companion",
     "enter_mode",
     "evaluating_node",
@@ -144,6 +145,12 @@ def autograd_sequence() -> int:
 def evaluating_node() -> Any:
     """The autograd node whose backward runs on this thread; None outside a backward pass."""
     return torch._C._current_autograd_node()
+
+
+def demangled(name: str) -> str:
+    """A C++ name as a person would write it; the name itself where torch cannot tell."""
+    demangle = getattr(torch._C, "_demangle", None)
+    return name if demangle is None else str(demangle(name))
 
 
 class PoolKeeper:

@@ -9,7 +9,7 @@ from typing import Any
 
 from typing_extensions import Self
 
-from cgraph import _core, _driver
+from cgraph import _core, _driver, data
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
@@ -78,9 +78,10 @@ class CUDAGraph(_core.Graph):
                 replayed in the order of their captures, never at the same time.
             capture_error_mode: What unsafe calls do while the capture is open: ``"global"`` (fail
                 in every thread), ``"thread_local"`` (fail in this one), ``"relaxed"`` (nothing).
-            check_input_liveness: Check before each replay that the tensors from outside that the
-                capture read are alive and where they were. Kernels that torch did not launch are
-                not seen.
+            check_input_liveness: Check before each replay that the memory from outside that the
+                capture read is alive and where it was: the tensors that operators read, and on CUDA
+                the addresses that other kernels were given. Not seen are addresses that a kernel
+                finds in memory or in a packed form, such as a TMA descriptor.
 
         The capture-start hooks run inside the capture; if one raises, the capture is dropped.
 
@@ -224,6 +225,10 @@ class CUDAGraph(_core.Graph):
         text = self._require_template("debug_dump()").dot(verbose)
         with open(debug_path, "w", encoding="utf-8") as file:
             file.write(text)
+
+    def get_graph_data(self) -> dict[str, Any]:
+        """All that is known of the live template and its exec; see :func:`cgraph.graph_data`."""
+        return data.graph_data(self)
 
     def raw_cuda_graph(self) -> int:
         """The live template as a ``cudaGraph_t``; dies with :meth:`reset` or the object.

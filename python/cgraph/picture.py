@@ -29,8 +29,9 @@ _FAMILIES = [
     ("copy, index", "#cbe", r"copy(?!s)|memcpy|cat|stack|clone|index|gather|scatter|embed|transp"),
     ("fill", "#dde", r"memset|fill|zero|\bones|^scalar_tensor"),
     ("host function", "#fe7", r"^host$"),
-    ("child graph", "#fbd", r"^child$"),
-    ("order only", "#eee", r"^(empty|event_\w+|type_\d+)$"),
+    ("child graph", "#fbd", r"^(child|conditional)$"),
+    ("memory", "#cde", r"^mem_(alloc|free)$"),
+    ("order only", "#eee", r"^(empty|event_\w+|external_\w+|batch_mem_op|type_\d+)$"),
     ("elementwise", "#feb", r""),
 ]
 _COLOURS = {name: colour for name, colour, _ in _FAMILIES}
@@ -258,8 +259,8 @@ def _box(node: dict[str, Any], place: _Place, named: str, origin: Label | None) 
     if origin is not None and origin.operator is not None:
         name = origin.operator
     label = short_name(name) if name else node["kind"].replace("_", " ")
-    if node.get("child"):
-        label = f"graph of {_plural(len(node['child']['nodes']), 'node')}"
+    if node.get("bodies"):
+        label = f"graph of {_plural(sum(len(body['nodes']) for body in node['bodies']), 'node')}"
     if len(label) > _LETTERS:
         label = label[: _LETTERS - 1] + "…"
     middle = place.y + _BOX_HEIGHT / 2 + 4
@@ -280,7 +281,7 @@ def _tooltip(node: dict[str, Any], origin: Label | None) -> str:
             return " > ".join(value)
         return " x ".join(map(str, value.values())) if isinstance(value, dict) else str(value)
 
-    known = {key: value for key, value in node.items() if key not in ("child", "handle")}
+    known = {key: value for key, value in node.items() if key not in ("bodies", "handle")}
     if origin is not None:
         known |= {key: value for key, value in as_dict(origin).items() if value}
     return "\n".join(f"{key}: {text(value)}" for key, value in known.items())

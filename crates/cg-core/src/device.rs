@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::driver::Driver;
+use crate::driver::handle::Address;
 use crate::driver::sim::Sim;
 use crate::error::Result;
 use crate::retain::{Limbo, Retained};
@@ -79,6 +80,12 @@ impl Device {
     pub fn memory_info(&self) -> Result<MemoryInfo> {
         let (free, total) = self.inner.driver.mem_info()?;
         Ok(MemoryInfo { free, total })
+    }
+
+    /// Start and size of the allocation that an address lies in; none if nothing is there.
+    #[doc(alias = "cuMemGetAddressRange")]
+    pub fn memory_range(&self, address: Address) -> Result<Option<(Address, u64)>> {
+        self.inner.driver.memory_range(address)
     }
 
     /// Drops what was kept alive only for work that has finished by now; returns how many things

@@ -73,6 +73,13 @@ impl Exec {
         self.with(|state| state.owned.handle())
     }
 
+    /// The number by which profilers and other tools know the exec; none from a driver older than
+    /// CUDA 13.1. The template's nodes keep their numbers in it.
+    #[doc(alias = "cuGraphExecGetId")]
+    pub fn graph_id(&self) -> Result<Option<u32>> {
+        self.with(|state| state.owned.id())
+    }
+
     /// Sends it to the device ahead of its first replay.
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&self, stream: &Stream) -> Result<()> {

@@ -2,6 +2,7 @@
 //!
 #![doc = include_str!("../../../docs/vocabulary.md")]
 
+mod address;
 mod capture;
 mod code;
 mod data;
@@ -18,13 +19,14 @@ mod template;
 mod tracker;
 mod work;
 
+pub use address::NodeAddress;
 pub use capture::Capture;
 pub use code::{Call, Code};
 pub use data::{EdgeData, NodeData, TemplateData};
 pub use device::{Device, MemoryInfo};
 pub use driver::handle::{Address, GraphHandle, NodeHandle, StreamHandle};
 pub use driver::sim::{KernelCall, Live, Sim, SimBuilder, SimMemory};
-pub use driver::spec::{Dim3, EdgeKind, NodeDetail};
+pub use driver::spec::{Condition, Dim3, EdgeKind, NodeDetail, NodeIds};
 pub use driver::{CaptureMode, InstantiateFlags, begin_exit};
 pub use error::{Error, Result};
 pub use exec::Exec;

@@ -9,7 +9,7 @@ use crate::device::Device;
 use crate::driver::InstantiateFlags;
 use crate::driver::handle::{GraphHandle, NodeHandle};
 use crate::driver::owned::{OwnedGraph, relaxed, same_driver};
-use crate::driver::spec::{EdgeSpec, NodeDetail, NodeSpec};
+use crate::driver::spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
 use crate::retain::Retained;
@@ -24,7 +24,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The raw node.
+    /// The raw node. It dies with its template, or when it is removed.
     #[must_use]
     pub fn handle(self) -> NodeHandle {
         self.handle
@@ -236,6 +236,23 @@ impl Template {
         let state = self.state();
         let handle = self.own(&state, node)?;
         state.graph.detail(handle)
+    }
+
+    /// The number by which profilers and other tools know the graph; none from a driver older than
+    /// CUDA 13.1.
+    #[doc(alias = "cuGraphGetId")]
+    pub fn graph_id(&self) -> Result<Option<u32>> {
+        self.state().graph.id()
+    }
+
+    /// The numbers by which tools know a node; none from a driver older than CUDA 13.1.
+    #[doc(alias = "cuGraphNodeGetToolsId")]
+    #[doc(alias = "cuGraphNodeGetLocalId")]
+    #[doc(alias = "cuGraphNodeGetContainingGraph")]
+    pub fn node_ids(&self, node: Node) -> Result<Option<NodeIds>> {
+        let state = self.state();
+        let handle = self.own(&state, node)?;
+        state.graph.node_ids(handle)
     }
 
     /// A copy, with nodes of its own.

@@ -194,6 +194,7 @@ fn nodes_of_every_kind() {
         let host = template.add(&host, &[set])?;
         template.add_edge(host, sum)?;
         let data = template.data()?;
+        assert!(!template.addresses()?.is_empty());
         assert_eq!((data.count(), data.edges.len()), (8, 7));
         f.replay(&template.instantiate(InstantiateFlags::default())?)?;
         event.synchronize()?;

@@ -82,7 +82,7 @@ fn assert_only_below(paths: &[String], allowed: &[&str]) {
 }
 
 const CUDA: &str = "crates/cg-core/src/driver/cuda/";
-const OWNED: &str = "crates/cg-core/src/driver/owned.rs";
+const OWNED: &str = "crates/cg-core/src/driver/owned";
 
 #[test]
 fn cudarc_is_named_by_the_cuda_driver_only() {

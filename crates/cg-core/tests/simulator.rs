@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex};
 
 use cg_core::driver::Driver as _;
 use cg_core::{
-    Call, Capture, CaptureMode, Code, Device, Error, Event, InstantiateFlags, Live, Memory, Module,
-    Sim, Stream, Template, Work,
+    Call, Capture, CaptureMode, Code, Condition, Device, Error, Event, InstantiateFlags, Live,
+    Memory, Module, Sim, Stream, Template, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -427,4 +427,30 @@ fn two_threads_may_wait_at_once() {
         }
     });
     assert_eq!(order.lock().unwrap().len(), 100);
+}
+
+#[test]
+fn a_conditional_node_tells_its_bodies_to_new_drivers_only() {
+    for (version, tells) in [(13_010, false), (13_020, true)] {
+        let sim = Sim::builder().driver_version(version).build();
+        let device = Device::sim(&sim);
+        let body = Template::new(&device).unwrap();
+        body.add_empty(&[]).unwrap();
+        let template = Template::new(&device).unwrap();
+        let first = template.add_empty(&[]).unwrap();
+        let bodies = [body.handle(), body.handle()];
+        sim.add_conditional(template.handle(), &[first.handle()], Condition::If, &bodies)
+            .unwrap();
+        drop(body);
+        let copy = template.try_clone().unwrap();
+        drop(template);
+        let data = copy.data().unwrap();
+        assert_eq!(data.nodes[1].kind, "conditional");
+        assert_eq!(data.nodes[1].condition, tells.then_some(Condition::If));
+        assert_eq!(data.nodes[1].bodies.len(), if tells { 2 } else { 0 });
+        assert_eq!(data.count(), if tells { 4 } else { 2 });
+        assert_eq!(data.dot(false).contains("cluster_n1_1"), tells);
+        drop(copy);
+        assert_eq!(sim.live(), Live::default());
+    }
 }

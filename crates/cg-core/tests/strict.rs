@@ -10,8 +10,8 @@ use cg_core::driver::handle::{EventHandle, ExecHandle, GraphHandle};
 use cg_core::driver::spec::{NodeSpec, WorkSpec};
 use cg_core::driver::{GraphCalls as _, MemoryCalls as _, StreamCalls as _};
 use cg_core::{
-    Address, Args, Capture, CaptureMode, Device, InstantiateFlags, Memory, Module, Sim, Stream,
-    StreamHandle, Work,
+    Address, Args, Capture, CaptureMode, Condition, Device, InstantiateFlags, Memory, Module, Sim, Stream,
+    StreamHandle, Template, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -364,4 +364,19 @@ fn destroying_the_graph_of_an_open_capture_is_found() {
     let text = panic_of(|| unsafe { sim.graph_remove_node(info.after[0]) });
     assert_names(&text, &["graph_remove_node", &hex(info.graph.0), "capture"]);
     drop(capture);
+}
+
+#[test]
+fn a_replay_of_a_conditional_node_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (body, template) = (
+        Template::new(&device).unwrap(),
+        Template::new(&device).unwrap(),
+    );
+    sim.add_conditional(template.handle(), &[], Condition::While, &[body.handle()])
+        .unwrap();
+    let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+    let text = panic_of(|| exec.replay(&stream));
+    assert_names(&text, &[&hex(exec.handle().0), "conditional"]);
 }

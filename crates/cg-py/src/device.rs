@@ -1,5 +1,6 @@
 //! `Device`: a GPU or a simulated one.
 
+use cg_core::Address;
 use pyo3::prelude::*;
 
 use crate::enter::enter;
@@ -52,6 +53,12 @@ impl Device {
     fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
         let info = enter(py, || self.core.memory_info())?;
         Ok((info.free, info.total))
+    }
+
+    /// Start and size of the allocation that an address lies in; none if nothing is there.
+    fn memory_range(&self, py: Python<'_>, address: u64) -> PyResult<Option<(u64, u64)>> {
+        let range = enter(py, || self.core.memory_range(Address(address)))?;
+        Ok(range.map(|(base, bytes)| (base.0, bytes)))
     }
 
     /// Drops what only finished work still used; returns how many things wait.

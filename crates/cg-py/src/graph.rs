@@ -258,6 +258,16 @@ impl Graph {
         drop(self.release());
     }
 
+    /// The number by which tools know the exec; none from a driver older than CUDA 13.1.
+    #[getter]
+    fn _exec_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        let ready = self.state().ready.clone();
+        match ready {
+            Some(ready) => enter(py, || ready.exec.graph_id()),
+            None => Ok(None),
+        }
+    }
+
     /// The raw exec.
     #[getter]
     fn _exec_handle(&self) -> Option<u64> {

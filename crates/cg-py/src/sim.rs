@@ -2,13 +2,14 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use cg_core::{Call, Code};
+use cg_core::{Call, Code, Condition};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
 use crate::enter::enter;
 use crate::error::argument;
 use crate::stream::Stream;
+use crate::template::Template;
 
 /// A simulated device and its driver.
 #[pyclass(frozen, module = "cgraph._core")]
@@ -55,6 +56,22 @@ impl Sim {
         let handle = stream.core.handle();
         enter(py, || {
             self.core.launch_closure(handle, name, Arc::new(closure))
+        })
+    }
+
+    /// Adds a conditional node of the kind `if` that chooses from copies of the bodies.
+    fn add_conditional(
+        &self,
+        py: Python<'_>,
+        template: &Template,
+        bodies: Vec<PyRef<'_, Template>>,
+    ) -> PyResult<()> {
+        let graph = template.core.handle();
+        let bodies: Vec<_> = bodies.into_iter().map(|b| b.core.handle()).collect();
+        enter(py, || {
+            self.core
+                .add_conditional(graph, &[], Condition::If, &bodies)
+                .map(|_| ())
         })
     }
 

@@ -11,6 +11,9 @@ use crate::enter::enter;
 use crate::pool::Pool;
 use crate::raw;
 
+/// A node's name, an address, and start and size of the allocation.
+type NamedAddress = (Option<String>, u64, u64, u64);
+
 /// A graph that can change and cannot run.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Template {
@@ -39,6 +42,12 @@ impl Template {
         self.core.handle().0
     }
 
+    /// The number by which tools know the graph; none from a driver older than CUDA 13.1.
+    #[getter]
+    fn graph_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
+        enter(py, || self.core.graph_id())
+    }
+
     /// Whether it has no node.
     fn is_empty(&self, py: Python<'_>) -> PyResult<bool> {
         enter(py, || self.core.is_empty())
@@ -49,6 +58,16 @@ impl Template {
         Ok(enter(py, || self.core.data())?.count())
     }
 
+    /// What its nodes name by address: the name of the node, the address, and start and size of the
+    /// allocation that it lies in.
+    fn addresses(&self, py: Python<'_>) -> PyResult<Vec<NamedAddress>> {
+        let found = enter(py, || self.core.addresses())?;
+        let named = found
+            .into_iter()
+            .map(|one| (one.name, one.address.0, one.base.0, one.bytes));
+        Ok(named.collect())
+    }
+
     /// Nodes and edges as JSON text.
     fn json(&self, py: Python<'_>) -> PyResult<String> {
         Ok(enter(py, || self.core.data())?.json())
@@ -57,6 +76,11 @@ impl Template {
     /// Nodes and edges as a Graphviz graph.
     fn dot(&self, py: Python<'_>, verbose: bool) -> PyResult<String> {
         Ok(enter(py, || self.core.data())?.dot(verbose))
+    }
+
+    /// Adds a node that runs a copy of another template, after no other node.
+    fn add_child(&self, py: Python<'_>, child: &Self) -> PyResult<()> {
+        enter(py, || self.core.add_child(&child.core, &[]).map(|_| ()))
     }
 
     /// A copy, with nodes of its own.

@@ -75,7 +75,7 @@ def template_data(graph: cgraph.CUDAGraph) -> dict[str, Any]:
 
 
 def _count(data: dict[str, Any]) -> int:
-    return sum(1 + _count(node.get("child") or {}) for node in data.get("nodes", ()))
+    return sum(1 + sum(map(_count, node.get("bodies", ()))) for node in data["nodes"])
 
 
 @contextmanager

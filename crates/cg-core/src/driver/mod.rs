@@ -23,7 +23,7 @@ use handle::{
     Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
     StreamHandle,
 };
-use spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 
 /// What other threads and streams may do while a capture is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -132,6 +132,9 @@ pub trait MemoryCalls {
 
     /// Free and total bytes of the device.
     fn mem_info(&self) -> Result<(u64, u64)>;
+
+    /// Start and size of the allocation that an address lies in; none if it lies in none.
+    fn memory_range(&self, address: Address) -> Result<Option<(Address, u64)>>;
 
     /// Copies from the host and waits. What work in flight sees of it is unspecified.
     ///
@@ -352,6 +355,31 @@ pub trait GraphCalls {
     /// # Safety
     /// `node` is a node of a live graph.
     unsafe fn node_detail(&self, node: NodeHandle) -> Result<NodeDetail>;
+
+    /// The 8-byte words, aligned as a pointer is, that a kernel node hands its kernel by value; empty
+    /// for another node, or where the driver does not tell.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_words(&self, node: NodeHandle) -> Result<Vec<u64>>;
+
+    /// By which numbers tools know a node; none from a driver older than CUDA 13.1.
+    ///
+    /// # Safety
+    /// `node` is a node of a live graph.
+    unsafe fn node_ids(&self, node: NodeHandle) -> Result<Option<NodeIds>>;
+
+    /// By which number tools know a graph; none from a driver older than CUDA 13.1.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_id(&self, graph: GraphHandle) -> Result<Option<u32>>;
+
+    /// By which number tools know an exec; none from a driver older than CUDA 13.1.
+    ///
+    /// # Safety
+    /// `exec` is live.
+    unsafe fn exec_id(&self, exec: ExecHandle) -> Result<Option<u32>>;
 
     /// Makes an exec; the graph stays.
     ///

@@ -14,6 +14,8 @@
     reason = "owners vouch for the handles that they pass to the driver"
 )]
 
+mod query;
+
 use std::sync::Arc;
 
 use super::handle::{

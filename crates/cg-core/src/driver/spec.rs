@@ -108,9 +108,9 @@ pub enum NodeDetail {
     },
     /// A memcpy node.
     Memcpy {
-        /// Where to.
+        /// Where to; zero for an array, which has no addresses.
         dst: Address,
-        /// Where from.
+        /// Where from; zero for an array.
         src: Address,
         /// How much.
         bytes: u64,
@@ -127,7 +127,12 @@ pub enum NodeDetail {
         count: u64,
     },
     /// A host node.
-    Host,
+    Host {
+        /// The address of the function that the driver calls.
+        function: u64,
+        /// What the function is called with.
+        data: u64,
+    },
     /// An event-record node.
     EventRecord(EventHandle),
     /// An event-wait node.
@@ -136,8 +141,70 @@ pub enum NodeDetail {
     Empty,
     /// A child-graph node, with the graph it runs.
     Child(GraphHandle),
-    /// A node of another kind, by CUDA's number for it.
+    /// A node that signals external semaphores.
+    ExternalSignal,
+    /// A node that waits for external semaphores.
+    ExternalWait,
+    /// A node that allocates memory.
+    MemAlloc {
+        /// Where the memory is in every replay.
+        address: Address,
+        /// How much.
+        bytes: u64,
+    },
+    /// A node that frees what another node allocated.
+    MemFree {
+        /// The start of the memory.
+        address: Address,
+    },
+    /// A node of several waits for, and writes of, words in memory.
+    BatchMemOp,
+    /// A node that runs one of its graphs, none, or one again and again.
+    Conditional {
+        /// Which rule it follows, where the driver can tell (CUDA 13.2).
+        condition: Option<Condition>,
+        /// The graphs it chooses from; empty where the driver cannot tell.
+        bodies: Vec<GraphHandle>,
+    },
+    /// A node of another kind, or one of which no more than the kind is known: CUDA's number for it.
     Other(u32),
+}
+
+impl NodeDetail {
+    /// The graphs that belong to the node.
+    #[must_use]
+    pub fn bodies(&self) -> &[GraphHandle] {
+        match self {
+            Self::Child(graph) => std::slice::from_ref(graph),
+            Self::Conditional { bodies, .. } => bodies,
+            _ => &[],
+        }
+    }
+}
+
+/// Which rule a conditional node follows.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, serde::Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Condition {
+    /// The first graph runs if the condition is not zero, else the second, if there is one.
+    If,
+    /// The graph runs as long as the condition is not zero.
+    While,
+    /// The graph whose place the condition names runs.
+    Switch,
+    /// A rule this version does not know, by CUDA's number.
+    Other(u32),
+}
+
+/// By which numbers profilers and CUDA's own pictures of graphs name a node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct NodeIds {
+    /// The graph that holds the node: for a node of a child graph, the child.
+    pub graph: GraphHandle,
+    /// Its number in that graph.
+    pub local: u32,
+    /// Its number for tools: the graph's id in the upper half, and its own in the lower.
+    pub tools: u64,
 }
 
 /// How an edge orders its two nodes.
@@ -150,6 +217,28 @@ pub enum EdgeKind {
     Programmatic,
     /// A kind this version does not know, by CUDA's number.
     Other(u8),
+}
+
+impl EdgeKind {
+    /// CUDA's number for it.
+    #[must_use]
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Full => 0,
+            Self::Programmatic => 1,
+            Self::Other(number) => number,
+        }
+    }
+}
+
+impl From<u8> for EdgeKind {
+    fn from(number: u8) -> Self {
+        match number {
+            0 => Self::Full,
+            1 => Self::Programmatic,
+            _ => Self::Other(number),
+        }
+    }
 }
 
 /// "`to` after `from`", by node handle.

@@ -271,7 +271,7 @@ fn the_data_of_a_template_has_all_nodes_and_edges(device: &Device) {
     let data = template.data().unwrap();
     assert_eq!(data.count(), 3);
     assert_eq!((data.edges[0].from, data.edges[0].to), (0, 1));
-    let child = data.nodes[0].child.as_ref().unwrap();
+    let child = &data.nodes[0].bodies[0];
     assert_eq!(child.nodes[0].bytes, Some(4000));
     let dot = data.dot(true);
     for part in ["n0 -> n1", "cluster_n0", "axpy", "(8, 1, 1)", "4000 bytes"] {

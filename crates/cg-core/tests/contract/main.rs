@@ -28,8 +28,10 @@ macro_rules! on_every_driver {
 #[path = "../support/mod.rs"]
 mod support;
 
+mod address;
 mod capture;
 mod capture_rules;
+mod data;
 mod exec;
 mod graph;
 mod memory;

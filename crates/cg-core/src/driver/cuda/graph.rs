@@ -6,10 +6,10 @@ use std::ptr;
 
 use cudarc::driver::sys;
 
-use super::{Cuda, check, exec, node, out};
+use super::{Cuda, check, exec, newer, node, out, params};
 use crate::code::{Call, Code};
 use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::spec::{EdgeKind, EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use crate::driver::spec::{EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
@@ -209,6 +209,30 @@ impl GraphCalls for Cuda {
         unsafe { node::detail(node) }
     }
 
+    unsafe fn node_words(&self, node: NodeHandle) -> Result<Vec<u64>> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { params::words(node) }
+    }
+
+    unsafe fn node_ids(&self, node: NodeHandle) -> Result<Option<NodeIds>> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { newer::node_ids(node) }
+    }
+
+    unsafe fn graph_id(&self, graph: GraphHandle) -> Result<Option<u32>> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { newer::graph_id(graph) }
+    }
+
+    unsafe fn exec_id(&self, exec: ExecHandle) -> Result<Option<u32>> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { newer::exec_id(exec) }
+    }
+
     unsafe fn graph_instantiate(
         &self,
         graph: GraphHandle,
@@ -310,11 +334,7 @@ fn edge_spec(from: NodeHandle, to: NodeHandle, data: sys::CUgraphEdgeData) -> Ed
         to,
         from_port: data.from_port,
         to_port: data.to_port,
-        kind: match data.type_ {
-            0 => EdgeKind::Full,
-            1 => EdgeKind::Programmatic,
-            other => EdgeKind::Other(other),
-        },
+        kind: EdgeKind::from(data.type_),
     }
 }
 
@@ -322,11 +342,7 @@ fn edge_data(edge: EdgeSpec<NodeHandle>) -> sys::CUgraphEdgeData {
     sys::CUgraphEdgeData {
         from_port: edge.from_port,
         to_port: edge.to_port,
-        type_: match edge.kind {
-            EdgeKind::Full => 0,
-            EdgeKind::Programmatic => 1,
-            EdgeKind::Other(other) => other,
-        },
+        type_: edge.kind.number(),
         ..FULL
     }
 }

@@ -42,6 +42,23 @@ impl MemoryCalls for Cuda {
         Ok((free as u64, total as u64))
     }
 
+    fn memory_range(&self, address: Address) -> Result<Option<(Address, u64)>> {
+        let _entered = self.enter()?;
+        let mut bytes = 0;
+        // SAFETY: any number may be asked for; the call writes an address, through `base`, and a
+        // size, to `bytes`, which outlives it.
+        let base = out(Call::MemGetAddressRange, 0, |base| unsafe {
+            sys::cuMemGetAddressRange_v2(base, &raw mut bytes, address.0)
+        });
+        match base {
+            Ok(base) => Ok(Some((Address(base), bytes as u64))),
+            Err(error) => match error.code() {
+                Some(Code::INVALID_VALUE | Code::NOT_FOUND) => Ok(None),
+                _ => Err(error),
+            },
+        }
+    }
+
     unsafe fn memcpy_to_device(&self, dst: Address, src: &[u8]) -> Result<()> {
         let _entered = self.enter()?;
         // SAFETY: the call reads `src.len()` bytes of `src`; `dst` is mapped for as many by the

@@ -14,7 +14,9 @@
 mod exec;
 mod graph;
 mod memory;
+mod newer;
 mod node;
+mod params;
 mod probe;
 mod stream;
 mod work;
@@ -135,7 +137,13 @@ impl Drop for Entered {
 /// What a call returned, as ours.
 #[inline]
 fn check(call: Call, result: sys::CUresult) -> Result<()> {
-    match result as u32 {
+    check_code(call, result as u32)
+}
+
+/// The same for a call that was looked up by name, whose code is a plain number.
+#[inline]
+fn check_code(call: Call, code: u32) -> Result<()> {
+    match code {
         0 => Ok(()),
         code => Err(failed(call, Code(code))),
     }

@@ -3,13 +3,13 @@
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
 use std::ffi::CStr;
-use std::mem;
+use std::mem::offset_of;
 use std::ptr;
 
 use cudarc::driver::sys;
 
 use super::work::{self, Copy3d};
-use super::{check, out};
+use super::{check, newer, out, params};
 use crate::code::Call;
 use crate::driver::handle::{Address, EventHandle, GraphHandle, NodeHandle};
 use crate::driver::spec::{Dim3, NodeDetail, NodeSpec, WorkSpec};
@@ -118,19 +118,16 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
     let call = Call::GraphNodeGetParams;
     match kind {
         // SAFETY: `node` is a live kernel node.
-        0 => unsafe { kernel_detail(node) },
+        0 => Ok(unsafe { kernel_detail(node) }),
         1 => {
             // SAFETY: `node` is a live memcpy node; `Copy3d` has the layout of what is written.
             let copy = out(call, Copy3d::default(), |copy| unsafe {
                 sys::cuGraphMemcpyNodeGetParams(node, copy.cast())
             })?;
-            Ok(match (copy.dst.address(), copy.src.address()) {
-                (Some(dst), Some(src)) => NodeDetail::Memcpy {
-                    dst,
-                    src,
-                    bytes: (copy.width * copy.height * copy.depth) as u64,
-                },
-                _ => NodeDetail::Other(kind),
+            Ok(NodeDetail::Memcpy {
+                dst: copy.dst.address(),
+                src: copy.src.address(),
+                bytes: (copy.width * copy.height * copy.depth) as u64,
             })
         }
         2 => {
@@ -146,7 +143,8 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
                 count: (set.width * set.height) as u64,
             })
         }
-        3 => Ok(NodeDetail::Host),
+        // SAFETY: `node` is a live host node.
+        3 => Ok(unsafe { host_detail(node) }),
         4 => {
             // SAFETY: `node` is a live child-graph node; the call writes one handle.
             let child = out(call, ptr::null_mut(), |child| unsafe {
@@ -169,22 +167,48 @@ pub(super) unsafe fn detail(node: NodeHandle) -> Result<NodeDetail> {
             })?;
             Ok(NodeDetail::EventRecord(EventHandle(event as u64)))
         }
+        8 => Ok(NodeDetail::ExternalSignal),
+        9 => Ok(NodeDetail::ExternalWait),
+        10 => {
+            // SAFETY: `node` is a live node that allocates; `AllocParams` has the layout of what is
+            // written.
+            let params = out(call, AllocParams::default(), |params| unsafe {
+                sys::cuGraphMemAllocNodeGetParams(node, params.cast())
+            })?;
+            Ok(NodeDetail::MemAlloc {
+                address: Address(params.address),
+                bytes: params.bytes as u64,
+            })
+        }
+        11 => {
+            // SAFETY: `node` is a live node that frees; the call writes one address.
+            let address = out(call, 0, |address| unsafe {
+                sys::cuGraphMemFreeNodeGetParams(node, address)
+            })?;
+            Ok(NodeDetail::MemFree {
+                address: Address(address),
+            })
+        }
+        12 => Ok(NodeDetail::BatchMemOp),
+        13 => {
+            // SAFETY: `node` is a live conditional node.
+            let (condition, bodies) = unsafe { newer::conditional(node) }?;
+            Ok(NodeDetail::Conditional { condition, bodies })
+        }
         _ => Ok(NodeDetail::Other(kind)),
     }
 }
 
-/// What a kernel node does.
+/// What a kernel node does; where the driver does not say, only that it is one.
 ///
 /// # Safety
 /// `node` is a kernel node of a live graph.
-unsafe fn kernel_detail(node: sys::CUgraphNode) -> Result<NodeDetail> {
-    // SAFETY: the struct has only integers and raw pointers, for which zero is a value.
-    let zero: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
-    // SAFETY: `node` is a live kernel node by the contract; the call writes its parameters.
-    let params = out(Call::GraphNodeGetParams, zero, |params| unsafe {
-        sys::cuGraphKernelNodeGetParams_v2(node, params)
-    })?;
-    Ok(NodeDetail::Kernel {
+unsafe fn kernel_detail(node: sys::CUgraphNode) -> NodeDetail {
+    // SAFETY: this function's contract is that one's.
+    let Ok(params) = (unsafe { params::of_kernel(node) }) else {
+        return NodeDetail::Other(0);
+    };
+    NodeDetail::Kernel {
         // SAFETY: the driver has just named the function or kernel of a live node.
         name: unsafe { kernel_name(params.func, params.kern) },
         grid: Dim3 {
@@ -198,8 +222,49 @@ unsafe fn kernel_detail(node: sys::CUgraphNode) -> Result<NodeDetail> {
             z: params.blockDimZ,
         },
         shared_bytes: params.sharedMemBytes,
-    })
+    }
 }
+
+/// What a host node calls; where the driver does not say, only that it is one.
+///
+/// # Safety
+/// `node` is a host node of a live graph.
+unsafe fn host_detail(node: sys::CUgraphNode) -> NodeDetail {
+    let empty = sys::CUDA_HOST_NODE_PARAMS {
+        fn_: None,
+        userData: ptr::null_mut(),
+    };
+    // SAFETY: `node` is a live host node by the contract; the call writes its parameters.
+    let params = out(Call::GraphNodeGetParams, empty, |params| unsafe {
+        sys::cuGraphHostNodeGetParams(node, params)
+    });
+    match params {
+        Ok(params) => NodeDetail::Host {
+            function: params.fn_.map_or(0, |function| function as usize as u64),
+            data: params.userData as u64,
+        },
+        Err(_) => NodeDetail::Other(3),
+    }
+}
+
+/// `CUDA_MEM_ALLOC_NODE_PARAMS` with numbers for its enums.
+#[repr(C)]
+#[derive(Default)]
+struct AllocParams {
+    pool: [u64; 11],
+    access: u64,
+    access_count: usize,
+    bytes: usize,
+    address: u64,
+}
+
+const _: () = {
+    type Theirs = sys::CUDA_MEM_ALLOC_NODE_PARAMS;
+    assert!(size_of::<AllocParams>() == size_of::<Theirs>());
+    assert!(offset_of!(AllocParams, access) == offset_of!(Theirs, accessDescs));
+    assert!(offset_of!(AllocParams, bytes) == offset_of!(Theirs, bytesize));
+    assert!(offset_of!(AllocParams, address) == offset_of!(Theirs, dptr));
+};
 
 /// The name of whichever is not null.
 ///

@@ -26,6 +26,7 @@ const SYMBOLS: &[&str] = &[
     "cuEventRecord",
     "cuEventSynchronize",
     "cuFuncGetName",
+    "cuFuncGetParamInfo",
     "cuGraphAddChildGraphNode",
     "cuGraphAddDependencies_v2",
     "cuGraphAddEmptyNode",
@@ -50,9 +51,12 @@ const SYMBOLS: &[&str] = &[
     "cuGraphExecUpdate_v2",
     "cuGraphGetEdges_v2",
     "cuGraphGetNodes",
+    "cuGraphHostNodeGetParams",
     "cuGraphInstantiateWithParams",
     "cuGraphKernelNodeGetParams_v2",
     "cuGraphLaunch",
+    "cuGraphMemAllocNodeGetParams",
+    "cuGraphMemFreeNodeGetParams",
     "cuGraphMemcpyNodeGetParams",
     "cuGraphMemsetNodeGetParams",
     "cuGraphNodeFindInClone",
@@ -63,10 +67,12 @@ const SYMBOLS: &[&str] = &[
     "cuGraphRemoveDependencies_v2",
     "cuGraphUpload",
     "cuKernelGetName",
+    "cuKernelGetParamInfo",
     "cuLaunchHostFunc",
     "cuLaunchKernel",
     "cuMemAlloc_v2",
     "cuMemFree_v2",
+    "cuMemGetAddressRange_v2",
     "cuMemGetInfo_v2",
     "cuMemcpyAsync",
     "cuMemcpyDtoH_v2",
@@ -91,17 +97,31 @@ const SYMBOLS: &[&str] = &[
 
 /// The driver's version, once it is initialised; what went wrong stays wrong.
 pub(super) fn version() -> Result<u32> {
-    static PROBED: OnceLock<Result<Probed>> = OnceLock::new();
     match PROBED.get_or_init(probe) {
         Ok(probed) => Ok(probed.version),
         Err(error) => Err(error.clone()),
     }
 }
 
+/// A function that newer drivers have, if this one does.
+///
+/// # Safety
+/// In every driver that has it, the function is a `T`.
+pub(super) unsafe fn newer<T: Copy>(symbol: &str) -> Option<T> {
+    let probed = PROBED.get()?.as_ref().ok()?;
+    // SAFETY: the symbol is a `T` by the contract, and the library stays open as long as the
+    // process.
+    unsafe { probed.library.get::<T>(symbol) }
+        .ok()
+        .map(|found| *found)
+}
+
+static PROBED: OnceLock<Result<Probed>> = OnceLock::new();
+
 struct Probed {
     version: u32,
     /// Open as long as the process: the driver's threads run its code.
-    _library: Library,
+    library: Library,
 }
 
 fn probe() -> Result<Probed> {
@@ -121,10 +141,7 @@ fn probe() -> Result<Probed> {
         return Err(unusable(format!("it lacks {}", missing.join(", "))));
     }
     initialise(&library).map_err(unusable)?;
-    Ok(Probed {
-        version,
-        _library: library,
-    })
+    Ok(Probed { version, library })
 }
 
 /// Opens the library that cudarc will open: the first of its names that there is.
@@ -196,8 +213,10 @@ mod tests {
             include_str!("exec.rs"),
             include_str!("graph.rs"),
             include_str!("memory.rs"),
+            include_str!("newer.rs"),
             include_str!("mod.rs"),
             include_str!("node.rs"),
+            include_str!("params.rs"),
             include_str!("stream.rs"),
             include_str!("work.rs"),
         ];

@@ -92,15 +92,15 @@ impl Side {
         }
     }
 
-    /// Where the side begins, unless it is an array, which has no addresses.
-    pub(super) fn address(&self) -> Option<Address> {
+    /// Where the side begins; zero for an array, which has no addresses.
+    pub(super) fn address(&self) -> Address {
         let base = match self.memory_type {
             Self::HOST => self.host,
-            Self::ARRAY => return None,
+            Self::ARRAY => return Address(0),
             _ => self.device,
         };
         let offset = (self.z * self.rows + self.y) * self.pitch + self.x;
-        Some(Address(base + offset as u64))
+        Address(base + offset as u64)
     }
 }
 

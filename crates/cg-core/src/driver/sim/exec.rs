@@ -189,6 +189,7 @@ fn kind_of(work: &NodeWork) -> u8 {
         NodeWork::Wait(_) => 5,
         NodeWork::Empty => 6,
         NodeWork::Child(_) => 7,
+        NodeWork::Conditional(..) => 8,
     }
 }
 

@@ -12,7 +12,7 @@ use super::work::Work;
 use super::{Sim, State, capture, refuse, run, stream};
 use crate::code::{Call, Code};
 use crate::driver::handle::{EventHandle, ExecHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::spec::{EdgeKind, EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use crate::driver::spec::{Condition, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
@@ -23,6 +23,19 @@ pub(super) enum NodeWork {
     Wait(EventHandle),
     Empty,
     Child(GraphHandle),
+    /// Is there to be looked at; see [`Sim::add_conditional`].
+    Conditional(Condition, Vec<GraphHandle>),
+}
+
+impl NodeWork {
+    /// The graphs that belong to the node.
+    pub(super) fn bodies(&self) -> &[GraphHandle] {
+        match self {
+            Self::Child(child) => std::slice::from_ref(child),
+            Self::Conditional(_, bodies) => bodies,
+            _ => &[],
+        }
+    }
 }
 
 impl From<Work> for NodeWork {
@@ -165,8 +178,8 @@ impl GraphCalls for Sim {
             other.before.retain(|before| *before != node);
         }
         if let Some(removed) = removed {
-            if let NodeWork::Child(child) = removed.work {
-                destroy(&mut state, child);
+            for body in removed.work.bodies() {
+                destroy(&mut state, *body);
             }
             state.trash.push(Box::new(removed));
         }
@@ -213,7 +226,45 @@ impl GraphCalls for Sim {
             NodeWork::Wait(event) => NodeDetail::EventWait(*event),
             NodeWork::Empty => NodeDetail::Empty,
             NodeWork::Child(child) => NodeDetail::Child(*child),
+            NodeWork::Conditional(condition, bodies) => {
+                let tells = self.inner.version >= TELLS_BODIES;
+                NodeDetail::Conditional {
+                    condition: tells.then_some(*condition),
+                    bodies: if tells { bodies.clone() } else { Vec::new() },
+                }
+            }
         })
+    }
+
+    unsafe fn node_words(&self, node: NodeHandle) -> Result<Vec<u64>> {
+        let state = self.enter(Call::GraphNodeGetParams)?;
+        let owner = owner_of(&state, node);
+        Ok(match &state.graphs[&owner.0].nodes[&node].work {
+            NodeWork::Work(work) => work.words(),
+            _ => Vec::new(),
+        })
+    }
+
+    unsafe fn node_ids(&self, node: NodeHandle) -> Result<Option<NodeIds>> {
+        let state = self.enter(Call::GraphNodeGetToolsId)?;
+        let graph = owner_of(&state, node);
+        Ok(self.tells_ids().then(|| NodeIds {
+            graph,
+            local: id(node.0),
+            tools: u64::from(id(graph.0)) << 32 | u64::from(id(node.0)),
+        }))
+    }
+
+    unsafe fn graph_id(&self, handle: GraphHandle) -> Result<Option<u32>> {
+        let mut state = self.enter(Call::GraphGetId)?;
+        get(&mut state, handle);
+        Ok(self.tells_ids().then(|| id(handle.0)))
+    }
+
+    unsafe fn exec_id(&self, handle: ExecHandle) -> Result<Option<u32>> {
+        let mut state = self.enter(Call::GraphExecGetId)?;
+        exec(&mut state, handle);
+        Ok(self.tells_ids().then(|| id(handle.0)))
     }
 
     unsafe fn graph_instantiate(
@@ -253,6 +304,11 @@ impl GraphCalls for Sim {
     unsafe fn exec_launch(&self, handle: ExecHandle, stream: StreamHandle) -> Result<()> {
         let mut state = self.enter(Call::GraphLaunch)?;
         let steps = Arc::clone(&exec(&mut state, handle).steps);
+        let conditional = |step: &exec::Step| matches!(step.work, NodeWork::Conditional(..));
+        assert!(
+            !steps.iter().any(conditional),
+            "exec_launch of {handle:?}: the simulator runs no conditional nodes"
+        );
         capture::refuse_capturing(&mut state, stream, Call::GraphLaunch)?;
         run::check_failure(&state, Call::GraphLaunch)?;
         let replay = Replay::new(&mut state, handle, steps);
@@ -351,6 +407,44 @@ impl GraphCalls for Sim {
     }
 }
 
+impl Sim {
+    /// Adds a conditional node that chooses from copies of `bodies`, as code that is not ours may
+    /// have captured one. It is there to be looked at: a replay of it panics.
+    ///
+    /// # Errors
+    /// The faults that were asked for.
+    pub fn add_conditional(
+        &self,
+        handle: GraphHandle,
+        after: &[NodeHandle],
+        condition: Condition,
+        bodies: &[GraphHandle],
+    ) -> Result<NodeHandle> {
+        let mut state = self.enter(Call::GraphAddNode)?;
+        let bodies = bodies
+            .iter()
+            .map(|body| copy(&mut state, *body, Some(handle)));
+        let work = NodeWork::Conditional(condition, bodies.collect());
+        let node = NodeHandle(state.fresh());
+        insert(get(&mut state, handle), node, work, after);
+        Ok(node)
+    }
+
+    fn tells_ids(&self) -> bool {
+        self.inner.version >= TELLS_IDS
+    }
+}
+
+/// The first driver that tells ids.
+const TELLS_IDS: u32 = 13_010;
+/// The first driver that tells what a conditional node chooses from.
+const TELLS_BODIES: u32 = 13_020;
+
+/// The number of an object; handles are multiples of 16.
+fn id(handle: u64) -> u32 {
+    u32::try_from(handle >> 4).expect("fewer handles are given out")
+}
+
 pub(super) fn get(state: &mut State, handle: GraphHandle) -> &mut Graph {
     match state.graphs.get_mut(&handle.0) {
         Some(graph) => graph,
@@ -407,6 +501,12 @@ fn copy(state: &mut State, original: GraphHandle, parent: Option<GraphHandle>) -
     for (node, work, before) in nodes {
         let work = match work {
             NodeWork::Child(child) => NodeWork::Child(copy(state, child, Some(handle))),
+            NodeWork::Conditional(condition, bodies) => {
+                let bodies = bodies
+                    .into_iter()
+                    .map(|body| copy(state, body, Some(handle)));
+                NodeWork::Conditional(condition, bodies.collect())
+            }
             other => other,
         };
         let before: Vec<NodeHandle> = before.iter().map(|b| renamed[b]).collect();

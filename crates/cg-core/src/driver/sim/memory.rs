@@ -180,6 +180,13 @@ impl Map {
         self.freed.insert(address.0, allocation.bytes);
     }
 
+    /// Start and size of the live allocation that an address lies in.
+    fn range(&self, address: Address) -> Option<(Address, u64)> {
+        let (base, allocation) = self.live.range(..=address.0).next_back()?;
+        let inside = address.0 - base < allocation.bytes;
+        inside.then_some((Address(*base), allocation.bytes))
+    }
+
     fn bytes_at(&self, address: Address) -> u64 {
         self.live.get(&address.0).map_or(0, |found| found.bytes)
     }
@@ -222,6 +229,11 @@ impl MemoryCalls for Sim {
         let state = self.enter(Call::MemGetInfo)?;
         let limit = state.memory.limit;
         Ok((limit - state.memory.in_use, limit))
+    }
+
+    fn memory_range(&self, address: Address) -> Result<Option<(Address, u64)>> {
+        let state = self.enter(Call::MemGetAddressRange)?;
+        Ok(state.memory.range(address))
     }
 
     unsafe fn memcpy_to_device(&self, dst: Address, src: &[u8]) -> Result<()> {

@@ -8,7 +8,7 @@ use super::exec::{Replay, Status};
 use super::graph::NodeWork;
 use super::memory::SimMemory;
 use super::stream::Item;
-use super::work::{Function, Work};
+use super::work::{Function, Work, call_host};
 use super::{Locked, Sim, State, refuse};
 use crate::code::{Call, Code};
 use crate::driver::handle::{Address, StreamHandle};
@@ -354,7 +354,7 @@ fn execute(sim: &Sim, work: &Work) -> std::result::Result<(), String> {
         Work::Host(function) => {
             let function = function.upgrade();
             let function = function.expect("a host function dies while work may call it");
-            (function.0)();
+            call_host(&function);
         }
     }
     Ok(())

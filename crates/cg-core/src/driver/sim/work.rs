@@ -169,6 +169,15 @@ impl Work {
         }
     }
 
+    /// The 8-byte words of a kernel's arguments.
+    pub(super) fn words(&self) -> Vec<u64> {
+        let Self::Kernel { args, .. } = self else {
+            return Vec::new();
+        };
+        let words = args.iter().flat_map(|arg| arg.as_chunks().0);
+        words.map(|word| u64::from_le_bytes(*word)).collect()
+    }
+
     pub(super) fn check_loaded(&self) {
         if let Self::Kernel { function, .. } = self {
             assert!(
@@ -209,9 +218,17 @@ impl Work {
                 element_bytes: *element_bytes,
                 count: *count,
             },
-            Self::Host(_) => NodeDetail::Host,
+            Self::Host(function) => NodeDetail::Host {
+                function: call_host as *const () as u64,
+                data: function.as_ptr() as u64,
+            },
         }
     }
+}
+
+/// What a host node calls; its address stands for that of the driver's callback.
+pub(super) fn call_host(function: &HostFunction) {
+    (function.0)();
 }
 
 impl fmt::Display for Work {

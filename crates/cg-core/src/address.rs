@@ -1,0 +1,70 @@
+//! [`NodeAddress`]: which memory the nodes of a template name.
+
+use crate::driver::handle::{Address, NodeHandle};
+use crate::driver::owned::OwnedGraph;
+use crate::driver::spec::NodeDetail;
+use crate::error::Result;
+use crate::template::Template;
+
+/// An address that a node names, and the allocation that it lies in.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeAddress {
+    /// The raw node.
+    pub node: NodeHandle,
+    /// The name of its kernel, where the driver tells it; `memcpy` or `memset` for such a node.
+    pub name: Option<String>,
+    /// The address.
+    pub address: Address,
+    /// Where the allocation starts.
+    pub base: Address,
+    /// How many bytes the allocation has.
+    pub bytes: u64,
+}
+
+/// The least number that may be an address.
+const LOWEST: u64 = 1 << 16;
+
+impl Template {
+    /// The addresses that its kernels, memcpys and memsets name, those in child graphs included, as
+    /// far as something is allocated there now. Each comes once for each node.
+    ///
+    /// Of a kernel these are the words among its parameters, also inside structs, that the driver
+    /// knows as addresses. A number that happens to be one is among them; addresses that a kernel
+    /// finds in memory, and those that are packed, as in TMA descriptors, are not.
+    #[doc(alias = "cuGraphKernelNodeGetParams")]
+    pub fn addresses(&self) -> Result<Vec<NodeAddress>> {
+        let mut found = Vec::new();
+        self.with(|graph, _| collect(self, graph, &mut found))?;
+        Ok(found)
+    }
+}
+
+fn collect(template: &Template, graph: &OwnedGraph, found: &mut Vec<NodeAddress>) -> Result<()> {
+    for node in graph.nodes()? {
+        let detail = graph.detail(node)?;
+        for body in detail.bodies() {
+            collect(template, &graph.child(*body), found)?;
+        }
+        let (name, mut words) = match detail {
+            NodeDetail::Kernel { name, .. } => (name, graph.words(node)?),
+            NodeDetail::Memcpy { dst, src, .. } => (Some("memcpy".to_owned()), vec![dst.0, src.0]),
+            NodeDetail::Memset { dst, .. } => (Some("memset".to_owned()), vec![dst.0]),
+            _ => continue,
+        };
+        words.sort_unstable();
+        words.dedup();
+        for word in words.into_iter().filter(|word| *word >= LOWEST) {
+            let address = Address(word);
+            if let Some((base, bytes)) = template.device().memory_range(address)? {
+                found.push(NodeAddress {
+                    node,
+                    name: name.clone(),
+                    address,
+                    base,
+                    bytes,
+                });
+            }
+        }
+    }
+    Ok(())
+}

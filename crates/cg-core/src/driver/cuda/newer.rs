@@ -1,0 +1,184 @@
+//! Calls that only newer drivers have: each is looked up by name, and none where it is missing.
+
+#![expect(unsafe_code, reason = "calls of the CUDA driver")]
+
+use std::mem::offset_of;
+use std::ptr;
+use std::slice;
+use std::sync::OnceLock;
+
+use cudarc::driver::sys;
+
+use super::{check_code, probe};
+use crate::code::Call;
+use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle};
+use crate::driver::spec::{Condition, NodeIds};
+use crate::error::Result;
+
+/// By which numbers tools know a node (CUDA 13.1); the context is current.
+///
+/// # Safety
+/// `node` is a node of a live graph.
+pub(super) unsafe fn node_ids(node: NodeHandle) -> Result<Option<NodeIds>> {
+    let calls = calls();
+    let (Some(graph_of), Some(local_id), Some(tools_id)) =
+        (calls.node_graph, calls.node_local_id, calls.node_tools_id)
+    else {
+        return Ok(None);
+    };
+    let call = Call::GraphNodeGetToolsId;
+    let raw = node.0 as sys::CUgraphNode;
+    let (mut graph, mut local, mut tools) = (ptr::null_mut(), 0, 0);
+    // SAFETY: `node` is live by the contract; the call writes one handle, to `graph`.
+    check_code(call, unsafe { graph_of(raw, &raw mut graph) })?;
+    // SAFETY: `node` is live by the contract; the call writes one unsigned int, to `local`.
+    check_code(call, unsafe { local_id(raw, &raw mut local) })?;
+    // SAFETY: `node` is live by the contract; the call writes 64 bits, to `tools`.
+    check_code(call, unsafe { tools_id(raw, &raw mut tools) })?;
+    let graph = GraphHandle(graph as u64);
+    Ok(Some(NodeIds {
+        graph,
+        local,
+        tools,
+    }))
+}
+
+/// By which number tools know a graph (CUDA 13.1); the context is current.
+///
+/// # Safety
+/// `graph` is live.
+pub(super) unsafe fn graph_id(graph: GraphHandle) -> Result<Option<u32>> {
+    let Some(get) = calls().graph_id else {
+        return Ok(None);
+    };
+    let mut id = 0;
+    // SAFETY: `graph` is live by the contract; the call writes one unsigned int, to `id`.
+    let code = unsafe { get(graph.0 as sys::CUgraph, &raw mut id) };
+    check_code(Call::GraphGetId, code)?;
+    Ok(Some(id))
+}
+
+/// By which number tools know an exec (CUDA 13.1); the context is current.
+///
+/// # Safety
+/// `exec` is live.
+pub(super) unsafe fn exec_id(exec: ExecHandle) -> Result<Option<u32>> {
+    let Some(get) = calls().exec_id else {
+        return Ok(None);
+    };
+    let mut id = 0;
+    // SAFETY: `exec` is live by the contract; the call writes one unsigned int, to `id`.
+    let code = unsafe { get(exec.0 as sys::CUgraphExec, &raw mut id) };
+    check_code(Call::GraphExecGetId, code)?;
+    Ok(Some(id))
+}
+
+/// What a conditional node chooses from, and how (CUDA 13.2); the context is current.
+///
+/// # Safety
+/// `node` is a conditional node of a live graph.
+pub(super) unsafe fn conditional(
+    node: sys::CUgraphNode,
+) -> Result<(Option<Condition>, Vec<GraphHandle>)> {
+    let Some(get) = calls().node_params else {
+        return Ok((None, Vec::new()));
+    };
+    let mut params = NodeParams::default();
+    // SAFETY: `node` is live by the contract; the call writes `params`, which has the size and the
+    // layout that it expects.
+    check_code(Call::GraphNodeGetParams, unsafe {
+        get(node, &raw mut params)
+    })?;
+    if params.kind != CONDITIONAL || params.bodies.is_null() {
+        return Ok((None, Vec::new()));
+    }
+    // SAFETY: of a conditional node the driver has written a pointer to an array of `count` handles
+    // that lives as long as the node, and nobody changes it.
+    let bodies = unsafe { slice::from_raw_parts(params.bodies, params.count as usize) };
+    let condition = match params.condition {
+        0 => Condition::If,
+        1 => Condition::While,
+        2 => Condition::Switch,
+        other => Condition::Other(other),
+    };
+    let bodies = bodies.iter().map(|body| GraphHandle(*body)).collect();
+    Ok((Some(condition), bodies))
+}
+
+/// `CU_GRAPH_NODE_TYPE_CONDITIONAL`.
+const CONDITIONAL: u32 = 13;
+
+/// `CUgraphNodeParams` of a conditional node, with numbers for its enums and handles. Its size is
+/// the same in all versions.
+#[repr(C)]
+struct NodeParams {
+    kind: u32,
+    reserved: [u32; 3],
+    handle: u64,
+    condition: u32,
+    count: u32,
+    bodies: *const u64,
+    context: u64,
+    others: [u64; 26],
+}
+
+impl Default for NodeParams {
+    fn default() -> Self {
+        Self {
+            kind: 0,
+            reserved: [0; 3],
+            handle: 0,
+            condition: 0,
+            count: 0,
+            bodies: ptr::null(),
+            context: 0,
+            others: [0; 26],
+        }
+    }
+}
+
+const _: () = {
+    type Theirs = sys::CUgraphNodeParams;
+    type Conditional = sys::CUDA_CONDITIONAL_NODE_PARAMS;
+    const START: usize = offset_of!(Theirs, __bindgen_anon_1);
+    assert!(size_of::<NodeParams>() == size_of::<Theirs>());
+    assert!(offset_of!(NodeParams, handle) == START + offset_of!(Conditional, handle));
+    assert!(offset_of!(NodeParams, condition) == START + offset_of!(Conditional, type_));
+    assert!(offset_of!(NodeParams, count) == START + offset_of!(Conditional, size));
+    assert!(offset_of!(NodeParams, bodies) == START + offset_of!(Conditional, phGraph_out));
+};
+
+type NodeGraph = unsafe extern "C" fn(sys::CUgraphNode, *mut sys::CUgraph) -> u32;
+type NodeLocalId = unsafe extern "C" fn(sys::CUgraphNode, *mut u32) -> u32;
+type NodeToolsId = unsafe extern "C" fn(sys::CUgraphNode, *mut u64) -> u32;
+type NodeGetParams = unsafe extern "C" fn(sys::CUgraphNode, *mut NodeParams) -> u32;
+type GraphId = unsafe extern "C" fn(sys::CUgraph, *mut u32) -> u32;
+type ExecId = unsafe extern "C" fn(sys::CUgraphExec, *mut u32) -> u32;
+
+/// The calls that this driver has.
+struct Calls {
+    node_graph: Option<NodeGraph>,
+    node_local_id: Option<NodeLocalId>,
+    node_tools_id: Option<NodeToolsId>,
+    node_params: Option<NodeGetParams>,
+    graph_id: Option<GraphId>,
+    exec_id: Option<ExecId>,
+}
+
+fn calls() -> &'static Calls {
+    static CALLS: OnceLock<Calls> = OnceLock::new();
+    CALLS.get_or_init(|| Calls {
+        // SAFETY: CUDA declares it so since 13.1.
+        node_graph: unsafe { probe::newer::<NodeGraph>("cuGraphNodeGetContainingGraph") },
+        // SAFETY: CUDA declares it so since 13.1.
+        node_local_id: unsafe { probe::newer::<NodeLocalId>("cuGraphNodeGetLocalId") },
+        // SAFETY: CUDA declares it so since 13.1.
+        node_tools_id: unsafe { probe::newer::<NodeToolsId>("cuGraphNodeGetToolsId") },
+        // SAFETY: CUDA declares it so since 13.2, with a struct of this size.
+        node_params: unsafe { probe::newer::<NodeGetParams>("cuGraphNodeGetParams") },
+        // SAFETY: CUDA declares it so since 13.1.
+        graph_id: unsafe { probe::newer::<GraphId>("cuGraphGetId") },
+        // SAFETY: CUDA declares it so since 13.1.
+        exec_id: unsafe { probe::newer::<ExecId>("cuGraphExecGetId") },
+    })
+}

@@ -1,0 +1,147 @@
+//! What a kernel node hands its kernel.
+
+#![expect(unsafe_code, reason = "calls of the CUDA driver")]
+
+use std::ffi::c_void;
+use std::mem;
+use std::ptr;
+use std::slice;
+
+use cudarc::driver::sys;
+
+use super::{check, out};
+use crate::code::Call;
+use crate::driver::handle::NodeHandle;
+use crate::error::Result;
+
+/// `CU_LAUNCH_PARAM_BUFFER_POINTER`: what follows is where all parameters lie, one after the other.
+const BUFFER_POINTER: usize = 1;
+/// `CU_LAUNCH_PARAM_BUFFER_SIZE`: what follows is where their size in bytes stands.
+const BUFFER_SIZE: usize = 2;
+/// There are no other keys than the two.
+const MOST_KEYS: usize = 2;
+
+const WORD: usize = size_of::<u64>();
+
+/// The 8-byte words among a kernel's parameters; the context is current.
+///
+/// # Safety
+/// `node` is a node of a live graph.
+pub(super) unsafe fn words(node: NodeHandle) -> Result<Vec<u64>> {
+    let node = node.0 as sys::CUgraphNode;
+    // SAFETY: `node` is live by the contract; the call writes a C enum, which has the size of a
+    // u32, through `kind`.
+    let kind = out(Call::GraphNodeGetType, 0_u32, |kind| unsafe {
+        sys::cuGraphNodeGetType(node, kind.cast())
+    })?;
+    if kind != sys::CUgraphNodeType::CU_GRAPH_NODE_TYPE_KERNEL as u32 {
+        return Ok(Vec::new());
+    }
+    // SAFETY: `node` is a live kernel node.
+    let Ok(params) = (unsafe { of_kernel(node) }) else {
+        return Ok(Vec::new());
+    };
+    if !params.kernelParams.is_null() {
+        // SAFETY: the driver has just described a live node.
+        return Ok(unsafe { separate(&params) });
+    }
+    if !params.extra.is_null() {
+        // SAFETY: the driver has just described a live node.
+        return Ok(unsafe { buffer(params.extra) });
+    }
+    Ok(Vec::new())
+}
+
+/// The parameters of a kernel node.
+///
+/// # Safety
+/// `node` is a kernel node of a live graph.
+pub(super) unsafe fn of_kernel(node: sys::CUgraphNode) -> Result<sys::CUDA_KERNEL_NODE_PARAMS> {
+    // SAFETY: the struct has only integers and raw pointers, for which zero is a value.
+    let zero: sys::CUDA_KERNEL_NODE_PARAMS = unsafe { mem::zeroed() };
+    // SAFETY: `node` is a live kernel node by the contract; the call writes its parameters.
+    out(Call::GraphNodeGetParams, zero, |params| unsafe {
+        sys::cuGraphKernelNodeGetParams_v2(node, params)
+    })
+}
+
+/// The words where there is a pointer to each parameter.
+///
+/// # Safety
+/// `params` are those of a live node, and its `kernelParams` is not null.
+unsafe fn separate(params: &sys::CUDA_KERNEL_NODE_PARAMS) -> Vec<u64> {
+    let mut words = Vec::new();
+    for index in 0.. {
+        // SAFETY: the function or kernel of a live node is live.
+        let Some((offset, size)) = (unsafe { extent(params, index) }) else {
+            break;
+        };
+        // SAFETY: the node has a pointer for each parameter that its kernel takes.
+        let parameter = unsafe { *params.kernelParams.wrapping_add(index) };
+        if parameter.is_null() {
+            continue;
+        }
+        // SAFETY: it points to as many bytes as the parameter has, which are the driver's and live
+        // and stay the same as long as the node.
+        let bytes = unsafe { slice::from_raw_parts(parameter.cast::<u8>(), size) };
+        let first = offset.next_multiple_of(WORD) - offset;
+        words.extend(aligned(bytes.get(first..).unwrap_or_default()));
+    }
+    words
+}
+
+/// Where the parameter of this number begins among all, and its size; none behind the last.
+///
+/// # Safety
+/// The function or kernel of `params` is live.
+unsafe fn extent(params: &sys::CUDA_KERNEL_NODE_PARAMS, index: usize) -> Option<(usize, usize)> {
+    let (mut offset, mut size) = (0, 0);
+    let result = if !params.func.is_null() {
+        // SAFETY: the function is live by the contract; the call writes two sizes, to `offset` and
+        // to `size`.
+        unsafe { sys::cuFuncGetParamInfo(params.func, index, &raw mut offset, &raw mut size) }
+    } else if !params.kern.is_null() {
+        // SAFETY: the kernel is live by the contract; the call writes two sizes, to `offset` and to
+        // `size`.
+        unsafe { sys::cuKernelGetParamInfo(params.kern, index, &raw mut offset, &raw mut size) }
+    } else {
+        return None;
+    };
+    check(Call::GraphNodeGetParams, result).ok()?;
+    Some((offset, size))
+}
+
+/// The words where all parameters lie in one buffer, as cuBLAS launches kernels.
+///
+/// # Safety
+/// `extra` is that of a live node, and not null.
+unsafe fn buffer(extra: *const *mut c_void) -> Vec<u64> {
+    let (mut start, mut size): (*const u8, *const usize) = (ptr::null(), ptr::null());
+    for key in 0..MOST_KEYS {
+        // SAFETY: keys and values take turns up to a key that is zero, and this one has not come.
+        let name = unsafe { *extra.wrapping_add(2 * key) };
+        if name.is_null() {
+            break;
+        }
+        // SAFETY: behind a key that is not zero its value stands.
+        let value = unsafe { *extra.wrapping_add(2 * key + 1) };
+        match name.addr() {
+            BUFFER_POINTER => start = value.cast(),
+            BUFFER_SIZE => size = value.cast(),
+            _ => return Vec::new(),
+        }
+    }
+    if start.is_null() || size.is_null() {
+        return Vec::new();
+    }
+    // SAFETY: the key was that of a pointer to a size, which lives as long as the node.
+    let size = unsafe { *size };
+    // SAFETY: the buffer has as many bytes, and lives and stays the same as long as the node.
+    aligned(unsafe { slice::from_raw_parts(start, size) })
+}
+
+/// The whole words of bytes that begin where a word may.
+fn aligned(bytes: &[u8]) -> Vec<u64> {
+    let (words, _) = bytes.as_chunks::<WORD>();
+    words.iter().map(|word| u64::from_ne_bytes(*word)).collect()
+}

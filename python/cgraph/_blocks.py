@@ -1,0 +1,61 @@
+"""The blocks of torch's caching allocator, as they are at one moment."""
+
+from __future__ import annotations
+
+import bisect
+from typing import Any
+
+import torch
+
+from cgraph._driver import Handle
+
+__all__ = ["Blocks"]
+
+_NO_POOL = (0, 0)
+
+
+class Blocks:
+    """A snapshot of the allocator, to look addresses up in.
+
+    Args:
+        snapshot: As ``torch.cuda.memory_snapshot()``, which is asked if it is left out.
+    """
+
+    def __init__(self, snapshot: list[dict[str, Any]] | None = None) -> None:
+        found = torch.cuda.memory_snapshot() if snapshot is None else snapshot
+        self._segments = sorted(found, key=lambda segment: int(segment["address"]))
+        self._starts = [segment["address"] for segment in self._segments]
+
+    def pool(self, address: int) -> Handle | None:
+        """The token of the pool of an address: (0, 0) outside all pools, None outside torch."""
+        segment = self._segment(address)
+        if segment is None:
+            return None
+        first, second = segment.get("segment_pool_id", _NO_POOL)
+        return first, second
+
+    def active(self, address: int) -> tuple[int, int] | None:
+        """Start and size of the block that an address lies in, if something is alive in it.
+
+        A block that was freed while other streams may still use it counts as alive.
+        """
+        segment = self._segment(address)
+        if segment is None:
+            return None
+        start = segment["address"]
+        for block in segment["blocks"]:
+            if start <= address < start + block["size"]:
+                return (start, block["size"]) if block["state"].startswith("active") else None
+            start += block["size"]
+        return None
+
+    def is_active_in_pool(self, address: int) -> bool:
+        """Whether something is alive at an address, in a pool that graphs may share."""
+        return self.pool(address) not in (None, _NO_POOL) and self.active(address) is not None
+
+    def _segment(self, address: int) -> dict[str, Any] | None:
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        segment = self._segments[place]
+        return segment if address < segment["address"] + segment["total_size"] else None
