@@ -20,7 +20,7 @@ use super::handle::{
     Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
     StreamHandle,
 };
-use super::spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use super::spec::{Dim3, EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
 use super::{
     CaptureMode, CaptureStatus, Driver, InstantiateFailure, InstantiateFlags, UpdateFailure,
     is_exiting,
@@ -457,6 +457,21 @@ impl OwnedExec {
         // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph, and
         // retains what `work` names.
         unsafe { self.driver.exec_set_work(self.handle, node, work) }
+    }
+
+    /// Changes a kernel node's grid and block and its one argument, as `inputs::Bound` does.
+    #[inline]
+    pub(crate) fn set_parameter(
+        &self,
+        node: NodeHandle,
+        function: FunctionHandle,
+        extents: [Dim3; 2],
+        bytes: &[u8],
+    ) -> Result<()> {
+        let (driver, exec) = (&self.driver, self.handle);
+        // SAFETY: `Bound` locks the node's graph, keeps the function loaded, passes as many bytes as
+        // its kernel declares, and retains what they name but for what `Inputs::feed` is promised.
+        unsafe { driver.exec_set_parameter(exec, node, function, extents, bytes) }
     }
 
     /// Switches a node on or off; the caller holds the node's graph.

@@ -32,6 +32,8 @@ mod capture;
 mod capture_rules;
 mod exec;
 mod graph;
+mod input_rules;
+mod inputs;
 mod memory;
 mod node;
 mod stream;

@@ -11,8 +11,10 @@ use super::exec::{self, Exec, Replay};
 use super::work::Work;
 use super::{Sim, State, capture, refuse, run, stream};
 use crate::code::{Call, Code};
-use crate::driver::handle::{EventHandle, ExecHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::spec::{EdgeKind, EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use crate::driver::handle::{
+    EventHandle, ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle,
+};
+use crate::driver::spec::{Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
 use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
@@ -295,15 +297,27 @@ impl GraphCalls for Sim {
             WorkSpec::Host(_) => Call::GraphExecHostNodeSetParams,
         };
         let mut state = self.enter(call)?;
-        let work = Work::resolve(&state, work, call)?.into();
-        let step = exec(&mut state, handle).step(node);
-        let step = step.ok_or_else(|| refuse(call, Code::INVALID_VALUE))?;
-        if exec::refusal(&step.work, &work).is_some() {
-            return Err(refuse(call, Code::INVALID_VALUE));
-        }
-        let before = std::mem::replace(&mut step.work, work);
-        state.trash.push(Box::new(before));
-        Ok(())
+        set_work(&mut state, handle, node, work, call)
+    }
+
+    unsafe fn exec_set_parameter(
+        &self,
+        handle: ExecHandle,
+        node: NodeHandle,
+        function: FunctionHandle,
+        [grid, block]: [Dim3; 2],
+        parameter: &[u8],
+    ) -> Result<()> {
+        let call = Call::GraphExecKernelNodeSetParams;
+        let mut state = self.enter(call)?;
+        let work = WorkSpec::Kernel {
+            function,
+            grid,
+            block,
+            shared_bytes: 0,
+            args: Arc::new([parameter.into()]),
+        };
+        set_work(&mut state, handle, node, &work, call)
     }
 
     unsafe fn exec_set_enabled(
@@ -343,6 +357,26 @@ fn exec(state: &mut State, handle: ExecHandle) -> &mut Exec {
         Some(exec) => exec,
         None => panic!("{handle:?} is not live"),
     }
+}
+
+/// Changes what a node of an exec does. The node itself must be live: CUDA finds the exec's by it.
+fn set_work(
+    state: &mut State,
+    handle: ExecHandle,
+    node: NodeHandle,
+    work: &WorkSpec,
+    call: Call,
+) -> Result<()> {
+    owner_of(state, node);
+    let work = Work::resolve(state, work, call)?.into();
+    let step = exec(state, handle).step(node);
+    let step = step.ok_or_else(|| refuse(call, Code::INVALID_VALUE))?;
+    if exec::refusal(&step.work, &work).is_some() {
+        return Err(refuse(call, Code::INVALID_VALUE));
+    }
+    let before = std::mem::replace(&mut step.work, work);
+    state.trash.push(Box::new(before));
+    Ok(())
 }
 
 fn owner_of(state: &State, node: NodeHandle) -> GraphHandle {
