@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import cgraph
-from cgraph import _liveness
+from cgraph import _source
 from cgraph._blocks import Blocks
 from cgraph._liveness import Check, Outside, Watch
 from cgraph.errors import LivenessError

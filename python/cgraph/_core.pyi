@@ -1,7 +1,7 @@
 """The native half of cgraph: cg-core for Python. Not a public interface."""
 
-from collections.abc import Callable
-from typing import Any, final
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, final
 
 from typing_extensions import Self, disjoint_base
 
@@ -12,10 +12,13 @@ __all__ = [
     "Event",
     "Graph",
     "HookHandle",
+    "Inputs",
     "Pool",
+    "Signature",
     "Sim",
     "Stream",
     "Template",
+    "TensorReader",
     "Tracker",
     "begin_and_hand_over",
     "begin_exit",
@@ -214,6 +217,53 @@ class HookHandle:
         """Take the registration back; nothing happens if it is gone."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
+
+@final
+class TensorReader:
+    """Reads address, layout and device of tensors."""
+
+    def __new__(cls, tensor_type: type, exchange_api: object | None) -> Self:
+        """``exchange_api`` is the type's ``__dlpack_c_exchange_api__``, if it has one."""
+
+@final
+class Signature:
+    """What a static tensor takes."""
+
+    def __new__(cls, reader: TensorReader, tensor: object) -> Self: ...
+    def check(self, tensor: object, index: int = 0) -> tuple[Literal["same", "copy", "torch"], int]:
+        """How a tensor gets into the static one.
+
+        It is there (``"same"``), a copy of the bytes at the address brings it there (``"copy"``),
+        or torch must copy it (``"torch"``). Raises ``ArgumentError`` naming the argument ``index``
+        if shape, dtype or device differ.
+        """
+    @property
+    def address(self) -> int:
+        """Where the static tensor begins."""
+    @property
+    def nbytes(self) -> int:
+        """How many bytes its elements have together."""
+    @property
+    def is_dense(self) -> bool:
+        """Whether the elements lie side by side, so that bytes can be copied."""
+
+@final
+class Inputs:
+    """Root nodes of a template that copy tensors into static ones."""
+
+    def __new__(
+        cls,
+        template: Template,
+        reader: TensorReader,
+        tensors: Sequence[object],
+        stores: Sequence[int] = ...,
+    ) -> Self: ...
+    def __len__(self) -> int: ...
+    def sources(self, tensors: tuple[object, ...]) -> list[int]:
+        """The address that a replay copies to each static tensor from.
+
+        It is the tensor's own where nothing is to be copied, or where torch has just copied.
+        """
 
 @final
 class Pool:

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::fmt;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::sim::Sim;
 use crate::error::Result;
+use crate::inputs;
 use crate::retain::{Limbo, Retained};
+use crate::work::Function;
 
 /// One GPU and all that is made on it. Clones are the same device.
 #[derive(Clone)]
@@ -21,6 +23,8 @@ struct Inner {
     limbo: Limbo,
     /// The captures that have a guard or retain something, by id.
     captured: Mutex<HashMap<u64, Captured>>,
+    /// The kernel of [`crate::Inputs`], loaded as long as there are some.
+    inputs_kernel: Mutex<Weak<Function>>,
 }
 
 #[derive(Default)]
@@ -43,6 +47,7 @@ impl Device {
     /// A simulated device.
     #[must_use]
     pub fn sim(sim: &Sim) -> Self {
+        inputs::register(sim);
         Self::new(Arc::new(sim.clone()))
     }
 
@@ -101,6 +106,7 @@ impl Device {
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
+                inputs_kernel: Mutex::default(),
             }),
         }
     }
@@ -111,6 +117,21 @@ impl Device {
 
     pub(crate) fn is_same(&self, other: &Self) -> bool {
         Arc::ptr_eq(&self.inner, &other.inner) || self.inner.driver.id() == other.inner.driver.id()
+    }
+
+    /// The kernel of [`crate::Inputs`]: the one that is loaded, or else what `load` makes.
+    pub(crate) fn inputs_kernel(
+        &self,
+        load: impl FnOnce(&Self) -> Result<Function>,
+    ) -> Result<Arc<Function>> {
+        let known = self.inner.inputs_kernel.lock();
+        let mut known = known.unwrap_or_else(PoisonError::into_inner);
+        if let Some(function) = known.upgrade() {
+            return Ok(function);
+        }
+        let function = Arc::new(load(self)?);
+        *known = Arc::downgrade(&function);
+        Ok(function)
     }
 
     pub(crate) fn capture_opened(&self, id: u64) {

@@ -12,6 +12,7 @@ use crate::driver::handle::{ExecHandle, NodeHandle};
 use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
 use crate::error::{Error, Result};
+use crate::inputs::{Bound, Feed, Shared};
 use crate::retain::Retained;
 use crate::stream::Stream;
 use crate::template::{Node, Template};
@@ -36,6 +37,8 @@ struct State {
     set: HashMap<NodeHandle, Vec<Retained>>,
     /// What [`Exec::retain`] was given.
     kept: Vec<Retained>,
+    /// The inputs that the template had when the exec was made.
+    inputs: Vec<Bound>,
     /// The stream of the last replay. Replays of one exec never overlap: where the last one has
     /// passed, all have.
     last: Option<Stream>,
@@ -47,6 +50,7 @@ impl Exec {
         template: u64,
         owned: OwnedExec,
         retained: Vec<Retained>,
+        inputs: Vec<Arc<Shared>>,
     ) -> Self {
         Self {
             device: device.clone(),
@@ -56,6 +60,7 @@ impl Exec {
                 retained,
                 set: HashMap::new(),
                 kept: Vec::new(),
+                inputs: inputs.into_iter().map(Bound::new).collect(),
                 last: None,
             })),
         }
@@ -106,7 +111,44 @@ impl Exec {
         is_last: impl FnOnce(&Stream) -> bool,
         other: impl FnOnce() -> Result<Stream>,
     ) -> Result<()> {
+        self.launch(None, is_last, other)
+    }
+
+    /// Enqueues one run that first copies and stores what `feed` says, as one step: a replay by
+    /// another thread comes before or after both. What is unchanged since the last replay costs
+    /// nothing. Only this run sees it: one without a feed copies and stores nothing.
+    ///
+    /// # Errors
+    /// As [`Self::replay`]; [`Error::Foreign`] for inputs of another template, inputs that the
+    /// template got after the exec was made, or inputs with a node that was removed;
+    /// [`Error::Invalid`] for a source that overlaps a slot or a store ([`crate::Inputs::conflicts`]).
+    /// After an error nothing was enqueued.
+    #[doc(alias = "cuGraphExecKernelNodeSetParams")]
+    #[inline]
+    pub fn replay_with(&self, feed: &Feed<'_>, stream: &Stream) -> Result<()> {
+        self.replay_with_on(feed, |last| last.is_same(stream), || Ok(stream.clone()))
+    }
+
+    /// [`Self::replay_with`] on a stream that is found as in [`Self::replay_on`].
+    #[inline]
+    pub fn replay_with_on(
+        &self,
+        feed: &Feed<'_>,
+        is_last: impl FnOnce(&Stream) -> bool,
+        other: impl FnOnce() -> Result<Stream>,
+    ) -> Result<()> {
+        self.launch(Some(feed), is_last, other)
+    }
+
+    #[inline]
+    fn launch(
+        &self,
+        feed: Option<&Feed<'_>>,
+        is_last: impl FnOnce(&Stream) -> bool,
+        other: impl FnOnce() -> Result<Stream>,
+    ) -> Result<()> {
         let before = self.with(|state| {
+            state.prepare(feed, self.template)?;
             if let Some(last) = state.last.as_ref().filter(|last| is_last(last)) {
                 let launched = state.owned.launch(last.owned());
                 return launched
@@ -140,6 +182,7 @@ impl Exec {
                 state.owned.update(graph)?;
                 let before = std::mem::replace(&mut state.retained, retained);
                 let set = std::mem::take(&mut state.set);
+                state.inputs.iter_mut().for_each(Bound::forget);
                 Ok((before, set))
             })
         });
@@ -174,6 +217,8 @@ impl Exec {
         let set = template.with_node(node, |handle| {
             self.with(|state| {
                 state.owned.set_work(handle, work.spec())?;
+                let inputs = state.inputs.iter_mut();
+                inputs.for_each(|bound| bound.forget_node(handle));
                 Ok(state.set.insert(handle, work.retained().to_vec()))
             })
         });
@@ -256,6 +301,27 @@ impl Exec {
     }
 }
 
+impl State {
+    /// Makes the input nodes do what the next launch is to do.
+    #[inline]
+    fn prepare(&mut self, feed: Option<&Feed<'_>>, template: u64) -> Result<()> {
+        let mut is_fed = feed.is_none();
+        for bound in &mut self.inputs {
+            match feed {
+                Some(feed) if bound.takes(feed) => {
+                    bound.feed(&self.owned, feed)?;
+                    is_fed = true;
+                }
+                _ => bound.rest(&self.owned)?,
+            }
+        }
+        match feed {
+            Some(feed) if !is_fed => Err(feed.foreign(template)),
+            _ => Ok(()),
+        }
+    }
+}
+
 impl Drop for Exec {
     fn drop(&mut self) {
         let state = self
@@ -265,7 +331,8 @@ impl Drop for Exec {
             .take();
         if let Some(state) = state {
             let last = state.last.iter().map(|stream| Arc::clone(stream.owned()));
-            let all = (state.owned, state.retained, state.set, state.kept);
+            let named = (state.retained, state.set, state.kept, state.inputs);
+            let all = (state.owned, named);
             let limbo = self.device.limbo();
             limbo.park(last, Box::new(all));
             limbo.collect();

@@ -12,6 +12,7 @@ use crate::driver::owned::{OwnedGraph, relaxed, same_driver};
 use crate::driver::spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
+use crate::inputs::Shared;
 use crate::retain::Retained;
 use crate::stream::Event;
 use crate::work::Work;
@@ -56,6 +57,8 @@ struct State {
     added: HashMap<NodeHandle, Vec<Retained>>,
     /// Nodes that were removed, so that a stale [`Node`] is found.
     removed: HashSet<NodeHandle>,
+    /// The inputs whose nodes are all there.
+    inputs: Vec<Arc<Shared>>,
 }
 
 impl Template {
@@ -187,12 +190,22 @@ impl Template {
     pub fn remove(&self, node: Node) -> Result<()> {
         let mut state = self.state();
         let handle = self.own(&state, node)?;
-        state.graph.remove_node(handle)?;
+        let position = state.inputs.iter().position(|inputs| inputs.has(handle));
+        let inputs = position.map(|position| Arc::clone(&state.inputs[position]));
+        {
+            // No exec may be setting the node while it goes.
+            let mut live = inputs.as_ref().map(|inputs| inputs.live());
+            state.graph.remove_node(handle)?;
+            if let Some(live) = &mut live {
+                **live = false;
+            }
+        }
         state.removed.insert(handle);
         let named = state.added.remove(&handle);
+        let forgotten = position.map(|position| state.inputs.swap_remove(position));
         drop(state);
         // Dropping runs foreign code: the lock is open.
-        drop(named);
+        drop((named, inputs, forgotten));
         Ok(())
     }
 
@@ -299,7 +312,8 @@ impl Template {
             }
         })?;
         let retained = state.all_retained();
-        Ok(Exec::new(&self.device, self.id, owned, retained))
+        let inputs = state.inputs.clone();
+        Ok(Exec::new(&self.device, self.id, owned, retained, inputs))
     }
 
     /// Keeps something alive as long as the template and its execs.
@@ -317,12 +331,45 @@ impl Template {
                 retained,
                 added: HashMap::new(),
                 removed: HashSet::new(),
+                inputs: Vec::new(),
             }),
         }
     }
 
     pub(crate) fn id(&self) -> u64 {
         self.id
+    }
+
+    /// Adds nodes that all nodes there are come after, and the inputs that `make` makes of them.
+    /// After an error, none of them is there.
+    pub(crate) fn add_roots(
+        &self,
+        specs: &[NodeSpec],
+        named: &[Retained],
+        make: impl FnOnce(&[NodeHandle]) -> Arc<Shared>,
+    ) -> Result<Arc<Shared>> {
+        let mut state = self.state();
+        let mut roots = state.graph.nodes()?;
+        let later: HashSet<NodeHandle> = state.graph.edges()?.iter().map(|edge| edge.to).collect();
+        roots.retain(|node| !later.contains(node));
+        let mut nodes = Vec::new();
+        if let Err(error) = add_before(&state.graph, &roots, specs, &mut nodes) {
+            for node in nodes {
+                if state.graph.remove_node(node).is_err() {
+                    // It stays and does nothing, but what it names must live.
+                    state.added.insert(node, named.to_vec());
+                }
+            }
+            return Err(error);
+        }
+        for node in &nodes {
+            state.added.insert(*node, named.to_vec());
+            // The driver may give a removed node's handle again.
+            state.removed.remove(node);
+        }
+        let inputs = make(&nodes);
+        state.inputs.push(Arc::clone(&inputs));
+        Ok(inputs)
     }
 
     /// Runs `with` on the graph and what its nodes name.
@@ -402,6 +449,23 @@ impl fmt::Debug for Template {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Template({} of {})", self.id, self.device.name())
     }
+}
+
+/// Adds nodes before others; `added` are those that there are, also after an error.
+fn add_before(
+    graph: &OwnedGraph,
+    later: &[NodeHandle],
+    specs: &[NodeSpec],
+    added: &mut Vec<NodeHandle>,
+) -> Result<()> {
+    for spec in specs {
+        let node = graph.add_node(&[], spec)?;
+        added.push(node);
+        for later in later {
+            graph.add_edge(node, *later)?;
+        }
+    }
+    Ok(())
 }
 
 /// A node of a graph in words.

@@ -60,6 +60,11 @@ impl Function {
     pub fn name(&self) -> &str {
         &self.name
     }
+
+    /// The raw kernel. It dies with the function and its clones.
+    pub(crate) fn handle(&self) -> FunctionHandle {
+        self.handle
+    }
 }
 
 /// The arguments of a kernel, in order, with the memory that they point at.

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cg_core::{
-    Call, Capture, CaptureMode, Code, Device, Error, Event, Exec, InstantiateFlags, Live, Memory,
-    Module, Pool, Result, Sim, Stream, Template, Tracker, Work,
+    Call, Capture, CaptureMode, Code, Device, Error, Event, Exec, Inputs, InstantiateFlags, Live,
+    Memory, Module, Pool, Result, Sim, Stream, Template, Tracker, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -227,6 +227,36 @@ fn updates() {
         assert!(!exec.is_enabled(&template, sum)?);
         f.replay(&exec)?;
         check(&f.y, &all(9))
+    });
+}
+
+#[test]
+fn inputs_and_plain_replays() {
+    with_each_call_failing(|f| {
+        let template = Arc::new(Template::new(&f.device)?);
+        let slots: Vec<Memory> = (0..128)
+            .map(|i| f.y.slice(i * 8..i * 8 + 8))
+            .collect::<Result<_>>()?;
+        let set = template.add(&Work::memset(&f.x.slice(2048..BYTES)?, 3)?, &[])?;
+        let store = f.y.slice(2048..2056)?;
+        let inputs = Inputs::add(&template, &slots, &[store])?;
+        assert_eq!(
+            template
+                .edges()?
+                .iter()
+                .filter(|edge| edge.to == set)
+                .count(),
+            2
+        );
+        let exec = template.instantiate(InstantiateFlags::default())?;
+        let sources: Vec<_> = (0..128).map(|i| f.x.address().offset(i * 8)).collect();
+        exec.replay_with(&raw::feed(&inputs, &sources, &[5])?, &f.stream)?;
+        exec.replay(&f.stream)?;
+        f.stream.synchronize()?;
+        let mut expected = random(2);
+        expected[..256].copy_from_slice(&random(1)[..256]);
+        expected[512..514].copy_from_slice(&[5, 0]);
+        check(&f.y, &expected)
     });
 }
 

@@ -10,8 +10,8 @@ use cg_core::driver::handle::{EventHandle, ExecHandle, GraphHandle};
 use cg_core::driver::spec::{NodeSpec, WorkSpec};
 use cg_core::driver::{GraphCalls as _, MemoryCalls as _, StreamCalls as _};
 use cg_core::{
-    Address, Args, Capture, CaptureMode, Condition, Device, InstantiateFlags, Memory, Module, Sim, Stream,
-    StreamHandle, Template, Work,
+    Address, Args, Capture, CaptureMode, Condition, Device, InstantiateFlags, Memory, Module, Sim,
+    Stream, StreamHandle, Template, Work,
 };
 
 use support::kernels::{Kernels, PTX};

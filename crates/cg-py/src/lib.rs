@@ -8,12 +8,15 @@ mod enter;
 mod error;
 mod graph;
 mod hook;
+mod inputs;
 mod pool;
 mod raw;
 mod replay;
+mod signature;
 mod sim;
 mod stream;
 mod template;
+mod tensor;
 
 use pyo3::prelude::*;
 
@@ -29,11 +32,17 @@ mod _core {
     #[pymodule_export]
     use super::hook::{HookHandle, register_for_all};
     #[pymodule_export]
+    use super::inputs::Inputs;
+    #[pymodule_export]
     use super::pool::{Block, Pool};
+    #[pymodule_export]
+    use super::signature::Signature;
     #[pymodule_export]
     use super::sim::Sim;
     #[pymodule_export]
     use super::stream::{Event, Stream};
     #[pymodule_export]
     use super::template::Template;
+    #[pymodule_export]
+    use super::tensor::TensorReader;
 }

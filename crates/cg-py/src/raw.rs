@@ -5,18 +5,22 @@
 )]
 
 use std::ffi::c_void;
+use std::mem::MaybeUninit;
 
-use cg_core::{Device, Error, GraphHandle, Result, Stream, StreamHandle, Template, Tracker};
-use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI};
+use cg_core::{
+    Address, Device, Error, GraphHandle, Memory, Result, Stream, StreamHandle, Template, Tracker,
+};
+use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI, DLTensor};
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
+use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
+use crate::tensor::{Dtype, Lazy, Place, View};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: u64 = 2;
 
-/// DLPack versions whose table has `current_work_stream` where `dlpack_ffi` declares it.
+/// DLPack versions whose table has its functions where `dlpack_ffi` declares them.
 const MAJOR: u32 = 1;
 
 /// A stream of torch's, by its raw handle.
@@ -60,6 +64,120 @@ pub(crate) fn new_nodes(
     Ok(nodes.into_iter().map(|node| node.0).collect())
 }
 
+/// The memory of a tensor that replays copy to.
+pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
+    // SAFETY: the range is a tensor's, which the template and its execs retain, or that of words
+    // that the caller of `cgraph._core.Inputs` keeps as long as them.
+    unsafe { Memory::from_raw(device, Address(address), bytes) }
+}
+
+/// The table of functions behind `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
+fn exchange_api(capsule: &Bound<'_, PyCapsule>) -> PyResult<DLPackExchangeAPI> {
+    let table = capsule
+        .pointer_checked(Some(c"dlpack_exchange_api"))?
+        .cast::<DLPackExchangeAPI>()
+        .as_ptr();
+    // SAFETY: a capsule of this name points at a table that lives as long as the process, and its
+    // header has the same layout in all versions.
+    let version = unsafe { (*table).header.version };
+    if version.major != MAJOR {
+        let given = format!("DLPack {}.{}", version.major, version.minor);
+        return Err(argument("the exchange API", &given, "DLPack 1.x"));
+    }
+    // SAFETY: version 1 of the table has these fields, and the table is never changed.
+    Ok(unsafe { *table })
+}
+
+/// torch's "what is this tensor" as a C function: no Python call and no allocation.
+pub(crate) struct ReadTensor {
+    function: unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> i32,
+    class: Py<PyType>,
+}
+
+impl ReadTensor {
+    /// Takes the function from the table of `torch.Tensor`, which is `class`.
+    pub(crate) fn new(capsule: &Bound<'_, PyCapsule>, class: &Bound<'_, PyType>) -> PyResult<Self> {
+        let table = exchange_api(capsule)?;
+        let function = table.dltensor_from_py_object_no_sync.ok_or_else(|| {
+            let name = "dltensor_from_py_object_no_sync of the exchange API";
+            argument(name, "NULL", "a function")
+        })?;
+        let class = class.clone().unbind();
+        Ok(Self { function, class })
+    }
+
+    /// Runs `with` on what the tensor is; none if torch cannot say it in this way. `with` runs no
+    /// Python code, which might change the tensor.
+    #[inline]
+    pub(crate) fn with<T>(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        with: impl FnOnce(&View<'_>) -> T,
+    ) -> Option<T> {
+        // torch does not check what it is given. `isinstance` would ask the metaclass, too.
+        // SAFETY: both are objects, and the second is a class.
+        let is_tensor = unsafe {
+            pyo3::ffi::PyObject_TypeCheck(tensor.as_ptr(), self.class.as_ptr().cast()) != 0
+        };
+        if !is_tensor {
+            return None;
+        }
+        let mut out = MaybeUninit::<DLTensor>::uninit();
+        // SAFETY: `function` is the table's, the object is a `torch.Tensor`, `out` is valid for one
+        // write, and the interpreter is held, as `tensor` shows.
+        let status = unsafe { (self.function)(tensor.as_ptr().cast(), out.as_mut_ptr()) };
+        if status != 0 {
+            drop(PyErr::take(tensor.py()));
+            return None;
+        }
+        // SAFETY: the function says that it has written all of it.
+        let out = unsafe { out.assume_init() };
+        let ndim = usize::try_from(out.ndim).ok()?;
+        // SAFETY: `shape` has `ndim` numbers that live as long as the tensor, which the caller holds
+        // and nothing changes before `with` has returned.
+        let shape = unsafe { numbers(out.shape, ndim) };
+        // SAFETY: as for `shape`; torch always writes strides, as DLPack 1.2 asks for.
+        let strides = unsafe { numbers(out.strides, ndim) };
+        let (code, bits) = (u32::from(out.dtype.code), u64::from(out.dtype.bits));
+        let is_complex = code == dlpack_ffi::DLDataTypeCode::kDLComplex.0;
+        Some(with(&View {
+            address: out.data as u64 + out.byte_offset,
+            element_bytes: (bits * u64::from(out.dtype.lanes)).div_ceil(8),
+            shape,
+            strides,
+            dtype: Dtype::Dlpack(out.dtype.code, out.dtype.bits, out.dtype.lanes),
+            place: place(out.device.device_type, out.device.device_id),
+            // DLPack knows of neither; a real view of a conjugate has gaps, but for one element.
+            lazy: if is_complex || shape.iter().all(|size| *size == 1) {
+                Lazy::Unknown
+            } else {
+                Lazy::No
+            },
+        }))
+    }
+}
+
+/// So many numbers at an address, which may be null if there are none.
+///
+/// # Safety
+/// They are there for `'a`, and nothing changes them.
+unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
+    if count == 0 || first.is_null() {
+        return &[];
+    }
+    // SAFETY: the contract is that of this function.
+    unsafe { std::slice::from_raw_parts(first, count) }
+}
+
+/// Where memory is, whatever its kind there.
+fn place(kind: DLDeviceType, index: i32) -> Place {
+    match kind {
+        DLDeviceType::kDLCPU | DLDeviceType::kDLCUDAHost => Place::Cpu,
+        DLDeviceType::kDLCUDA | DLDeviceType::kDLCUDAManaged => Place::Cuda(index),
+        _ => Place::Elsewhere,
+    }
+}
+
 /// torch's "current stream" as a C function: no Python call.
 pub(crate) struct CurrentWorkStream {
     function: unsafe extern "C" fn(DLDeviceType, i32, *mut *mut c_void) -> i32,
@@ -69,19 +187,7 @@ pub(crate) struct CurrentWorkStream {
 impl CurrentWorkStream {
     /// Takes the function from `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
     pub(crate) fn new(capsule: &Bound<'_, PyCapsule>, ordinal: u32) -> PyResult<Self> {
-        let table = capsule
-            .pointer_checked(Some(c"dlpack_exchange_api"))?
-            .cast::<DLPackExchangeAPI>()
-            .as_ptr();
-        // SAFETY: a capsule of this name points at a table that lives as long as the process, and
-        // its header has the same layout in all versions.
-        let version = unsafe { (*table).header.version };
-        if version.major != MAJOR {
-            let given = format!("DLPack {}.{}", version.major, version.minor);
-            return Err(argument("the exchange API", &given, "DLPack 1.x"));
-        }
-        // SAFETY: version 1 of the table has this field, and the table is never changed.
-        let function = unsafe { (*table).current_work_stream };
+        let function = exchange_api(capsule)?.current_work_stream;
         let function = function.ok_or_else(|| {
             argument(
                 "current_work_stream of the exchange API",

@@ -23,7 +23,7 @@ use handle::{
     Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
     StreamHandle,
 };
-use spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
+use spec::{Dim3, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 
 /// What other threads and streams may do while a capture is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -427,6 +427,20 @@ pub trait GraphCalls {
         exec: ExecHandle,
         node: NodeHandle,
         work: &WorkSpec,
+    ) -> Result<()>;
+
+    /// Changes a kernel node of the exec: [`Self::exec_set_work`] for a kernel of one parameter and
+    /// no dynamic shared memory, without an allocation. The extents are those of grid and block.
+    ///
+    /// # Safety
+    /// As for [`Self::exec_set_work`].
+    unsafe fn exec_set_parameter(
+        &self,
+        exec: ExecHandle,
+        node: NodeHandle,
+        function: FunctionHandle,
+        extents: [Dim3; 2],
+        parameter: &[u8],
     ) -> Result<()>;
 
     /// Switches one node of the exec on or off.

@@ -22,7 +22,7 @@ use super::handle::{
     Address, EventHandle, ExecHandle, FunctionHandle, GraphHandle, ModuleHandle, NodeHandle,
     StreamHandle,
 };
-use super::spec::{EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
+use super::spec::{Dim3, EdgeSpec, NodeDetail, NodeSpec, WorkSpec};
 use super::{
     CaptureInfo, CaptureMode, CaptureStatus, Driver, InstantiateFailure, InstantiateFlags,
     UpdateFailure, is_exiting,
@@ -346,12 +346,6 @@ impl OwnedGraph {
         Ok(Self::made(&self.driver, handle))
     }
 
-    /// The copy of a node in a copy of its graph; the caller has checked the node.
-    pub(crate) fn find_in(&self, copy: &Self, node: NodeHandle) -> Result<NodeHandle> {
-        // SAFETY: both graphs are live as long as their owners, and `node` is one of this graph.
-        unsafe { self.driver.node_find_in_clone(node, copy.handle) }
-    }
-
     /// Adds a node; the caller retains what it names and has checked `after`.
     pub(crate) fn add_node(&self, after: &[NodeHandle], spec: &NodeSpec) -> Result<NodeHandle> {
         // SAFETY: the graph is live as long as `self`; `Template` checks that `after` are its
@@ -381,18 +375,6 @@ impl OwnedGraph {
     pub(crate) fn nodes(&self) -> Result<Vec<NodeHandle>> {
         // SAFETY: the graph is live as long as `self`.
         unsafe { self.driver.graph_nodes(self.handle) }
-    }
-
-    /// How many nodes it has.
-    pub(crate) fn count(&self) -> Result<usize> {
-        // SAFETY: the graph is live as long as `self`.
-        unsafe { self.driver.graph_node_count(self.handle) }
-    }
-
-    /// What one of its nodes comes directly after; the caller has checked the node.
-    pub(crate) fn before(&self, node: NodeHandle) -> Result<Vec<NodeHandle>> {
-        // SAFETY: the graph is live as long as `self`, and `node` is one of it.
-        unsafe { self.driver.node_dependencies(node) }
     }
 
     /// Its edges.
@@ -476,6 +458,21 @@ impl OwnedExec {
         // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph, and
         // retains what `work` names.
         unsafe { self.driver.exec_set_work(self.handle, node, work) }
+    }
+
+    /// Changes a kernel node's grid and block and its one argument, as `inputs::Bound` does.
+    #[inline]
+    pub(crate) fn set_parameter(
+        &self,
+        node: NodeHandle,
+        function: FunctionHandle,
+        extents: [Dim3; 2],
+        bytes: &[u8],
+    ) -> Result<()> {
+        let (driver, exec) = (&self.driver, self.handle);
+        // SAFETY: `Bound` locks the node's graph, keeps the function loaded, passes as many bytes as
+        // its kernel declares, and retains what they name but for what `Inputs::feed` is promised.
+        unsafe { driver.exec_set_parameter(exec, node, function, extents, bytes) }
     }
 
     /// Switches a node on or off; the caller holds the node's graph.

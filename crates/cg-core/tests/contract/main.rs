@@ -34,6 +34,8 @@ mod capture_rules;
 mod data;
 mod exec;
 mod graph;
+mod input_rules;
+mod inputs;
 mod memory;
 mod node;
 mod stream;

@@ -3,7 +3,9 @@
 
 use cg_core::driver::handle::{GraphHandle, NodeHandle};
 use cg_core::driver::{CaptureInfo, CaptureStatus};
-use cg_core::{CaptureMode, Device, Result, Stream, StreamHandle, Template, Tracker};
+use cg_core::{
+    Address, CaptureMode, Device, Feed, Inputs, Result, Stream, StreamHandle, Template, Tracker,
+};
 
 /// The legacy default stream.
 pub(crate) fn legacy_stream(device: &Device) -> Stream {
@@ -91,6 +93,16 @@ pub(crate) fn with_borrowed_graph(device: &Device, with: impl FnOnce(&Template))
 fn destroy_graph(device: &Device, graph: GraphHandle) {
     // SAFETY: the callers own the graph, and it is no child's.
     unsafe { device.driver().graph_destroy(graph) }
+}
+
+/// What a replay is to copy and store.
+pub(crate) fn feed<'a>(
+    inputs: &'a Inputs,
+    sources: &'a [Address],
+    values: &'a [u64],
+) -> Result<Feed<'a>> {
+    // SAFETY: the tests keep the memory of their sources until the replays have passed.
+    unsafe { inputs.feed(sources, values) }
 }
 
 /// What this thread's capture mode is.

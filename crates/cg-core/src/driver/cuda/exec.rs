@@ -10,8 +10,8 @@ use cudarc::driver::sys;
 use super::check;
 use super::work::{self, Copy3d};
 use crate::code::{Call, Code};
-use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle};
-use crate::driver::spec::WorkSpec;
+use crate::driver::handle::{ExecHandle, FunctionHandle, GraphHandle, NodeHandle};
+use crate::driver::spec::{Dim3, WorkSpec};
 use crate::driver::{InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
@@ -125,6 +125,27 @@ pub(super) unsafe fn set_work(
             check(Call::GraphExecHostNodeSetParams, result)
         }
     }
+}
+
+/// Changes the one argument of a kernel node; the context is current.
+///
+/// # Safety
+/// As for `GraphCalls::exec_set_parameter`.
+#[inline]
+pub(super) unsafe fn set_parameter(
+    exec: ExecHandle,
+    node: NodeHandle,
+    function: FunctionHandle,
+    [grid, block]: [Dim3; 2],
+    parameter: &[u8],
+) -> Result<()> {
+    let (exec, node) = (exec.0 as sys::CUgraphExec, node.0 as sys::CUgraphNode);
+    let mut args = [parameter.as_ptr().cast_mut().cast()];
+    let params = work::kernel(function, grid, block, 0, &mut args);
+    // SAFETY: `exec`, `node` and the function are live and the kernel has one parameter of this
+    // size, by the contract; the driver reads `params`, `args` and the bytes, and copies them.
+    let result = unsafe { sys::cuGraphExecKernelNodeSetParams_v2(exec, node, &raw const params) };
+    check(Call::GraphExecKernelNodeSetParams, result)
 }
 
 /// `CUDA_GRAPH_INSTANTIATE_PARAMS` with numbers for its handles and its result.

@@ -8,8 +8,8 @@ use cudarc::driver::sys;
 
 use super::{Cuda, check, exec, newer, node, out, params};
 use crate::code::{Call, Code};
-use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::spec::{EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
+use crate::driver::handle::{ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle};
+use crate::driver::spec::{Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
 
@@ -293,6 +293,20 @@ impl GraphCalls for Cuda {
         let _entered = self.enter()?;
         // SAFETY: this method's contract is that function's, and the context is current.
         unsafe { exec::set_work(self.context(), exec, node, work) }
+    }
+
+    #[inline]
+    unsafe fn exec_set_parameter(
+        &self,
+        exec: ExecHandle,
+        node: NodeHandle,
+        function: FunctionHandle,
+        extents: [Dim3; 2],
+        parameter: &[u8],
+    ) -> Result<()> {
+        let _entered = self.enter()?;
+        // SAFETY: this method's contract is that function's, and the context is current.
+        unsafe { exec::set_parameter(exec, node, function, extents, parameter) }
     }
 
     unsafe fn exec_set_enabled(

@@ -8,6 +8,24 @@ use crate::driver::spec::NodeIds;
 use crate::error::Result;
 
 impl OwnedGraph {
+    /// The copy of a node in a copy of its graph; the caller has checked the node.
+    pub(crate) fn find_in(&self, copy: &Self, node: NodeHandle) -> Result<NodeHandle> {
+        // SAFETY: both graphs are live as long as their owners, and `node` is one of this graph.
+        unsafe { self.driver.node_find_in_clone(node, copy.handle) }
+    }
+
+    /// How many nodes it has.
+    pub(crate) fn count(&self) -> Result<usize> {
+        // SAFETY: the graph is live as long as `self`.
+        unsafe { self.driver.graph_node_count(self.handle) }
+    }
+
+    /// What one of its nodes comes directly after; the caller has checked the node.
+    pub(crate) fn before(&self, node: NodeHandle) -> Result<Vec<NodeHandle>> {
+        // SAFETY: the graph is live as long as `self`, and `node` is one of it.
+        unsafe { self.driver.node_dependencies(node) }
+    }
+
     /// By which number tools know it.
     pub(crate) fn id(&self) -> Result<Option<u32>> {
         // SAFETY: the graph is live as long as `self`.

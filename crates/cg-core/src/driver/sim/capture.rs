@@ -3,8 +3,8 @@
 use std::collections::HashSet;
 use std::thread::ThreadId;
 
-use super::graph::{self, NodeWork};
 use super::stream::{self, Captured};
+use super::template::{self, NodeWork};
 use super::{State, refuse};
 use crate::code::{Call, Code};
 use crate::driver::handle::{EventHandle, GraphHandle, NodeHandle, StreamHandle};
@@ -105,7 +105,7 @@ pub(super) fn begin(state: &mut State, stream: StreamHandle, mode: CaptureMode) 
     }
     let id = state.fresh();
     let capture = Capture {
-        graph: graph::create(state),
+        graph: template::create(state),
         origin: stream,
         mode,
         thread: std::thread::current().id(),
@@ -134,7 +134,7 @@ pub(super) fn end(state: &mut State, stream: StreamHandle) -> Result<GraphHandle
     }
     if capture.mode != CaptureMode::Relaxed && capture.thread != std::thread::current().id() {
         let capture = close(state, id);
-        graph::destroy(state, capture.graph);
+        template::destroy(state, capture.graph);
         return Err(refuse(
             Call::StreamEndCapture,
             Code::STREAM_CAPTURE_WRONG_THREAD,
@@ -150,7 +150,7 @@ pub(super) fn end(state: &mut State, stream: StreamHandle) -> Result<GraphHandle
         Some(Code::STREAM_CAPTURE_UNJOINED)
     };
     if let Some(code) = code {
-        graph::destroy(state, capture.graph);
+        template::destroy(state, capture.graph);
         return Err(refuse(Call::StreamEndCapture, code));
     }
     Ok(capture.graph)
@@ -162,7 +162,7 @@ pub(super) fn abandon(state: &mut State, stream: StreamHandle) {
         && open(state, id).origin == stream
     {
         let capture = close(state, id);
-        graph::destroy(state, capture.graph);
+        template::destroy(state, capture.graph);
     }
 }
 
@@ -180,7 +180,7 @@ pub(super) fn record(
     let node = NodeHandle(state.fresh());
     let after = frontier(state, stream).clone();
     let graph = open(state, id).graph;
-    graph::insert(graph::get(state, graph), node, work, &after);
+    template::insert(template::get(state, graph), node, work, &after);
     *frontier(state, stream) = vec![node];
     Ok(())
 }
@@ -304,7 +304,7 @@ fn joined(state: &mut State, id: u64, origin: StreamHandle) -> bool {
     let mut reached: HashSet<NodeHandle> = HashSet::new();
     let mut open_nodes = frontier(state, origin).clone();
     let graph = open(state, id).graph;
-    let graph = graph::get(state, graph);
+    let graph = template::get(state, graph);
     while let Some(node) = open_nodes.pop() {
         if reached.insert(node) {
             open_nodes.extend(graph.before(node));

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::Arc;
 
 use super::State;
-use super::graph::{Graph, NodeWork};
 use super::stream::Event;
+use super::template::{Graph, NodeWork};
 use super::work::Work;
 use crate::driver::handle::{ExecHandle, GraphHandle, NodeHandle};
 

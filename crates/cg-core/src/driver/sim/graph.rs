@@ -1,81 +1,20 @@
-//! Simulated graphs: nodes, edges, copies, and the calls on graphs and execs.
+//! The calls on simulated graphs and execs.
 #![expect(
     unsafe_code,
     reason = "implements a trait whose methods are unsafe for other drivers"
 )]
 
-use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
 
 use super::exec::{self, Exec, Replay};
+use super::template::{NodeWork, TELLS_BODIES, copy, create, destroy, get, id, insert, owner_of};
 use super::work::Work;
 use super::{Sim, State, capture, refuse, run, stream};
 use crate::code::{Call, Code};
-use crate::driver::handle::{EventHandle, ExecHandle, GraphHandle, NodeHandle, StreamHandle};
-use crate::driver::spec::{Condition, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
+use crate::driver::handle::{ExecHandle, FunctionHandle, GraphHandle, NodeHandle, StreamHandle};
+use crate::driver::spec::{Dim3, EdgeKind, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
 use crate::driver::{GraphCalls, InstantiateFailure, InstantiateFlags, UpdateFailure};
 use crate::error::Result;
-
-#[derive(Clone)]
-pub(super) enum NodeWork {
-    Work(Work),
-    Record(EventHandle),
-    Wait(EventHandle),
-    Empty,
-    Child(GraphHandle),
-    /// Is there to be looked at; see [`Sim::add_conditional`].
-    Conditional(Condition, Vec<GraphHandle>),
-}
-
-impl NodeWork {
-    /// The graphs that belong to the node.
-    pub(super) fn bodies(&self) -> &[GraphHandle] {
-        match self {
-            Self::Child(child) => std::slice::from_ref(child),
-            Self::Conditional(_, bodies) => bodies,
-            _ => &[],
-        }
-    }
-}
-
-impl From<Work> for NodeWork {
-    fn from(work: Work) -> Self {
-        Self::Work(work)
-    }
-}
-
-pub(super) struct Node {
-    pub(super) work: NodeWork,
-    pub(super) before: Vec<NodeHandle>,
-}
-
-#[derive(Default)]
-pub(super) struct Graph {
-    /// In the order of adding.
-    pub(super) nodes: BTreeMap<NodeHandle, Node>,
-    /// The graph whose child this is.
-    pub(super) parent: Option<GraphHandle>,
-    /// Where this is a copy: its nodes by those that they are copies of.
-    copies: HashMap<NodeHandle, NodeHandle>,
-}
-
-impl Graph {
-    pub(super) fn before(&self, node: NodeHandle) -> &[NodeHandle] {
-        &self.nodes[&node].before
-    }
-}
-
-pub(super) fn insert(graph: &mut Graph, node: NodeHandle, work: NodeWork, after: &[NodeHandle]) {
-    let before = after.to_vec();
-    graph.nodes.insert(node, Node { work, before });
-}
-
-/// A new empty graph.
-pub(super) fn create(state: &mut State) -> GraphHandle {
-    let handle = state.fresh();
-    state.graphs.insert(handle, Graph::default());
-    GraphHandle(handle)
-}
 
 impl GraphCalls for Sim {
     fn graph_create(&self) -> Result<GraphHandle> {
@@ -371,15 +310,27 @@ impl GraphCalls for Sim {
             WorkSpec::Host(_) => Call::GraphExecHostNodeSetParams,
         };
         let mut state = self.enter(call)?;
-        let work = Work::resolve(&state, work, call)?.into();
-        let step = exec(&mut state, handle).step(node);
-        let step = step.ok_or_else(|| refuse(call, Code::INVALID_VALUE))?;
-        if exec::refusal(&step.work, &work).is_some() {
-            return Err(refuse(call, Code::INVALID_VALUE));
-        }
-        let before = std::mem::replace(&mut step.work, work);
-        state.trash.push(Box::new(before));
-        Ok(())
+        set_work(&mut state, handle, node, work, call)
+    }
+
+    unsafe fn exec_set_parameter(
+        &self,
+        handle: ExecHandle,
+        node: NodeHandle,
+        function: FunctionHandle,
+        [grid, block]: [Dim3; 2],
+        parameter: &[u8],
+    ) -> Result<()> {
+        let call = Call::GraphExecKernelNodeSetParams;
+        let mut state = self.enter(call)?;
+        let work = WorkSpec::Kernel {
+            function,
+            grid,
+            block,
+            shared_bytes: 0,
+            args: Arc::new([parameter.into()]),
+        };
+        set_work(&mut state, handle, node, &work, call)
     }
 
     unsafe fn exec_set_enabled(
@@ -407,51 +358,6 @@ impl GraphCalls for Sim {
     }
 }
 
-impl Sim {
-    /// Adds a conditional node that chooses from copies of `bodies`, as code that is not ours may
-    /// have captured one. It is there to be looked at: a replay of it panics.
-    ///
-    /// # Errors
-    /// The faults that were asked for.
-    pub fn add_conditional(
-        &self,
-        handle: GraphHandle,
-        after: &[NodeHandle],
-        condition: Condition,
-        bodies: &[GraphHandle],
-    ) -> Result<NodeHandle> {
-        let mut state = self.enter(Call::GraphAddNode)?;
-        let bodies = bodies
-            .iter()
-            .map(|body| copy(&mut state, *body, Some(handle)));
-        let work = NodeWork::Conditional(condition, bodies.collect());
-        let node = NodeHandle(state.fresh());
-        insert(get(&mut state, handle), node, work, after);
-        Ok(node)
-    }
-
-    fn tells_ids(&self) -> bool {
-        self.inner.version >= TELLS_IDS
-    }
-}
-
-/// The first driver that tells ids.
-const TELLS_IDS: u32 = 13_010;
-/// The first driver that tells what a conditional node chooses from.
-const TELLS_BODIES: u32 = 13_020;
-
-/// The number of an object; handles are multiples of 16.
-fn id(handle: u64) -> u32 {
-    u32::try_from(handle >> 4).expect("fewer handles are given out")
-}
-
-pub(super) fn get(state: &mut State, handle: GraphHandle) -> &mut Graph {
-    match state.graphs.get_mut(&handle.0) {
-        Some(graph) => graph,
-        None => panic!("{handle:?} is not live"),
-    }
-}
-
 fn exec(state: &mut State, handle: ExecHandle) -> &mut Exec {
     match state.execs.get_mut(&handle.0) {
         Some(exec) => exec,
@@ -459,60 +365,22 @@ fn exec(state: &mut State, handle: ExecHandle) -> &mut Exec {
     }
 }
 
-fn owner_of(state: &State, node: NodeHandle) -> GraphHandle {
-    let found = state
-        .graphs
-        .iter()
-        .find(|(_, graph)| graph.nodes.contains_key(&node));
-    match found {
-        Some((handle, _)) => GraphHandle(*handle),
-        None => panic!("{node:?} is no node of a live graph"),
+/// Changes what a node of an exec does. The node itself must be live: CUDA finds the exec's by it.
+fn set_work(
+    state: &mut State,
+    handle: ExecHandle,
+    node: NodeHandle,
+    work: &WorkSpec,
+    call: Call,
+) -> Result<()> {
+    owner_of(state, node);
+    let work = Work::resolve(state, work, call)?.into();
+    let step = exec(state, handle).step(node);
+    let step = step.ok_or_else(|| refuse(call, Code::INVALID_VALUE))?;
+    if exec::refusal(&step.work, &work).is_some() {
+        return Err(refuse(call, Code::INVALID_VALUE));
     }
-}
-
-pub(super) fn destroy(state: &mut State, handle: GraphHandle) {
-    let Some(removed) = state.graphs.remove(&handle.0) else {
-        panic!("graph_destroy of {handle:?}, which is not live")
-    };
-    for node in removed.nodes.values() {
-        if let NodeWork::Child(child) = node.work {
-            destroy(state, child);
-        }
-    }
-    state.trash.push(Box::new(removed));
-}
-
-/// A copy of a graph with new node handles, children copied too.
-fn copy(state: &mut State, original: GraphHandle, parent: Option<GraphHandle>) -> GraphHandle {
-    let handle = GraphHandle(state.fresh());
-    let nodes: Vec<(NodeHandle, NodeWork, Vec<NodeHandle>)> = get(state, original)
-        .nodes
-        .iter()
-        .map(|(node, found)| (*node, found.work.clone(), found.before.clone()))
-        .collect();
-    let renamed: HashMap<NodeHandle, NodeHandle> = nodes
-        .iter()
-        .map(|(node, ..)| (*node, NodeHandle(state.fresh())))
-        .collect();
-    let mut copied = Graph {
-        parent,
-        ..Graph::default()
-    };
-    for (node, work, before) in nodes {
-        let work = match work {
-            NodeWork::Child(child) => NodeWork::Child(copy(state, child, Some(handle))),
-            NodeWork::Conditional(condition, bodies) => {
-                let bodies = bodies
-                    .into_iter()
-                    .map(|body| copy(state, body, Some(handle)));
-                NodeWork::Conditional(condition, bodies.collect())
-            }
-            other => other,
-        };
-        let before: Vec<NodeHandle> = before.iter().map(|b| renamed[b]).collect();
-        insert(&mut copied, renamed[&node], work, &before);
-    }
-    copied.copies = renamed;
-    state.graphs.insert(handle.0, copied);
-    handle
+    let before = std::mem::replace(&mut step.work, work);
+    state.trash.push(Box::new(before));
+    Ok(())
 }

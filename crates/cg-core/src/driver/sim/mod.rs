@@ -21,6 +21,7 @@ mod memory;
 mod ptx;
 mod run;
 mod stream;
+mod template;
 mod work;
 
 use std::any::Any;
@@ -83,7 +84,7 @@ struct State {
     events: BTreeMap<u64, stream::Event>,
     captures: BTreeMap<u64, capture::Capture>,
     thread_modes: HashMap<std::thread::ThreadId, CaptureMode>,
-    graphs: BTreeMap<u64, graph::Graph>,
+    graphs: BTreeMap<u64, template::Graph>,
     execs: BTreeMap<u64, exec::Exec>,
     calls: Vec<Call>,
     fail_next: Vec<(Call, Code)>,

@@ -5,9 +5,9 @@ use std::cell::Cell;
 use std::collections::VecDeque;
 
 use super::exec::{Replay, Status};
-use super::graph::NodeWork;
 use super::memory::SimMemory;
 use super::stream::Item;
+use super::template::NodeWork;
 use super::work::{Function, Work, call_host};
 use super::{Locked, Sim, State, refuse};
 use crate::code::{Call, Code};
@@ -56,9 +56,18 @@ impl KernelCall<'_> {
     pub fn memory(&self, index: usize, bytes: u64) -> SimMemory {
         let address = self.arg(index).try_into();
         let address = u64::from_le_bytes(address.expect("the argument has eight bytes"));
+        self.memory_at(Address(address), bytes)
+    }
+
+    /// The `bytes` bytes at an address that the kernel got in some other way.
+    ///
+    /// # Panics
+    /// If the range is not inside one live allocation.
+    #[must_use]
+    pub fn memory_at(&self, address: Address, bytes: u64) -> SimMemory {
         let user = format!("kernel {}", self.name);
         let state = self.sim.state();
-        state.memory.view(Address(address), bytes, &user)
+        state.memory.view(address, bytes, &user)
     }
 }
 

@@ -1,0 +1,155 @@
+//! [`Bound`]: what an exec's input nodes do now.
+
+use std::sync::Arc;
+
+use super::layout::{Parameter, THREADS};
+use super::{Feed, Shared};
+use crate::driver::handle::{Address, NodeHandle};
+use crate::driver::owned::OwnedExec;
+use crate::error::{Error, Result};
+use crate::template::Template;
+
+/// The inputs of one exec, and what its nodes were last set to.
+pub(crate) struct Bound {
+    shared: Arc<Shared>,
+    /// The template, from the first feed on: as long as nodes may have to be set back.
+    template: Option<Arc<Template>>,
+    nodes: Vec<Setting>,
+    /// Whether a node may copy or store something.
+    fed: bool,
+}
+
+/// One node of the exec.
+struct Setting {
+    parameter: Parameter,
+    /// Whether the driver has this parameter.
+    is_set: bool,
+}
+
+impl Bound {
+    /// The inputs of an exec that was made just now.
+    pub(crate) fn new(shared: Arc<Shared>) -> Self {
+        let setting = |part: &super::Part| Setting {
+            parameter: part.neutral.clone(),
+            is_set: true,
+        };
+        Self {
+            nodes: shared.parts.iter().map(setting).collect(),
+            shared,
+            template: None,
+            fed: false,
+        }
+    }
+
+    /// Whether the feed is for these inputs.
+    #[inline]
+    pub(crate) fn takes(&self, feed: &Feed<'_>) -> bool {
+        Arc::ptr_eq(&self.shared, &feed.inputs.shared)
+    }
+
+    /// Makes the next launch copy and store what the feed says. Only nodes that do not do so yet
+    /// are set.
+    #[inline]
+    pub(crate) fn feed(&mut self, exec: &OwnedExec, feed: &Feed<'_>) -> Result<()> {
+        if self.template.is_none() {
+            self.template = Some(Arc::clone(&feed.inputs.template));
+        }
+        let shared = &self.shared;
+        for (part, node) in shared.parts.iter().zip(&mut self.nodes) {
+            let sources = &feed.sources[part.copies.clone()];
+            for (i, source) in sources.iter().enumerate() {
+                if node.parameter.source(i) != *source {
+                    let slot = part.copies.start + i;
+                    if *source != part.neutral.source(i) {
+                        shared.check_source(slot, *source)?;
+                    }
+                    node.parameter.set_source(i, *source);
+                    node.is_set = false;
+                }
+            }
+            let values = &feed.values[part.stores.clone()];
+            let mut changes = node.parameter.set_stores(values.len());
+            for (i, value) in values.iter().enumerate() {
+                changes |= node.parameter.set_value(i, *value);
+            }
+            node.is_set &= !changes;
+        }
+        self.set(exec)
+    }
+
+    /// Makes the next launch copy and store nothing.
+    #[inline]
+    pub(crate) fn rest(&mut self, exec: &OwnedExec) -> Result<()> {
+        if !self.fed {
+            return Ok(());
+        }
+        for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
+            if node.parameter != part.neutral {
+                node.parameter.clone_from(&part.neutral);
+                node.is_set = false;
+            }
+        }
+        self.set(exec)?;
+        self.fed = false;
+        Ok(())
+    }
+
+    /// The exec took over another template: what its nodes do is that template's affair.
+    pub(crate) fn forget(&mut self) {
+        self.nodes.iter_mut().for_each(|node| node.is_set = false);
+        self.fed = false;
+    }
+
+    /// Somebody else set a node.
+    pub(crate) fn forget_node(&mut self, handle: NodeHandle) {
+        for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
+            node.is_set &= part.node != handle;
+        }
+    }
+
+    fn set(&mut self, exec: &OwnedExec) -> Result<()> {
+        // As long as this is locked, the template has the nodes.
+        let live = self.shared.live();
+        if !*live {
+            return Err(self.removed());
+        }
+        for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
+            if !node.is_set {
+                self.fed = true;
+                let function = self.shared.function.handle();
+                let grid = part.neutral.grid(part.stores.len());
+                let extents = [grid.into(), THREADS.into()];
+                exec.set_parameter(part.node, function, extents, node.parameter.as_bytes())?;
+                node.is_set = true;
+            }
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn removed(&self) -> Error {
+        let template = self.template.as_ref();
+        let template = template.map_or_else(String::new, |template| format!("{template:?}"));
+        Error::Foreign {
+            object: "a node of the inputs".to_owned(),
+            found: "no template: it was removed".to_owned(),
+            expected: template,
+        }
+    }
+}
+
+impl Shared {
+    /// Fails if a slot cannot be copied from there.
+    #[inline]
+    fn check_source(&self, slot: usize, source: Address) -> Result<()> {
+        let bytes = self.slots[slot];
+        if !self.destinations.overlap(source, bytes) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            format!("source {slot}"),
+            &format!("{bytes} bytes at {:#x}", source.0),
+            "memory that overlaps no slot and no store: copy it before the replay",
+        ))
+    }
+}

@@ -1,0 +1,268 @@
+//! The parameter of the kernel in `kernel.cu`, byte for byte, and how work is spread over blocks.
+
+use std::ops::Range;
+
+use crate::driver::handle::Address;
+
+/// The kernel's name.
+pub(super) const KERNEL: &str = "cg_inputs";
+/// The module that declares it.
+pub(super) const PTX: &str = include_str!("kernel.ptx");
+/// Threads per block.
+pub(super) const THREADS: u32 = 256;
+
+/// Size of the parameter: the most that every chip takes.
+const BYTES: usize = 4096;
+const HEADER: usize = 16;
+const CELL: usize = 16;
+/// How many cells there are. A copy takes two, a store takes one.
+const CELLS: usize = (BYTES - HEADER) / CELL;
+
+/// What one block copies at most, as long as there are blocks left.
+const TILE: u64 = 8 << 10;
+/// Blocks of one copy at most: more would not run at once.
+const MOST_BLOCKS: u64 = 1024;
+
+// Where the header has what.
+const COPIES: usize = 0;
+const STORES: usize = 4;
+const COPY_BLOCKS: usize = 8;
+
+/// Which copies and which stores each node does, for that many of them.
+pub(super) fn split(copies: usize, stores: usize) -> Vec<(Range<usize>, Range<usize>)> {
+    let mut parts = Vec::new();
+    let (mut copy, mut store) = (0, 0);
+    while copy < copies || store < stores {
+        let more_copies = (copies - copy).min(CELLS / 2);
+        let more_stores = (stores - store).min(CELLS - 2 * more_copies);
+        parts.push((copy..copy + more_copies, store..store + more_stores));
+        copy += more_copies;
+        store += more_stores;
+    }
+    parts
+}
+
+/// One copy, as the kernel reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Copy {
+    pub(super) dst: u64,
+    pub(super) src: u64,
+    pub(super) bytes: u64,
+    pub(super) first_block: u32,
+    pub(super) blocks: u32,
+}
+
+/// The parameter of one launch. Only sources, values and whether it stores ever change: a launch
+/// with another grid would make later replays slower.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Parameter {
+    bytes: Box<[u8]>,
+}
+
+impl Parameter {
+    /// One that does nothing: sources are destinations, and nothing is stored.
+    pub(super) fn new(copies: &[(Address, u64)], stores: &[Address]) -> Self {
+        let mut new = Self {
+            bytes: vec![0; BYTES].into(),
+        };
+        let mut next_block = 0;
+        for (i, (dst, bytes)) in copies.iter().enumerate() {
+            let blocks = blocks_of(*bytes);
+            new.set_u64(cell(2 * i), dst.0);
+            new.set_u64(cell(2 * i) + 8, dst.0);
+            new.set_u64(cell(2 * i + 1), *bytes);
+            new.set_u32(cell(2 * i + 1) + 8, next_block);
+            new.set_u32(cell(2 * i + 1) + 12, blocks);
+            next_block += blocks;
+        }
+        new.set_u32(COPIES, count(copies.len()));
+        new.set_u32(COPY_BLOCKS, next_block);
+        for (i, address) in stores.iter().enumerate() {
+            new.set_u64(cell(2 * copies.len() + i), address.0);
+        }
+        new
+    }
+
+    /// Reads what a launch was given.
+    ///
+    /// # Panics
+    /// If it has another size.
+    pub(super) fn from_bytes(bytes: &[u8]) -> Self {
+        assert_eq!(bytes.len(), BYTES, "bytes of the parameter of {KERNEL}");
+        Self {
+            bytes: bytes.into(),
+        }
+    }
+
+    /// As the kernel takes it.
+    #[inline]
+    pub(super) fn as_bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Blocks of the launch that can do `stores` stores.
+    pub(super) fn grid(&self, stores: usize) -> u32 {
+        (self.u32(COPY_BLOCKS) + u32::from(stores > 0)).max(1)
+    }
+
+    /// Whether the stores happen.
+    #[inline]
+    pub(super) fn set_stores(&mut self, stores: usize) -> bool {
+        let changes = self.u32(STORES) != count(stores);
+        self.set_u32(STORES, count(stores));
+        changes
+    }
+
+    /// Where the `i`-th copy reads.
+    #[inline]
+    pub(super) fn source(&self, i: usize) -> Address {
+        Address(self.u64(cell(2 * i) + 8))
+    }
+
+    /// Changes where the `i`-th copy reads.
+    #[inline]
+    pub(super) fn set_source(&mut self, i: usize, source: Address) {
+        self.set_u64(cell(2 * i) + 8, source.0);
+    }
+
+    /// Changes the value of the `i`-th store; whether it was another one.
+    #[inline]
+    pub(super) fn set_value(&mut self, i: usize, value: u64) -> bool {
+        let at = cell(2 * self.copies() + i) + 8;
+        let changes = self.u64(at) != value;
+        self.set_u64(at, value);
+        changes
+    }
+
+    /// The copies, in order.
+    pub(super) fn all_copies(&self) -> Vec<Copy> {
+        let copy = |i| Copy {
+            dst: self.u64(cell(2 * i)),
+            src: self.source(i).0,
+            bytes: self.u64(cell(2 * i + 1)),
+            first_block: self.u32(cell(2 * i + 1) + 8),
+            blocks: self.u32(cell(2 * i + 1) + 12),
+        };
+        (0..self.copies()).map(copy).collect()
+    }
+
+    /// Addresses and values of the stores that happen, in order.
+    pub(super) fn all_stores(&self) -> Vec<(Address, u64)> {
+        let first = 2 * self.copies();
+        let last = first + self.u32(STORES) as usize;
+        let store = |i| (Address(self.u64(cell(i))), self.u64(cell(i) + 8));
+        (first..last).map(store).collect()
+    }
+
+    #[inline]
+    fn copies(&self) -> usize {
+        self.u32(COPIES) as usize
+    }
+
+    #[inline]
+    fn u32(&self, at: usize) -> u32 {
+        let (_, rest) = self.bytes.split_at(at);
+        u32::from_le_bytes(*rest.first_chunk().expect("it lies inside"))
+    }
+
+    #[inline]
+    fn u64(&self, at: usize) -> u64 {
+        let (_, rest) = self.bytes.split_at(at);
+        u64::from_le_bytes(*rest.first_chunk().expect("it lies inside"))
+    }
+
+    #[inline]
+    fn set_u32(&mut self, at: usize, value: u32) {
+        self.bytes[at..at + 4].copy_from_slice(&value.to_le_bytes());
+    }
+
+    #[inline]
+    fn set_u64(&mut self, at: usize, value: u64) {
+        self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
+    }
+}
+
+/// Where a cell begins.
+#[inline]
+fn cell(index: usize) -> usize {
+    HEADER + index * CELL
+}
+
+/// How many blocks copy so many bytes.
+fn blocks_of(bytes: u64) -> u32 {
+    let blocks = bytes.div_ceil(TILE).min(MOST_BLOCKS);
+    u32::try_from(blocks).expect("no more than the most")
+}
+
+#[inline]
+fn count(entries: usize) -> u32 {
+    u32::try_from(entries).expect("no more entries than cells")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_module_declares_the_kernel_with_a_parameter_of_this_size() {
+        let entry = PTX.split(".entry").nth(1).unwrap();
+        let declared = format!("{KERNEL}_param_0[{BYTES}]");
+        assert!(entry.trim_start().starts_with(KERNEL));
+        assert!(entry.split(')').next().unwrap().contains(&declared));
+        assert_eq!(PTX.matches(".entry").count(), 1);
+    }
+
+    #[test]
+    fn every_copy_and_store_is_done_by_one_node_and_fits_it() {
+        let counts = [0, 1, 2, 126, 127, 128, 254, 255, 256, 1000];
+        for (copies, stores) in counts.iter().flat_map(|c| counts.map(|s| (*c, s))) {
+            let parts = split(copies, stores);
+            let (mut copy, mut store) = (0, 0);
+            for (copies, stores) in &parts {
+                assert_eq!((copies.start, stores.start), (copy, store));
+                assert!(2 * copies.len() + stores.len() <= CELLS);
+                assert!(copies.len() + stores.len() > 0);
+                (copy, store) = (copies.end, stores.end);
+            }
+            assert_eq!((copy, store), (copies, stores));
+        }
+    }
+
+    #[test]
+    fn a_full_parameter_has_room_for_all_its_entries() {
+        for (copies, stores) in [(127, 1), (0, 255), (100, 55)] {
+            let entries: Vec<(Address, u64)> = (0..copies).map(|i| (Address(i), i)).collect();
+            let addresses: Vec<Address> = (0..stores).map(Address).collect();
+            let mut parameter = Parameter::new(&entries, &addresses);
+            parameter.set_stores(addresses.len());
+            let (first, last) = (&addresses[0], addresses.len() - 1);
+            assert!(parameter.set_value(last, 7) && !parameter.set_value(last, 7));
+            assert_eq!(parameter.all_stores()[0].0, *first);
+            assert_eq!(parameter.all_stores()[last], (addresses[last], 7));
+            assert_eq!(parameter.all_copies().len(), entries.len());
+        }
+    }
+
+    #[test]
+    fn a_new_parameter_changes_nothing() {
+        let parameter = Parameter::new(&[(Address(16), 100), (Address(512), 0)], &[Address(8)]);
+        assert!(parameter.all_copies().iter().all(|c| c.src == c.dst));
+        assert_eq!(parameter.all_stores(), []);
+    }
+
+    #[test]
+    fn blocks_follow_one_another_and_cover_the_bytes() {
+        let sizes = [0, 1, TILE, TILE + 1, 0, MOST_BLOCKS * TILE * 3, 5, 0];
+        let entries: Vec<(Address, u64)> = sizes.iter().map(|bytes| (Address(1), *bytes)).collect();
+        let parameter = Parameter::new(&entries, &[]);
+        let mut next = 0;
+        for copy in parameter.all_copies() {
+            assert_eq!(copy.first_block, next);
+            assert_eq!(copy.blocks == 0, copy.bytes == 0);
+            next += copy.blocks;
+        }
+        assert_eq!(u64::from(next), 1 + 1 + 2 + MOST_BLOCKS + 1);
+        assert_eq!((parameter.grid(0), parameter.grid(2)), (next, next + 1));
+        assert_eq!(Parameter::new(&[(Address(1), 0)], &[]).grid(0), 1);
+    }
+}

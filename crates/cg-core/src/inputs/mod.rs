@@ -1,0 +1,278 @@
+//! [`Inputs`]: root nodes that copy sources into a template's memory and store words, set and
+//! launched at each replay by one call.
+
+mod bound;
+mod destinations;
+mod layout;
+mod simulate;
+
+use std::fmt;
+use std::ops::Range;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::device::Device;
+use crate::driver::handle::{Address, NodeHandle};
+use crate::driver::owned::{relaxed, same_driver};
+use crate::driver::spec::{NodeSpec, WorkSpec};
+use crate::error::{Error, Result};
+use crate::memory::Memory;
+use crate::retain::Retained;
+use crate::template::Template;
+use crate::work::{Function, Module};
+
+pub(crate) use bound::Bound;
+use destinations::Destinations;
+use layout::{KERNEL, PTX, Parameter, THREADS};
+pub(crate) use simulate::register;
+
+/// Nodes at the root of a template that copy what a replay is given into the template's memory.
+///
+/// [`Inputs::feed`] and [`crate::Exec::replay_with`] say what a replay copies and stores. Any other
+/// replay copies and stores nothing. It keeps its template alive, since an exec's node is changed
+/// through the template's; so does an exec that was fed once.
+///
+/// ```
+/// # use cg_core::{Device, Inputs, InstantiateFlags, Memory, Sim, Stream, Template, Work};
+/// # use std::sync::Arc;
+/// # let device = Device::sim(&Sim::default());
+/// let (a, b) = (Memory::new(&device, 64)?, Memory::new(&device, 64)?);
+/// let template = Arc::new(Template::new(&device)?);
+/// template.add(&Work::memcpy(&b, &a)?, &[])?;
+/// let inputs = Inputs::add(&template, &[a], &[])?;
+/// let exec = template.instantiate(InstantiateFlags::default())?;
+///
+/// let (stream, new) = (Stream::new(&device)?, Memory::new(&device, 64)?);
+/// new.write(&[7; 64])?;
+/// let sources = [new.address()];
+/// // SAFETY: `new` lives until the stream has passed the replay.
+/// let feed = unsafe { inputs.feed(&sources, &[]) }?;
+/// exec.replay_with(&feed, &stream)?;
+/// stream.synchronize()?;
+/// assert_eq!(b.read()?, [7; 64]);
+/// # Ok::<(), cg_core::Error>(())
+/// ```
+#[derive(Clone)]
+pub struct Inputs {
+    template: Arc<Template>,
+    shared: Arc<Shared>,
+}
+
+/// What one replay copies and stores; made by [`Inputs::feed`].
+#[derive(Debug, Clone, Copy)]
+pub struct Feed<'a> {
+    inputs: &'a Inputs,
+    sources: &'a [Address],
+    values: &'a [u64],
+}
+
+/// What the template and its execs know of the inputs.
+pub(crate) struct Shared {
+    function: Arc<Function>,
+    parts: Vec<Part>,
+    /// Bytes of each slot.
+    slots: Vec<u64>,
+    stores: usize,
+    destinations: Destinations,
+    /// Whether the template still has all nodes. Locked while the driver uses one.
+    live: Mutex<bool>,
+    _named: Vec<Retained>,
+}
+
+/// One node.
+pub(crate) struct Part {
+    node: NodeHandle,
+    copies: Range<usize>,
+    stores: Range<usize>,
+    /// The parameter that the template's node has: it changes nothing.
+    neutral: Parameter,
+}
+
+impl Inputs {
+    /// Adds nodes for any number of slots and stores, which come before all nodes that the template
+    /// has now. A slot is memory that replays copy to, a store eight bytes that they set.
+    ///
+    /// Execs that were made before do not have them.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if two destinations overlap, or a store is not eight bytes at a multiple
+    /// of eight; [`Error::Foreign`] for memory of another device; what the driver reports.
+    pub fn add(template: &Arc<Template>, slots: &[Memory], stores: &[Memory]) -> Result<Self> {
+        let driver = template.device().driver();
+        for memory in slots.iter().chain(stores) {
+            let object = format!("{memory:?}, destination of inputs");
+            same_driver(&**driver, &**memory.driver(), &object)?;
+        }
+        for store in stores {
+            if store.bytes() != 8 || !store.address().0.is_multiple_of(8) {
+                let given = format!("{store:?}");
+                let expected = "eight bytes at a multiple of eight";
+                return Err(Error::invalid("memory of a store", &given, expected));
+            }
+        }
+        let destinations = Destinations::new(slots.iter().chain(stores))?;
+        let function = template.device().inputs_kernel(load)?;
+        let owners = slots.iter().chain(stores).filter_map(Memory::owner);
+        let mut named: Vec<Retained> = owners.cloned().collect();
+        named.push(Arc::clone(&function) as Retained);
+        let mut parts = parts(slots, stores);
+        let specs: Vec<NodeSpec> = parts.iter().map(|part| part.spec(&function)).collect();
+        let shared = template.add_roots(&specs, &named, |nodes| {
+            for (part, node) in parts.iter_mut().zip(nodes) {
+                part.node = *node;
+            }
+            Arc::new(Shared {
+                function,
+                parts,
+                slots: slots.iter().map(Memory::bytes).collect(),
+                stores: stores.len(),
+                destinations,
+                live: Mutex::new(true),
+                _named: named.clone(),
+            })
+        })?;
+        Ok(Self {
+            template: Arc::clone(template),
+            shared,
+        })
+    }
+
+    /// The template that they were added to.
+    #[must_use]
+    pub fn template(&self) -> &Arc<Template> {
+        &self.template
+    }
+
+    /// How many slots there are.
+    #[must_use]
+    pub fn slots(&self) -> usize {
+        self.shared.slots.len()
+    }
+
+    /// How many stores there are.
+    #[must_use]
+    pub fn stores(&self) -> usize {
+        self.shared.stores
+    }
+
+    /// Whether a slot cannot be copied from this address, since the bytes there are themselves
+    /// copied or stored to, in no order that anybody knows. The slot's own address is no conflict.
+    ///
+    /// # Panics
+    /// If there is no such slot.
+    #[must_use]
+    pub fn conflicts(&self, slot: usize, source: Address) -> bool {
+        let bytes = self.shared.slots[slot];
+        let mut parts = self.shared.parts.iter();
+        let part = parts.find(|part| part.copies.contains(&slot));
+        part.is_some_and(|part| part.neutral.source(slot - part.copies.start) != source)
+            && self.shared.destinations.overlap(source, bytes)
+    }
+
+    /// What a replay is to copy, an address for each slot, and store, a value for each store. The
+    /// address of the slot itself copies nothing.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if there are more or fewer than the inputs have.
+    ///
+    /// # Safety
+    /// Each source is mapped for the slot's bytes until the streams have passed the replays that
+    /// were given the result.
+    #[expect(unsafe_code, reason = "nobody here owns the sources")]
+    pub unsafe fn feed<'a>(
+        &'a self,
+        sources: &'a [Address],
+        values: &'a [u64],
+    ) -> Result<Feed<'a>> {
+        if sources.len() != self.slots() {
+            let expected = format!("{}, one for each slot", self.slots());
+            return Err(Error::invalid(
+                "number of sources",
+                &sources.len(),
+                expected,
+            ));
+        }
+        if values.len() != self.stores() {
+            let expected = format!("{}, one for each store", self.stores());
+            return Err(Error::invalid("number of values", &values.len(), expected));
+        }
+        Ok(Feed {
+            inputs: self,
+            sources,
+            values,
+        })
+    }
+}
+
+impl fmt::Debug for Inputs {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (slots, stores) = (self.slots(), self.stores());
+        write!(f, "Inputs({slots} slots and {stores} stores of ")?;
+        write!(f, "{:?})", self.template)
+    }
+}
+
+impl Feed<'_> {
+    /// The error of a replay of an exec that does not have these inputs.
+    #[cold]
+    pub(crate) fn foreign(&self, template: u64) -> Error {
+        let found = &self.inputs.template;
+        let expected = if found.id() == template {
+            format!("{found:?} when the exec was made, which was before they were added")
+        } else {
+            format!("template {template}, which the exec was made from")
+        };
+        Error::Foreign {
+            object: format!("{:?}", self.inputs),
+            found: format!("{found:?}"),
+            expected,
+        }
+    }
+}
+
+impl Shared {
+    /// Whether one of the nodes is this one.
+    pub(crate) fn has(&self, node: NodeHandle) -> bool {
+        self.parts.iter().any(|part| part.node == node)
+    }
+
+    /// Whether the template still has the nodes; they stay until the result is dropped.
+    pub(crate) fn live(&self) -> MutexGuard<'_, bool> {
+        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Part {
+    fn spec(&self, function: &Function) -> NodeSpec {
+        NodeSpec::Work(WorkSpec::Kernel {
+            function: function.handle(),
+            grid: self.neutral.grid(self.stores.len()).into(),
+            block: THREADS.into(),
+            shared_bytes: 0,
+            args: Arc::new([self.neutral.as_bytes().into()]),
+        })
+    }
+}
+
+/// The nodes, without handles yet.
+fn parts(slots: &[Memory], stores: &[Memory]) -> Vec<Part> {
+    let split = layout::split(slots.len(), stores.len()).into_iter();
+    let part = |(copies, to): (Range<usize>, Range<usize>)| {
+        let own = &slots[copies.clone()];
+        let entries: Vec<_> = own.iter().map(|m| (m.address(), m.bytes())).collect();
+        let addresses: Vec<Address> = stores[to.clone()].iter().map(Memory::address).collect();
+        Part {
+            node: NodeHandle(0),
+            copies,
+            stores: to,
+            neutral: Parameter::new(&entries, &addresses),
+        }
+    };
+    split.map(part).collect()
+}
+
+fn load(device: &Device) -> Result<Function> {
+    // Loading is no reason to break a capture of another thread.
+    relaxed(&**device.driver(), || {
+        Module::load(device, PTX.as_bytes())?.function(KERNEL)
+    })
+}

@@ -1,0 +1,169 @@
+//! `Inputs`: static tensors of a template, and what a call copies into them.
+
+use std::ops::Range;
+use std::sync::Arc;
+
+use cg_core::Address;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+
+use crate::enter::enter;
+use crate::error::argument;
+use crate::raw;
+use crate::signature::{Match, Signature};
+use crate::template::Template;
+use crate::tensor::TensorReader;
+
+/// Root nodes of a template that copy tensors into static ones.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Inputs {
+    core: cg_core::Inputs,
+    slots: Vec<Slot>,
+    /// The memory that torch copies to, before the kernel runs.
+    by_torch: Vec<Range<u64>>,
+}
+
+struct Slot {
+    signature: Signature,
+    /// The static tensor without its history, so that torch may copy to it.
+    tensor: Py<PyAny>,
+    /// Whether the kernel can copy to it: else torch has to.
+    is_plain: bool,
+}
+
+#[pymethods]
+impl Inputs {
+    /// Adds nodes for these static tensors, and for eight bytes at each address of `stores`, which
+    /// the caller keeps alive as long as the template and its execs.
+    #[new]
+    #[pyo3(signature = (template, reader, tensors, stores=Vec::new()))]
+    fn new(
+        py: Python<'_>,
+        template: &Template,
+        reader: &Bound<'_, TensorReader>,
+        tensors: Vec<Bound<'_, PyAny>>,
+        stores: Vec<u64>,
+    ) -> PyResult<Self> {
+        let device = template.core.device();
+        let mut slots = tensors
+            .iter()
+            .map(|tensor| Slot::new(reader, tensor))
+            .collect::<PyResult<Vec<Slot>>>()?;
+        leave_overlapping_to_torch(&mut slots);
+        let memory = slots.iter().map(|slot| {
+            let bytes = if slot.is_plain {
+                slot.signature.nbytes()
+            } else {
+                0
+            };
+            raw::memory(device, slot.signature.address(), bytes)
+        });
+        let memory: Vec<_> = memory.collect();
+        let stores = stores.into_iter().map(|at| raw::memory(device, at, 8));
+        let stores: Vec<_> = stores.collect();
+        let core = enter(py, || {
+            cg_core::Inputs::add(&template.core, &memory, &stores)
+        })?;
+        let tensors: Vec<Py<PyAny>> = tensors.into_iter().map(Bound::unbind).collect();
+        template.core.retain(Arc::new(tensors));
+        let by_torch = slots.iter().filter(|slot| !slot.is_plain);
+        let by_torch = by_torch.map(|slot| slot.signature.span()).collect();
+        Ok(Self {
+            core,
+            slots,
+            by_torch,
+        })
+    }
+
+    /// How many static tensors there are.
+    fn __len__(&self) -> usize {
+        self.slots.len()
+    }
+
+    /// The address that a replay copies to each static tensor from: its own where there is nothing
+    /// to copy, or where torch has copied, which it does here if the strides differ.
+    fn sources(&self, tensors: &Bound<'_, PyTuple>) -> PyResult<Vec<u64>> {
+        let mut sources = Vec::new();
+        self.collect(tensors, &mut sources)?;
+        Ok(sources.into_iter().map(|source| source.0).collect())
+    }
+}
+
+impl Inputs {
+    /// [`Self::sources`] into a vector that is used again.
+    pub(crate) fn collect(
+        &self,
+        tensors: &Bound<'_, PyTuple>,
+        sources: &mut Vec<Address>,
+    ) -> PyResult<()> {
+        if tensors.len() != self.slots.len() {
+            let expected = format!("{}, one for each static input", self.slots.len());
+            let given = tensors.len().to_string();
+            return Err(argument("the number of tensors", &given, &expected));
+        }
+        sources.clear();
+        for (index, (slot, tensor)) in self.slots.iter().zip(tensors.iter_borrowed()).enumerate() {
+            let own = Address(slot.signature.address());
+            sources.push(match slot.signature.fit(&tensor, index)? {
+                Match::Same => own,
+                Match::Copy(address) if self.is_safe(index, address) => Address(address),
+                Match::Copy(_) | Match::Torch => {
+                    slot.copy_by_torch(&tensor)?;
+                    own
+                }
+            });
+        }
+        Ok(())
+    }
+}
+
+impl Inputs {
+    /// Whether the kernel can copy from there, which nothing writes at about the same time.
+    #[inline]
+    fn is_safe(&self, index: usize, address: u64) -> bool {
+        let slot = &self.slots[index];
+        let end = address + slot.signature.nbytes();
+        let mut by_torch = self.by_torch.iter();
+        slot.is_plain
+            && !self.core.conflicts(index, Address(address))
+            && by_torch.all(|range| end <= range.start || range.end <= address)
+    }
+}
+
+impl Slot {
+    fn new(reader: &Bound<'_, TensorReader>, tensor: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let signature = Signature::new(reader, tensor)?;
+        Ok(Self {
+            is_plain: signature.is_dense(),
+            signature,
+            tensor: tensor.call_method0("detach")?.unbind(),
+        })
+    }
+
+    #[cold]
+    fn copy_by_torch(&self, tensor: &Bound<'_, PyAny>) -> PyResult<()> {
+        let py = tensor.py();
+        let tensor = tensor.call_method0(intern!(py, "detach"))?;
+        let own = self.tensor.bind(py);
+        own.call_method1(intern!(py, "copy_"), (tensor,)).map(drop)
+    }
+}
+
+/// Static tensors that share memory are copied by torch, in order: the last one counts.
+fn leave_overlapping_to_torch(slots: &mut [Slot]) {
+    let spans: Vec<Range<u64>> = slots.iter().map(|slot| slot.signature.span()).collect();
+    let mut order: Vec<usize> = (0..slots.len()).filter(|i| !spans[*i].is_empty()).collect();
+    order.sort_by_key(|i| spans[*i].start);
+    // The one that reaches furthest so far.
+    let mut furthest: Option<usize> = None;
+    for next in order {
+        if let Some(before) = furthest.filter(|before| spans[next].start < spans[*before].end) {
+            slots[before].is_plain = false;
+            slots[next].is_plain = false;
+        }
+        if furthest.is_none_or(|before| spans[before].end < spans[next].end) {
+            furthest = Some(next);
+        }
+    }
+}

@@ -1,0 +1,246 @@
+//! `Signature`: what a static tensor takes, and how a tensor gets into it.
+
+use std::ops::Range;
+
+use pyo3::prelude::*;
+
+use crate::error::argument;
+use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, is_lazy};
+
+/// How a tensor gets into a static one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Match {
+    /// It is there: the same memory in the same layout, or no elements.
+    Same,
+    /// By a copy of the bytes from this address.
+    Copy(u64),
+    /// By torch's `copy_`: the strides differ, or the bytes are not the values.
+    Torch,
+}
+
+/// The layout of a static tensor.
+#[derive(Debug)]
+pub(crate) struct Layout {
+    address: u64,
+    bytes: u64,
+    /// From the first element to the end of the last one.
+    span_bytes: u64,
+    shape: Box<[i64]>,
+    strides: Box<[i64]>,
+    dtype: Dtype,
+    place: Place,
+    /// Whether the elements fill `bytes` bytes with no gap and no overlap.
+    is_dense: bool,
+}
+
+impl Layout {
+    fn of(view: &View<'_>) -> Self {
+        let elements: u64 = view.shape.iter().map(|size| size.unsigned_abs()).product();
+        Self {
+            address: view.address,
+            bytes: elements * view.element_bytes,
+            span_bytes: if elements == 0 {
+                0
+            } else {
+                steps(view).sum::<u64>() + view.element_bytes
+            },
+            shape: view.shape.into(),
+            strides: view.strides.into(),
+            dtype: view.dtype,
+            place: view.place,
+            is_dense: is_dense(view.shape, view.strides),
+        }
+    }
+
+    /// How a tensor gets into this one; none if shape, dtype or device differ.
+    #[inline]
+    fn compare(&self, view: &View<'_>) -> Option<Match> {
+        if *self.shape != *view.shape || self.dtype != view.dtype || self.place != view.place {
+            return None;
+        }
+        if self.bytes == 0 {
+            return Some(Match::Same);
+        }
+        let sizes = self.shape.iter().zip(&self.strides).zip(view.strides);
+        let same_strides = || {
+            // The stride of a dimension of size one means nothing.
+            let mut sizes = sizes;
+            sizes.all(|((size, a), b)| *size == 1 || a == b)
+        };
+        Some(match view.address {
+            // No memory of its own: torch, or the tensor's class, knows where the values are.
+            0 => Match::Torch,
+            _ if view.lazy == Lazy::Yes || !same_strides() => Match::Torch,
+            address if address == self.address => Match::Same,
+            address if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
+                Match::Copy(address)
+            }
+            _ => Match::Torch,
+        })
+    }
+}
+
+/// How far apart the first and the last element of each dimension are, in bytes.
+fn steps(view: &View<'_>) -> impl Iterator<Item = u64> {
+    let sizes = view.shape.iter().zip(view.strides);
+    sizes.map(|(size, stride)| ((size - 1) * stride).unsigned_abs() * view.element_bytes)
+}
+
+/// Whether elements of these strides fill their memory with no gap and no overlap.
+fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
+    let mut steps: Vec<(i64, i64)> = strides.iter().copied().zip(shape.iter().copied()).collect();
+    steps.retain(|(_, size)| *size != 1);
+    steps.sort_unstable();
+    let mut next = 1;
+    let mut fits = |(stride, size): &(i64, i64)| {
+        let is_next = *stride == next;
+        next *= size;
+        is_next
+    };
+    shape.contains(&0) || steps.iter().all(&mut fits)
+}
+
+/// What a static tensor takes.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Signature {
+    layout: Layout,
+    words: String,
+    reader: Py<TensorReader>,
+}
+
+#[pymethods]
+impl Signature {
+    /// Reads the static tensor.
+    #[new]
+    pub(crate) fn new(
+        reader: &Bound<'_, TensorReader>,
+        tensor: &Bound<'_, PyAny>,
+    ) -> PyResult<Self> {
+        let (layout, lazy) = reader
+            .get()
+            .with(tensor, |view| (Layout::of(view), view.lazy))?;
+        let words = describe(tensor)?;
+        let refused = |expected| Err(argument("a static input", &words, expected));
+        if layout.address == 0 && layout.bytes > 0 {
+            return refused("a tensor with memory of its own");
+        }
+        if layout.place == Place::Elsewhere {
+            return refused("a tensor in memory of the CPU or of a CUDA device");
+        }
+        if is_lazily(lazy, tensor)? {
+            return refused(
+                "a tensor of plain values: call resolve_conj(), resolve_neg() or dequantize()",
+            );
+        }
+        Ok(Self {
+            layout,
+            words,
+            reader: reader.clone().unbind(),
+        })
+    }
+
+    /// How a tensor gets into the static one: `"same"`, `"copy"` of the bytes at the address that
+    /// is returned too, or by `"torch"`. Raises if it does not fit; `index` is for the message.
+    #[pyo3(signature = (tensor, index=0))]
+    fn check(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<(&'static str, u64)> {
+        Ok(match self.fit(tensor, index)? {
+            Match::Same => ("same", self.layout.address),
+            Match::Copy(address) => ("copy", address),
+            Match::Torch => ("torch", 0),
+        })
+    }
+
+    /// Where the static tensor begins.
+    #[getter]
+    pub(crate) fn address(&self) -> u64 {
+        self.layout.address
+    }
+
+    /// How many bytes its elements have together.
+    #[getter]
+    pub(crate) fn nbytes(&self) -> u64 {
+        self.layout.bytes
+    }
+
+    /// Whether the elements lie side by side, so that a copy of bytes is a copy of the tensor.
+    #[getter]
+    pub(crate) fn is_dense(&self) -> bool {
+        self.layout.is_dense
+    }
+}
+
+impl Signature {
+    /// The addresses from the first element to the end of the last one.
+    pub(crate) fn span(&self) -> Range<u64> {
+        let start = self.layout.address;
+        start..start + self.layout.span_bytes
+    }
+
+    /// How a tensor gets into the static one.
+    #[inline]
+    pub(crate) fn fit(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<Match> {
+        let compare = |view: &View<'_>| (self.layout.compare(view), view.lazy);
+        let read = self.reader.get().with(tensor, compare);
+        match read {
+            Ok((Some(Match::Torch), _)) => Ok(Match::Torch),
+            Ok((Some(_), Lazy::Unknown)) if is_lazy(tensor)? => Ok(Match::Torch),
+            Ok((Some(found), _)) => Ok(found),
+            Ok((None, _)) => Err(self.misfit(&describe(tensor)?, index)),
+            Err(error) => Err(self.unreadable(tensor, index, error)),
+        }
+    }
+
+    #[cold]
+    fn misfit(&self, given: &str, index: usize) -> PyErr {
+        argument(&format!("argument {index}"), given, &self.words)
+    }
+
+    #[cold]
+    fn unreadable(&self, tensor: &Bound<'_, PyAny>, index: usize, error: PyErr) -> PyErr {
+        let py = tensor.py();
+        let class = tensor.get_type();
+        let class = class
+            .name()
+            .map_or_else(|_| "?".into(), |name| name.to_string());
+        let misfit = self.misfit(&format!("a {class} that cannot be read"), index);
+        misfit.set_cause(py, Some(error));
+        misfit
+    }
+}
+
+fn is_lazily(lazy: Lazy, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    match lazy {
+        Lazy::No => Ok(false),
+        Lazy::Yes => Ok(true),
+        Lazy::Unknown => is_lazy(tensor),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::is_dense;
+
+    #[test]
+    fn elements_side_by_side_are_dense_in_any_order_of_dimensions() {
+        for (shape, strides) in [
+            (&[][..], &[][..]),
+            (&[1], &[77]),
+            (&[5], &[1]),
+            (&[2, 3], &[3, 1]),
+            (&[2, 3], &[1, 2]),
+            (&[4, 1, 2, 3], &[6, 0, 1, 2]),
+            (&[3, 0, 2], &[9, 9, 9]),
+        ] {
+            assert!(is_dense(shape, strides), "{shape:?} {strides:?}");
+        }
+        for (shape, strides) in [
+            (&[5][..], &[2][..]),
+            (&[5], &[0]),
+            (&[2, 3], &[4, 1]),
+            (&[2, 3], &[1, 1]),
+            (&[2, 2], &[1, 4]),
+        ] {
+            assert!(!is_dense(shape, strides), "{shape:?} {strides:?}");
+        }
+    }
+}

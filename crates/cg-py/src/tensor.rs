@@ -1,0 +1,154 @@
+//! What a torch tensor is: read by torch's C function where there is one, else by Python calls.
+
+use pyo3::exceptions::PyRuntimeError;
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyCapsule, PyType};
+
+use crate::error::argument;
+use crate::raw::ReadTensor;
+
+/// A tensor's memory and layout, borrowed from torch.
+pub(crate) struct View<'a> {
+    pub(crate) address: u64,
+    pub(crate) element_bytes: u64,
+    pub(crate) shape: &'a [i64],
+    /// In elements.
+    pub(crate) strides: &'a [i64],
+    pub(crate) dtype: Dtype,
+    pub(crate) place: Place,
+    pub(crate) lazy: Lazy,
+}
+
+/// A dtype, as far as two of them can be told apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Dtype {
+    /// DLPack's code, bits and lanes.
+    Dlpack(u8, u8, u16),
+    /// Where torch's object lies, which is never freed.
+    Object(usize),
+}
+
+/// Where a tensor's memory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Place {
+    Cpu,
+    Cuda(i32),
+    /// Where no copy of ours reaches.
+    Elsewhere,
+}
+
+/// Whether the bytes are not the values, but for example their conjugates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Lazy {
+    No,
+    Yes,
+    /// Only Python can tell.
+    Unknown,
+}
+
+/// Reads tensors.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct TensorReader {
+    function: Option<ReadTensor>,
+    class: Py<PyType>,
+}
+
+#[pymethods]
+impl TensorReader {
+    /// `tensor_type` is `torch.Tensor`, `exchange_api` its `__dlpack_c_exchange_api__` or `None`.
+    #[new]
+    fn new(
+        tensor_type: &Bound<'_, PyType>,
+        exchange_api: Option<&Bound<'_, PyCapsule>>,
+    ) -> PyResult<Self> {
+        let function = exchange_api.map(|capsule| ReadTensor::new(capsule, tensor_type));
+        Ok(Self {
+            function: function.transpose()?,
+            class: tensor_type.clone().unbind(),
+        })
+    }
+}
+
+impl TensorReader {
+    /// Runs `with` on what the tensor is. `with` runs no Python code.
+    #[inline]
+    pub(crate) fn with<T>(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        mut with: impl FnMut(&View<'_>) -> T,
+    ) -> PyResult<T> {
+        let read = self.function.as_ref();
+        match read.and_then(|function| function.with(tensor, &mut with)) {
+            Some(result) => Ok(result),
+            None => self.with_python(tensor, with),
+        }
+    }
+
+    /// The same by Python calls, whose errors say why a tensor cannot be read.
+    #[cold]
+    fn with_python<T>(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        with: impl FnOnce(&View<'_>) -> T,
+    ) -> PyResult<T> {
+        let py = tensor.py();
+        if !tensor.is_instance(self.class.bind(py))? {
+            let given = tensor.get_type().name()?;
+            return Err(argument("the tensor", &given.to_string(), "a torch.Tensor"));
+        }
+        let shape: Vec<i64> = tensor.getattr(intern!(py, "shape"))?.extract()?;
+        let strides: Vec<i64> = tensor.call_method0(intern!(py, "stride"))?.extract()?;
+        let element_bytes = tensor.call_method0(intern!(py, "element_size"))?;
+        let dtype = tensor.getattr(intern!(py, "dtype"))?;
+        let is_quantized = tensor.getattr(intern!(py, "is_quantized"))?;
+        let address: u64 = tensor.call_method0(intern!(py, "data_ptr"))?.extract()?;
+        Ok(with(&View {
+            address,
+            element_bytes: element_bytes.extract()?,
+            shape: &shape,
+            strides: &strides,
+            dtype: Dtype::Object(dtype.as_ptr().addr()),
+            place: place(&tensor.getattr(intern!(py, "device"))?)?,
+            lazy: if is_quantized.extract()? || is_lazy(tensor)? {
+                Lazy::Yes
+            } else {
+                Lazy::No
+            },
+        }))
+    }
+}
+
+/// Whether the memory holds the conjugate or the negative of the values.
+pub(crate) fn is_lazy(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
+    let is = |name| tensor.call_method0(name)?.extract::<bool>();
+    Ok(is(intern!(py, "is_conj"))? || is(intern!(py, "is_neg"))?)
+}
+
+/// A tensor in words, for errors.
+pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
+    let sizes: Vec<String> = tensor
+        .getattr("shape")?
+        .try_iter()?
+        .map(|size| Ok(size?.str()?.to_string()))
+        .collect::<PyResult<_>>()?;
+    let (dtype, device) = (tensor.getattr("dtype")?, tensor.getattr("device")?);
+    Ok(format!(
+        "a {dtype} tensor of shape [{}] on {device}",
+        sizes.join(", ")
+    ))
+}
+
+fn place(device: &Bound<'_, PyAny>) -> PyResult<Place> {
+    let kind: String = device.getattr("type")?.extract()?;
+    Ok(match kind.as_str() {
+        "cpu" => Place::Cpu,
+        "cuda" => {
+            let index: Option<i32> = device.getattr("index")?.extract()?;
+            let index = index.ok_or_else(|| PyRuntimeError::new_err("a device without a number"));
+            Place::Cuda(index?)
+        }
+        _ => Place::Elsewhere,
+    })
+}
