@@ -16,6 +16,7 @@ import atexit as _atexit
 from cgraph import errors, hooks, labels, sim
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
+from cgraph.callables import make_graphed_callables
 from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all
 from cgraph.data import export_dot, export_graph_data, graph_data
@@ -44,6 +45,7 @@ __all__ = [
     "hooks",
     "is_current_stream_capturing",
     "labels",
+    "make_graphed_callables",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",
     "register_graph_destroy_hook",

@@ -66,6 +66,8 @@ class Device:
         """Free and total memory in bytes."""
     def memory_range(self, address: int) -> tuple[int, int] | None:
         """Start and size of the allocation that an address lies in; None if nothing is there."""
+    def word(self, address: int) -> int | None:
+        """The eight bytes at an address, as a number; None if nothing is there."""
     def collect(self) -> int:
         """Drop what only finished work still used; returns how many things wait."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -163,6 +165,8 @@ class Template:
         """A copy, and its raw nodes by those that they are copies of."""
     def clear(self) -> None:
         """Remove all nodes."""
+    def retain(self, object: object) -> None:
+        """Keep an object alive as long as the template, its execs and their replays in flight."""
     def retain_pool(self, pool: Pool) -> None:
         """Keep a pool's segments alive as long as the template and its execs."""
 
@@ -173,6 +177,7 @@ class Graph:
     def __new__(cls, keep_graph: bool = False, *_args: Any, **_kwargs: Any) -> Self: ...
     def replay(self) -> None:
         """Enqueue one run of the graph on the current stream and return."""
+    def _replay_with(self, tensors: tuple[Any, ...]) -> None: ...
     _keep_graph: bool
     def _adopt(
         self,
@@ -182,6 +187,8 @@ class Graph:
         ordinal: int | None,
         check: Callable[[], None] | None,
         random_step: Callable[[], None] | None,
+        inputs: Inputs | None,
+        generators: Sequence[tuple[Any, int]],
         sim: Sim | None,
         retained: object,
     ) -> None: ...

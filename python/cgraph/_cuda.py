@@ -3,19 +3,20 @@
 torch's allocator and random state follow a capture only if torch's own graph object opened it. So
 such an object hosts each capture, and the core takes over the graph it recorded. A second, empty
 capture around the first collects the random draws of the first; its replay advances the random
-state, and is needed only where the capture drew numbers.
+state, and is needed only where the capture drew numbers. Where torch keeps that state in words that
+:mod:`cgraph._random` can find, a node of the graph sets them, and the companion only keeps them.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
 
 import torch
 
-from cgraph import _core, _liveness, _torch
+from cgraph import _core, _liveness, _random, _torch
 from cgraph._driver import Captured, Handle, Pool
 from cgraph._labels import Recorder
 from cgraph.errors import ArgumentError, CaptureError, ForeignError
@@ -39,6 +40,8 @@ class PoolHandle(tuple[int, int]):
 class Cuda:
     """The driver of torch's CUDA devices."""
 
+    device_type = "cuda"
+
     def __init__(self) -> None:
         _torch.require_cuda()
         self._side_streams: dict[int, tuple[_core.Stream, torch.cuda.Stream]] = {}
@@ -51,6 +54,7 @@ class Cuda:
         check_liveness: bool,
         generators: list[Any],
         labels: Recorder | None = None,
+        statics: Sequence[torch.Tensor] = (),
     ) -> Recording:
         """Begin a capture on torch's current stream."""
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
@@ -70,7 +74,9 @@ class Cuda:
         side = self._side_stream(device, ordinal)
         handle = _resolve(pool, ordinal, side)
         watch = _liveness.Watch() if check_liveness else None
-        return Recording(device, ordinal, stream, side, handle, mode, watch, generators, labels)
+        return Recording(
+            device, ordinal, stream, side, handle, mode, watch, generators, labels, statics
+        )
 
     def is_capturing(self) -> bool:
         """Whether torch's current stream captures."""
@@ -138,7 +144,9 @@ class Recording:
         watch: _liveness.Watch | None,
         generators: list[Any],
         labels: Recorder | None,
+        statics: Sequence[torch.Tensor],
     ) -> None:
+        self._statics = statics
         self._device = device
         self._ordinal = ordinal
         self._stream = stream
@@ -282,9 +290,19 @@ class Recording:
             host_template.clear()
             self._host.instantiate()
             self._companion, owner = self._host, None
-        companion = self._companion if self._drew_random_numbers() else None
+        drawn = self._drawn()
+        companion = self._companion if drawn else None
         if companion is None:
             self._companion.reset()
+        draws = _random.draws(self._device, drawn, self._side)
+        inputs = None
+        if self._statics or draws:
+            words = [word for draw in draws or () for word in draw.words]
+            reader = _torch.tensor_reader()
+            inputs = _core.Inputs(template, reader, list(self._statics), words)
+            # An exec's inputs are set through its template, which must therefore stay.
+            template.retain((owner, companion))
+            owner = None
         pools: list[Handle] = [self._handle, *(PoolHandle(lease.handle) for lease in self._leases)]
         watch = self._watch
         return Captured(
@@ -293,23 +311,31 @@ class Recording:
             current=_torch.current_stream_source(),
             ordinal=self._ordinal,
             check=None if watch is None else _liveness.Check(self._device, template, watch, pools),
-            random_step=None if companion is None else companion.replay,
+            random_step=None if companion is None or draws is not None else companion.replay,
+            inputs=inputs,
+            generators=[(draw.generator, draw.step) for draw in draws or ()],
             retained=(self._handle, self._leases, companion),
             owner=owner,
             labels=labels,
         )
 
-    def _drew_random_numbers(self) -> bool:
-        """Replay the companion once and see whether a generator moved; then put it back."""
+    def _drawn(self) -> list[tuple[torch.Generator, int]]:
+        """The generators that the capture drew from, and how far that moved their offsets.
+
+        The companion is replayed once to see it, and the offsets are put back.
+        """
         assert self._companion is not None
         before = [generator.get_offset() for generator in self._generators]
         self._companion.replay()
         # The fills of this trial must not come after those of a replay on another stream.
         self._stream.synchronize()
-        drew = before != [generator.get_offset() for generator in self._generators]
+        drawn = []
         for generator, offset in zip(self._generators, before, strict=True):
+            step = generator.get_offset() - offset
             generator.set_offset(offset)
-        return drew
+            if step:
+                drawn.append((generator, step))
+        return drawn
 
     def _pool_seen(self, handle: Handle) -> None:
         known = [self._handle, *(lease.handle for lease in self._leases)]

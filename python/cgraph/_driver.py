@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -36,6 +36,9 @@ class Captured:
         ordinal: The device's number, where ``current`` needs one.
         check: Raises if memory that the graph reads is gone.
         random_step: Advances the random state of a replay.
+        inputs: Nodes that copy to the static inputs and store the state of ``generators``.
+        generators: The generators that a replay draws from, and how far it moves their offsets.
+        feed: Copies tensors to the static inputs before a replay, where ``inputs`` does not.
         sim: The simulator that a replay drives.
         retained: Kept alive until no replay is in flight.
         owner: Owns the template, where cgraph does not.
@@ -51,6 +54,9 @@ class Captured:
         ordinal: int | None = None,
         check: Callable[[], None] | None = None,
         random_step: Callable[[], None] | None = None,
+        inputs: _core.Inputs | None = None,
+        generators: Sequence[tuple[Any, int]] = (),
+        feed: Callable[[tuple[Any, ...]], None] | None = None,
         sim: _core.Sim | None = None,
         retained: object = None,
         owner: object = None,
@@ -62,6 +68,9 @@ class Captured:
         self.ordinal = ordinal
         self.check = check
         self.random_step = random_step
+        self.inputs = inputs
+        self.generators = generators
+        self.feed = feed
         self.sim = sim
         self.retained = retained
         self.owner = owner
@@ -83,7 +92,13 @@ class Recording(Protocol):
 
 
 class Driver(Protocol):
-    """What differs between a GPU and the simulator."""
+    """What differs between a GPU and the simulator.
+
+    Attributes:
+        device_type: Torch's name of the devices that captured tensors are on.
+    """
+
+    device_type: str
 
     def begin(
         self,
@@ -93,10 +108,12 @@ class Driver(Protocol):
         check_liveness: bool,
         generators: list[Any],
         labels: Recorder | None = None,
+        statics: Sequence[Any] = (),
     ) -> Recording:
         """Begin a capture on the current stream; on an error nothing is left behind.
 
-        ``labels`` is started inside the capture, and stopped when it ends in any way.
+        ``labels`` is started inside the capture, and stopped when it ends in any way. ``statics``
+        are tensors that replays copy to.
         """
 
     def is_capturing(self) -> bool:

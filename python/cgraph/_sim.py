@@ -12,7 +12,7 @@ import ctypes
 import functools
 import threading
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -163,7 +163,9 @@ class Recording:
         check_liveness: bool,
         generators: list[torch.Generator],
         labels: _labels.Recorder | None,
+        statics: Sequence[torch.Tensor],
     ) -> None:
+        self._feed = Feed(simulator, statics) if statics else None
         self._simulator = simulator
         self._capture = capture
         self._stream = simulator.current_stream()
@@ -217,6 +219,7 @@ class Recording:
             current=self._simulator.stream_of_replay,
             check=self._recorder.check if self._check_liveness else None,
             sim=None if self._simulator.asynchronous else self._simulator.core,
+            feed=self._feed,
             retained=self._handle,
             labels=None if self._labels is None else self._labels.found,
         )
@@ -235,6 +238,37 @@ class Recording:
             self._labels.stop()
         self._recorder.over = True
         _torch.leave_mode(self._recorder)
+
+
+class Feed:
+    """Copies tensors to static inputs, as work on the stream of the replay.
+
+    Args:
+        simulator: The device.
+        statics: The static inputs.
+    """
+
+    def __init__(self, simulator: Simulator, statics: Sequence[torch.Tensor]) -> None:
+        reader = _torch.tensor_reader()
+        self._simulator = simulator
+        self._statics = [(_core.Signature(reader, one), one.detach()) for one in statics]
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Enqueue the copies."""
+        copies = []
+        pairs = zip(self._statics, tensors, strict=True)
+        for index, ((signature, static), tensor) in enumerate(pairs):
+            if signature.check(tensor, index)[0] != "same":
+                copies.append((static, tensor.detach()))
+
+        def run() -> None:
+            with torch.no_grad(), _torch.without_modes():
+                for static, tensor in copies:
+                    static.copy_(tensor)
+
+        if copies:
+            stream = self._simulator.stream_of_replay()
+            self._simulator.core.launch(stream, "cg_inputs", run)
 
 
 class Recorder(TorchDispatchMode):

@@ -24,8 +24,16 @@ from torch._subclasses.fake_tensor import (
 )
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
+from torch.utils._pytree import (
+    keystr,
+    tree_flatten,
+    tree_flatten_with_path,
+    tree_iter,
+    tree_map,
+    tree_unflatten,
+)
 
+from cgraph import _core
 from cgraph._driver import Handle
 from cgraph.errors import ForeignError, NoDriverError, TorchError
 
@@ -40,6 +48,7 @@ __all__ = [
     "WeakStorage",
     "autograd_sequence",
     "capturable_on_cpu",
+    "captured_draw",
     "current_raw_stream",
     "current_stream_source",
     "demangled",
@@ -48,8 +57,10 @@ __all__ = [
     "evaluating_node",
     "is_capturing",
     "is_same",
+    "leaf_names",
     "leave_mode",
     "new_pool_handle",
+    "tensor_reader",
     "tree_flatten",
     "tree_iter",
     "tree_map",
@@ -92,6 +103,38 @@ def require_cuda() -> None:
 def HostGraph() -> Any:
     """Torch's own graph object, which opens and closes the captures that torch work is part of."""
     return torch._C._CUDAGraph(True)
+
+
+def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
+    """A graph, ready to replay, of one kernel that draws from a generator into a tensor.
+
+    The current stream is one that does not capture.
+    """
+    graph = HostGraph()
+    graph.register_generator_state(generator)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        graph.capture_begin(None, "relaxed")
+        try:
+            out.uniform_(generator=generator)
+        finally:
+            graph.capture_end()
+    graph.instantiate()
+    return graph
+
+
+def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
+    """How the leaves of positional and keyword arguments are found, as ``args[0]['x']``."""
+    args, kwargs = arguments
+    paths = [("args", path) for path, _ in tree_flatten_with_path(args)[0]]
+    paths += [("kwargs", path) for path, _ in tree_flatten_with_path(kwargs)[0]]
+    return [name + keystr(path) for name, path in paths]
+
+
+def tensor_reader() -> _core.TensorReader:
+    """What reads tensors natively, through DLPack's table where this torch has one."""
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return _core.TensorReader(torch.Tensor, api)
 
 
 def draws_from_companion() -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from typing_extensions import Self
@@ -50,6 +50,8 @@ class CUDAGraph(_core.Graph):
     """Where the template's nodes come from, by raw node."""
     _recorder: Recorder | None
     """Records the labels of the next capture."""
+    _statics: Sequence[Any]
+    """The tensors that replays of the next capture copy to; see ``_feeder()``."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
@@ -60,6 +62,7 @@ class CUDAGraph(_core.Graph):
         self._ended = False
         self._labels = {}
         self._recorder = None
+        self._statics = ()
         return self
 
     def __init__(self, keep_graph: bool = False) -> None: ...
@@ -99,6 +102,7 @@ class CUDAGraph(_core.Graph):
             check_liveness=check_input_liveness,
             generators=self._generators,
             labels=self._recorder,
+            statics=self._statics,
         )
         try:
             self._run_hooks("capture_start")
@@ -145,6 +149,8 @@ class CUDAGraph(_core.Graph):
             ordinal=captured.ordinal,
             check=captured.check,
             random_step=captured.random_step,
+            inputs=captured.inputs,
+            generators=captured.generators,
             sim=captured.sim,
             retained=captured.retained,
         )
@@ -313,6 +319,19 @@ class CUDAGraph(_core.Graph):
             self.reset()
         else:
             self._end_cycle()
+
+    def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
+        """What replays the graph with tensors in the places of its static inputs."""
+        assert self._captured is not None
+        feed = self._captured.feed
+        if feed is None:
+            return self._replay_with
+
+        def replay(tensors: tuple[Any, ...]) -> None:
+            feed(tensors)
+            self.replay()
+
+        return replay
 
     def _require_empty(self) -> None:
         if self._recording is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 __all__ = [
     "ArgumentError",
+    "CallableError",
     "CaptureError",
     "CgraphError",
     "DriverError",
@@ -60,6 +61,10 @@ class ForeignError(CgraphError, ValueError):
 
 class ArgumentError(CgraphError, ValueError):
     """An argument is not acceptable; the message names it, its value and what is."""
+
+
+class CallableError(ArgumentError, AssertionError):
+    """A callable or its sample cannot be graphed; torch raises ``AssertionError`` for some."""
 
 
 class StateError(CgraphError):

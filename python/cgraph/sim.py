@@ -19,7 +19,7 @@ tensor([2., 3.]) 1
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +44,8 @@ class Simulator:
             replay is driven to its end before it returns, since torch's CPU operators cannot wait
             for a simulated stream.
     """
+
+    device_type = "cpu"
 
     def __init__(
         self,
@@ -106,6 +108,7 @@ class Simulator:
         check_liveness: bool,
         generators: list[Any],
         labels: Recorder | None = None,
+        statics: Sequence[Any] = (),
     ) -> _driver.Recording:
         """Begin a capture on the current stream."""
         from cgraph._sim import Recording
@@ -117,7 +120,7 @@ class Simulator:
             )
         handle, memory = self.pools.resolve(pool)
         capture = _core.Capture.begin(self.current_stream(), mode)
-        return Recording(self, capture, handle, memory, check_liveness, generators, labels)
+        return Recording(self, capture, handle, memory, check_liveness, generators, labels, statics)
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""

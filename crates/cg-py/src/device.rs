@@ -4,6 +4,7 @@ use cg_core::Address;
 use pyo3::prelude::*;
 
 use crate::enter::enter;
+use crate::raw;
 use crate::sim::Sim;
 
 /// One GPU, real or simulated.
@@ -59,6 +60,12 @@ impl Device {
     fn memory_range(&self, py: Python<'_>, address: u64) -> PyResult<Option<(u64, u64)>> {
         let range = enter(py, || self.core.memory_range(Address(address)))?;
         Ok(range.map(|(base, bytes)| (base.0, bytes)))
+    }
+
+    /// The eight bytes at an address, as a number; none if nothing is there. The caller keeps the
+    /// memory alive.
+    fn word(&self, py: Python<'_>, address: u64) -> PyResult<Option<u64>> {
+        enter(py, || raw::word(&self.core, address))
     }
 
     /// Drops what only finished work still used; returns how many things wait.

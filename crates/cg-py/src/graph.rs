@@ -12,7 +12,9 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::cycle::Cycle;
 use crate::enter::enter;
 use crate::error::state;
+use crate::fed::Fed;
 use crate::hook::{self, HookHandle, Hooks};
+use crate::inputs::Inputs;
 use crate::raw::CurrentWorkStream;
 use crate::replay::{Current, Ready};
 use crate::sim::Sim;
@@ -39,6 +41,7 @@ struct Environment {
     current: Arc<Current>,
     check: Option<Py<PyAny>>,
     random_step: Option<Py<PyAny>>,
+    fed: Option<Arc<Fed>>,
     drive: Option<Py<Sim>>,
     /// Kept alive until the last stream has passed the last replay.
     retained: Arc<Py<PyAny>>,
@@ -67,25 +70,12 @@ impl Graph {
     /// hooks run, and one that raises prevents the replay. The replay-end hooks run also if the
     /// launch fails.
     fn replay(slf: &Bound<'_, Self>) -> PyResult<()> {
-        let (py, graph) = (slf.py(), slf.get());
-        let ready = match graph.ready() {
-            Some(ready) => ready,
-            None => Self::instantiate_for_replay(slf)?,
-        };
-        ready.check(py)?;
-        if !graph.hooks.has(Phase::ReplayStart) && !graph.hooks.has(Phase::ReplayEnd) {
-            return ready.replay(py);
-        }
-        graph.hooks.run(Phase::ReplayStart, slf)?;
-        let replayed = ready.replay(py);
-        let ended = graph.hooks.run(Phase::ReplayEnd, slf);
-        match (replayed, ended) {
-            (Err(error), Err(of_hook)) => {
-                of_hook.write_unraisable(py, Some(slf));
-                Err(error)
-            }
-            (replayed, ended) => replayed.and(ended),
-        }
+        Self::run(slf, None)
+    }
+
+    /// As [`Self::replay`], with each tensor copied into the static input of its place first.
+    fn _replay_with(slf: &Bound<'_, Self>, tensors: &Bound<'_, PyTuple>) -> PyResult<()> {
+        Self::run(slf, Some(tensors))
     }
 
     /// Adds a hook of this graph.
@@ -132,23 +122,33 @@ impl Graph {
     ///
     /// `current` finds the stream of a replay: a `dlpack_exchange_api` capsule, or a callable that
     /// takes `ordinal`, or without `ordinal` one that returns a `Stream`. Before each replay
-    /// `check` and then `random_step` are called, `sim` is driven after it, and `retained` is kept
-    /// until no replay is in flight.
-    #[pyo3(signature = (template, *, current, ordinal, check, random_step, sim, retained))]
+    /// `check` and then `random_step` are called, and `inputs` get seed and offset of each of the
+    /// `generators`, which is advanced by the number that comes with it. `sim` is driven after a
+    /// replay, and `retained` is kept until no replay is in flight.
+    #[pyo3(signature = (
+        template, *, current, ordinal, check, random_step, inputs, generators, sim, retained
+    ))]
     #[expect(
         clippy::too_many_arguments,
         reason = "one call takes over all that a capture left"
     )]
     fn _adopt(
         &self,
+        py: Python<'_>,
         template: &Template,
         current: Bound<'_, PyAny>,
         ordinal: Option<u32>,
         check: Option<Py<PyAny>>,
         random_step: Option<Py<PyAny>>,
+        inputs: Option<Py<Inputs>>,
+        generators: Vec<(Py<PyAny>, u64)>,
         sim: Option<Py<Sim>>,
         retained: Py<PyAny>,
     ) -> PyResult<()> {
+        let id = enter(py, || template.core.graph_id())?;
+        let fed = inputs
+            .map(|inputs| Fed::new(inputs, generators))
+            .transpose()?;
         let current = match (current.cast::<PyCapsule>(), ordinal) {
             (Ok(capsule), Some(ordinal)) => {
                 Current::Dlpack(CurrentWorkStream::new(capsule, ordinal)?)
@@ -163,12 +163,13 @@ impl Graph {
                 current: Arc::new(current),
                 check,
                 random_step,
+                fed: fed.map(Arc::new),
                 drive: sim,
                 retained: Arc::new(retained),
             }),
         };
         let before = std::mem::replace(&mut *self.state(), adopted);
-        self.cycle.captured([]);
+        self.cycle.captured(id);
         // Dropping may run any code, also some that comes back here: the lock is open.
         drop(before);
         Ok(())
@@ -177,7 +178,12 @@ impl Graph {
     /// Instantiates the template; the exec before is dropped once the new one exists.
     fn _instantiate(&self, py: Python<'_>) -> PyResult<()> {
         let template = self.template()?;
-        let exec = enter(py, || template.instantiate(InstantiateFlags::default()))?;
+        let (exec, id) = enter(py, || {
+            let exec = template.instantiate(InstantiateFlags::default())?;
+            let id = exec.graph_id()?;
+            Ok((exec, id))
+        })?;
+        self.cycle.captured(id);
         let mut locked = self.state();
         let environment = locked
             .environment
@@ -189,6 +195,7 @@ impl Graph {
             current: Arc::clone(&environment.current),
             check: environment.check.as_ref().map(|check| check.clone_ref(py)),
             random_step: environment.random_step.as_ref().map(|s| s.clone_ref(py)),
+            fed: environment.fed.clone(),
             drive: environment.drive.as_ref().map(|sim| sim.clone_ref(py)),
         };
         let before = locked.ready.replace(Arc::new(ready));
@@ -244,6 +251,9 @@ impl Graph {
             environment.current.traverse(&visit)?;
             visit.call(&environment.check)?;
             visit.call(&environment.random_step)?;
+            if let Some(fed) = &environment.fed {
+                fed.traverse(&visit)?;
+            }
             visit.call(&environment.drive)?;
         }
         match &state.ready {
@@ -277,6 +287,29 @@ impl Graph {
 }
 
 impl Graph {
+    #[inline]
+    fn run(slf: &Bound<'_, Self>, tensors: Option<&Bound<'_, PyTuple>>) -> PyResult<()> {
+        let (py, graph) = (slf.py(), slf.get());
+        let ready = match graph.ready() {
+            Some(ready) => ready,
+            None => Self::instantiate_for_replay(slf)?,
+        };
+        ready.check(py)?;
+        if !graph.hooks.has(Phase::ReplayStart) && !graph.hooks.has(Phase::ReplayEnd) {
+            return ready.replay(py, tensors);
+        }
+        graph.hooks.run(Phase::ReplayStart, slf)?;
+        let replayed = ready.replay(py, tensors);
+        let ended = graph.hooks.run(Phase::ReplayEnd, slf);
+        match (replayed, ended) {
+            (Err(error), Err(of_hook)) => {
+                of_hook.write_unraisable(py, Some(slf));
+                Err(error)
+            }
+            (replayed, ended) => replayed.and(ended),
+        }
+    }
+
     /// The graph is not instantiated: Python decides whether it may be now.
     #[cold]
     fn instantiate_for_replay(slf: &Bound<'_, Self>) -> PyResult<Arc<Ready>> {

@@ -91,6 +91,22 @@ impl Inputs {
 }
 
 impl Inputs {
+    pub(crate) fn core(&self) -> &cg_core::Inputs {
+        &self.core
+    }
+
+    /// How many words are stored.
+    pub(crate) fn stores(&self) -> usize {
+        self.core.stores()
+    }
+
+    /// The sources of a replay that copies nothing.
+    pub(crate) fn rest(&self, sources: &mut Vec<Address>) {
+        sources.clear();
+        let slots = self.slots.iter();
+        sources.extend(slots.map(|slot| Address(slot.signature.address())));
+    }
+
     /// [`Self::sources`] into a vector that is used again.
     pub(crate) fn collect(
         &self,

@@ -6,6 +6,7 @@ mod cycle;
 mod device;
 mod enter;
 mod error;
+mod fed;
 mod graph;
 mod hook;
 mod inputs;

@@ -8,7 +8,8 @@ use std::ffi::c_void;
 use std::mem::MaybeUninit;
 
 use cg_core::{
-    Address, Device, Error, GraphHandle, Memory, Result, Stream, StreamHandle, Template, Tracker,
+    Address, Device, Error, Feed, GraphHandle, Memory, Result, Stream, StreamHandle, Template,
+    Tracker,
 };
 use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI, DLTensor};
 use pyo3::prelude::*;
@@ -69,6 +70,32 @@ pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
     // SAFETY: the range is a tensor's, which the template and its execs retain, or that of words
     // that the caller of `cgraph._core.Inputs` keeps as long as them.
     unsafe { Memory::from_raw(device, Address(address), bytes) }
+}
+
+/// What a replay copies and stores.
+#[inline]
+pub(crate) fn feed<'a>(
+    inputs: &'a cg_core::Inputs,
+    sources: &'a [Address],
+    values: &'a [u64],
+) -> Result<Feed<'a>> {
+    // SAFETY: the sources are the memory of tensors that the caller holds during the call. torch
+    // unmaps the memory of a dead tensor only after it has waited for the device.
+    unsafe { inputs.feed(sources, values) }
+}
+
+/// Eight bytes of device memory; none if nothing is there.
+pub(crate) fn word(device: &Device, address: u64) -> Result<Option<u64>> {
+    match device.memory_range(Address(address))? {
+        Some((base, bytes)) if address + 8 <= base.0 + bytes => {
+            // SAFETY: the driver has just said that the eight bytes are mapped; the caller of
+            // `cgraph._core.Device.word` keeps them so until the call returns.
+            let memory = unsafe { Memory::from_raw(device, Address(address), 8) };
+            let bytes = memory.read()?;
+            Ok(bytes.try_into().ok().map(u64::from_le_bytes))
+        }
+        _ => Ok(None),
+    }
 }
 
 /// The table of functions behind `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).

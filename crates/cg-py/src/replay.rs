@@ -3,9 +3,12 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::enter::enter;
+use crate::error::state;
+use crate::fed::Fed;
 use crate::raw::{self, CurrentWorkStream};
 use crate::sim::Sim;
 use crate::stream::Stream;
@@ -36,14 +39,17 @@ pub(crate) struct Ready {
     pub(crate) current: Arc<Current>,
     /// Raises if memory that the graph reads is gone; none unless it was asked for.
     pub(crate) check: Option<Py<PyAny>>,
-    /// Advances the random state; none where the capture consumed no randomness.
+    /// Advances the random state; none where the capture consumed no randomness, or where `fed`
+    /// does it.
     pub(crate) random_step: Option<Py<PyAny>>,
+    /// What is copied and stored first; none in most graphs.
+    pub(crate) fed: Option<Arc<Fed>>,
     /// The simulator whose replays are driven to their end; none on a GPU.
     pub(crate) drive: Option<Py<Sim>>,
 }
 
 impl Ready {
-    /// Shows the garbage collector what this owns.
+    /// Shows the garbage collector what this owns alone.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.check)?;
         visit.call(&self.random_step)?;
@@ -59,9 +65,13 @@ impl Ready {
         }
     }
 
-    /// Enqueues one replay on the current stream.
+    /// Enqueues one replay on the current stream, with these tensors copied to the static inputs.
     #[inline]
-    pub(crate) fn replay(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn replay(
+        &self,
+        py: Python<'_>,
+        tensors: Option<&Bound<'_, PyTuple>>,
+    ) -> PyResult<()> {
         let handle = match &*self.current {
             Current::Dlpack(current) => current.get(py)?,
             Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
@@ -70,7 +80,11 @@ impl Ready {
         if let Some(step) = &self.random_step {
             step.call0(py)?;
         }
-        enter(py, || self.launch(handle))
+        match (&self.fed, tensors) {
+            (Some(fed), tensors) => fed.replay(py, &self.exec, handle, tensors),
+            (None, None) => enter(py, || self.launch(handle)),
+            (None, Some(_)) => Err(state("the graph was captured without static inputs")),
+        }
     }
 
     fn launch(&self, handle: u64) -> cg_core::Result<()> {

@@ -100,6 +100,11 @@ impl Template {
         enter(py, || self.core.clear())
     }
 
+    /// Keeps an object alive as long as the template, its execs and their replays in flight.
+    fn retain(&self, object: Py<PyAny>) {
+        self.core.retain(Arc::new(object));
+    }
+
     /// Keeps a pool's segments alive as long as the template and its execs.
     fn retain_pool(&self, pool: &Pool) {
         self.core.retain(pool.core.retained());

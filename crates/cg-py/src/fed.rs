@@ -1,0 +1,123 @@
+//! `Fed`: what a replay copies into the graph's memory and stores there, before its own work.
+
+use std::sync::{Mutex, PoisonError};
+
+use cg_core::{Address, Exec};
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::enter::enter;
+use crate::error::state;
+use crate::inputs::Inputs;
+use crate::raw;
+
+/// The root nodes of a graph, and the random state that they hand to its kernels.
+pub(crate) struct Fed {
+    inputs: Py<Inputs>,
+    random: Vec<Random>,
+    /// Vectors to use again. Nobody waits for them: a second replay at the same time makes its own.
+    scratch: Mutex<Option<Scratch>>,
+}
+
+/// A generator that the graph draws from. Its seed and its offset are two stores.
+struct Random {
+    generator: Py<PyAny>,
+    /// How far a replay moves the offset.
+    step: u64,
+}
+
+#[derive(Default)]
+struct Scratch {
+    sources: Vec<Address>,
+    values: Vec<u64>,
+}
+
+impl Fed {
+    /// Inputs whose stores are seed and offset of each generator in turn.
+    pub(crate) fn new(inputs: Py<Inputs>, random: Vec<(Py<PyAny>, u64)>) -> PyResult<Self> {
+        if inputs.get().stores() != 2 * random.len() {
+            return Err(state("inputs must have two stores for each generator"));
+        }
+        let random = random.into_iter();
+        Ok(Self {
+            inputs,
+            random: random
+                .map(|(generator, step)| Random { generator, step })
+                .collect(),
+            scratch: Mutex::default(),
+        })
+    }
+
+    /// Shows the garbage collector what this owns.
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.inputs)?;
+        let mut random = self.random.iter();
+        random.try_for_each(|random| visit.call(&random.generator))
+    }
+
+    /// Enqueues one replay on a stream, with these tensors or with what the static ones hold.
+    #[inline]
+    pub(crate) fn replay(
+        &self,
+        py: Python<'_>,
+        exec: &Exec,
+        stream: u64,
+        tensors: Option<&Bound<'_, PyTuple>>,
+    ) -> PyResult<()> {
+        let inputs = self.inputs.get();
+        let mut scratch = self.lock().take().unwrap_or_default();
+        match tensors {
+            Some(tensors) => inputs.collect(tensors, &mut scratch.sources)?,
+            None => inputs.rest(&mut scratch.sources),
+        }
+        self.advance(py, &mut scratch.values)?;
+        let (sources, values) = (&scratch.sources, &scratch.values);
+        let launched = enter(py, || {
+            let feed = raw::feed(inputs.core(), sources, values)?;
+            exec.replay_with_on(
+                &feed,
+                |last| last.handle().0 == stream,
+                || raw::stream(exec.device(), stream),
+            )
+        });
+        if launched.is_err() {
+            self.take_back(py, &scratch.values)?;
+        }
+        *self.lock() = Some(scratch);
+        launched
+    }
+
+    /// Notes seed and offset of each generator, and moves the offset as the replay will.
+    fn advance(&self, py: Python<'_>, values: &mut Vec<u64>) -> PyResult<()> {
+        values.clear();
+        for Random { generator, step } in &self.random {
+            let generator = generator.bind(py);
+            let seed = generator.call_method0(intern!(py, "initial_seed"))?;
+            let offset: u64 = generator
+                .call_method0(intern!(py, "get_offset"))?
+                .extract()?;
+            values.extend([seed.extract()?, offset]);
+            generator.call_method1(intern!(py, "set_offset"), (offset + step,))?;
+        }
+        Ok(())
+    }
+
+    /// Undoes [`Self::advance`] where nobody has drawn since.
+    #[cold]
+    fn take_back(&self, py: Python<'_>, values: &[u64]) -> PyResult<()> {
+        for (Random { generator, step }, drawn) in self.random.iter().zip(values.chunks(2)) {
+            let generator = generator.bind(py);
+            let now: u64 = generator.call_method0("get_offset")?.extract()?;
+            if now == drawn[1] + step {
+                generator.call_method1("set_offset", (drawn[1],))?;
+            }
+        }
+        Ok(())
+    }
+
+    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Scratch>> {
+        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,356 @@
+"""``make_graphed_callables``: forward and backward of a callable as graphs, inside autograd.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.cuda.make_graphed_callables.html
+"""
+
+from __future__ import annotations
+
+import functools
+import types
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._driver import Pool
+from cgraph._graphed import Graphed, Sample, leaves
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import ArgumentError, CallableError, StateError
+from cgraph.graphs import graph, graph_pool_handle
+
+__all__ = ["make_graphed_callables"]
+
+
+def make_graphed_callables(
+    callables: Any,
+    sample_args: tuple[Any, ...],
+    num_warmup_iters: int = 3,
+    allow_unused_input: bool = False,
+    pool: Pool | None = None,
+    capture_error_mode: str = "global",
+    enable_annotations: bool = False,
+    *,
+    sample_kwargs: Any = None,
+    preserve_state: bool = False,
+    clone_outputs: bool = False,
+) -> Any:
+    """Graphed versions of functions or modules, for training and inference.
+
+    The forward pass of each is one graph and one autograd node, whose backward pass is another
+    graph. A call copies what it was given into the tensors of the sample and replays.
+
+    Args:
+        callables: A function or ``nn.Module``, or a tuple of them in the order in which they will
+            be called. A module gets a new ``forward``, which is graphed as long as the module is in
+            the mode (training or not) that it is in now. Its parameters and buffers must stay the
+            same tensors.
+        sample_args: The positional arguments of the callable, or a tuple of such tuples. Tensors
+            may be nested in containers that pytree knows. They are the static inputs from now on:
+            do not use them for something else. ``requires_grad`` must be as in later calls. Other
+            values are constants: a call with another value is refused.
+        num_warmup_iters: How often each callable runs before its capture; more than 10 for a module
+            under ``DistributedDataParallel``, which needs 11.
+        allow_unused_input: Give None as gradient of an input that no output depends on, instead of
+            failing.
+        pool: As for :class:`cgraph.graph`.
+        capture_error_mode: As for :class:`cgraph.graph`.
+        enable_annotations: As for :class:`cgraph.graph`.
+        sample_kwargs: The keyword arguments of the callable, or a tuple with those of each.
+        preserve_state: Put random state and the modules' buffers back after the warm-up, which
+            otherwise leaves its traces in them as any call does.
+        clone_outputs: Return copies. Otherwise a result, and the gradient of an input, are
+            overwritten by the next call.
+
+    Returns:
+        The graphed callable, or a tuple of them. A module is returned itself.
+
+    Raises:
+        CallableError: A callable or its sample cannot be graphed; the text says why.
+        StateError: Autocast is on with its cache.
+
+    Hooks of a module itself may be registered afterwards, and then run at each call. Hooks of
+    its submodules are part of what is captured: their work on the device is replayed, their Python
+    runs only now. A call whose tensors have other shapes, types or devices than the sample raises
+    ``ArgumentError``; other strides are copied correctly. Backward works once for each call, before
+    the next one; a second derivative is refused.
+    """
+    driver = _driver.current()
+    if torch.is_autocast_enabled(driver.device_type) and torch.is_autocast_cache_enabled():
+        raise StateError(
+            "make_graphed_callables does not support the autocast caching. Please set"
+            " `cache_enabled=False`."
+        )
+    functions, samples, single = _normalised(callables, sample_args, sample_kwargs)
+    for function, sample in zip(functions, samples, strict=True):
+        _check(function, sample, driver.device_type)
+    if not isinstance(num_warmup_iters, int) or num_warmup_iters < 0:
+        raise ArgumentError(f"num_warmup_iters is {num_warmup_iters!r}, expected a number >= 0")
+    driver.synchronize()
+    stream = driver.new_stream()
+    with _preserved(functions, driver.device_type) if preserve_state else _unchanged():
+        with driver.stream(stream):
+            for function, sample in zip(functions, samples, strict=True):
+                _warm_up(function, sample, num_warmup_iters, allow_unused_input)
+        driver.synchronize()
+        capture = _Capture(
+            graph_pool_handle() if pool is None else pool,
+            stream,
+            capture_error_mode,
+            enable_annotations,
+        )
+        passes = [
+            capture.forward(function, sample)
+            for function, sample in zip(functions, samples, strict=True)
+        ]
+        # In the order in which they will run, so that they can share memory.
+        for one in reversed(passes):
+            capture.backward(one, allow_unused_input)
+    graphed = [
+        _installed(function, Graphed(one, clone_outputs))
+        for function, one in zip(functions, passes, strict=True)
+    ]
+    return graphed[0] if single else tuple(graphed)
+
+
+def _normalised(
+    callables: Any, sample_args: Any, sample_kwargs: Any
+) -> tuple[tuple[Any, ...], list[Sample], bool]:
+    """Callables and samples as equally long sequences, and whether there was just one."""
+    single = not isinstance(callables, tuple)
+    if isinstance(callables, list):
+        raise CallableError(
+            f"callables is a list of {len(callables)}, expected a callable or a tuple of callables"
+        )
+    functions = (callables,) if single else callables
+    all_args = (sample_args,) if single else sample_args
+    all_kwargs = (sample_kwargs,) if single else sample_kwargs
+    if all_kwargs is None:
+        all_kwargs = (None,) * len(functions)
+    for name, given in (("sample_args", all_args), ("sample_kwargs", all_kwargs)):
+        if not isinstance(given, tuple) or len(given) != len(functions):
+            raise CallableError(
+                f"{name} is {_brief(given)}, expected a tuple with those of each of the"
+                f" {len(functions)} callables"
+            )
+    samples = []
+    for function, args, kwargs in zip(functions, all_args, all_kwargs, strict=True):
+        if not callable(function):
+            raise CallableError(f"{_brief(function)} is not callable")
+        if not isinstance(args, tuple):
+            raise CallableError(
+                f"the sample_args of {_name(function)} are {_brief(args)}, expected a tuple"
+            )
+        if not isinstance(kwargs, dict | None):
+            raise CallableError(
+                f"the sample_kwargs of {_name(function)} are {_brief(kwargs)}, expected a dict"
+            )
+        samples.append(Sample(args, kwargs or {}))
+    return functions, samples, single
+
+
+def _check(function: Any, sample: Sample, device_type: str) -> None:
+    """Raise if a callable cannot be graphed with a sample."""
+    tensors = [(f"sample argument {path}", t) for path, t in sample.named_tensors()]
+    if isinstance(function, torch.nn.Module):
+        if function._forward_hooks or function._forward_pre_hooks or function._backward_hooks:
+            raise CallableError(
+                f"{_name(function)}: Modules must not have hooks registered at the time they are"
+                " passed. However, registering hooks on modules after passing them through"
+                " make_graphed_callables is allowed."
+            )
+        for name, buffer in function.named_buffers():
+            if buffer.requires_grad:
+                raise CallableError(
+                    f"{_name(function)}: only parameters may be trainable. All buffers must have"
+                    f" requires_grad=False, and {name} has True"
+                )
+        hooked = [name for name, module in function.named_modules() if name and _has_hooks(module)]
+        if hooked:
+            warnings.warn(
+                f"submodules of {_name(function)} have hooks ({', '.join(hooked)}): their work on"
+                " the device becomes part of the graph, and their Python does not run in replays",
+                stacklevel=3,
+            )
+        tensors += [(f"parameter {name}", p) for name, p in function.named_parameters()]
+        tensors += [(f"buffer {name}", b) for name, b in function.named_buffers()]
+    devices = {tensor.device for _, tensor in tensors if tensor.device.type == device_type}
+    for name, tensor in tensors:
+        if tensor.device.type != device_type or len(devices) > 1:
+            others = " and ".join(sorted(map(str, devices))) or device_type
+            raise CallableError(
+                f"{_name(function)}: {name} is on {tensor.device}, expected all tensors on one"
+                f" {device_type} device, as the others on {others}"
+            )
+
+
+def _has_hooks(module: torch.nn.Module) -> bool:
+    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+
+
+def _warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
+    """Run forward and backward, so that nothing is set up inside the captures."""
+    surface = (*sample.tensors, *_parameters(function))
+    for _ in range(iterations):
+        outputs = [o for o in leaves(sample.call(function)) if _needs_grad(o)]
+        if outputs:
+            grads = tuple(torch.empty_like(output) for output in outputs)
+            _gradients(function, outputs, surface, grads, allow_unused)
+
+
+class _Pass:
+    """The captured passes of one callable.
+
+    Attributes:
+        forward: The graph of the forward pass.
+        backward: That of the backward pass; None where no output needs one.
+        sample: What it was captured with.
+        parameters: Those of the module.
+        outputs: The leaves of what the callable returned.
+        spec: How they are put together.
+        grad_outputs: Where the backward pass reads the gradients of the outputs.
+        grad_inputs: Where it leaves those of the inputs and parameters.
+        function: Kept alive with what it refers to; None for a module.
+    """
+
+    def __init__(self, function: Any, forward: CUDAGraph, sample: Sample, result: Any) -> None:
+        self.name = _name(function)
+        self.function = None if isinstance(function, torch.nn.Module) else function
+        self.forward = forward
+        self.backward: CUDAGraph | None = None
+        self.sample = sample
+        self.parameters = _parameters(function)
+        self.outputs, self.spec = _torch.tree_flatten(result)
+        self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
+        self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
+
+    @property
+    def surface(self) -> tuple[torch.Tensor, ...]:
+        """All that gradients may be asked for."""
+        return (*self.sample.tensors, *self.parameters)
+
+
+class _Capture:
+    """Captures passes into one pool, on one stream."""
+
+    def __init__(self, pool: Pool, stream: Any, mode: str, annotations: bool) -> None:
+        self._options = {
+            "pool": pool,
+            "stream": stream,
+            "capture_error_mode": mode,
+            "enable_annotations": annotations,
+        }
+
+    def forward(self, function: Any, sample: Sample) -> _Pass:
+        """Capture the forward pass."""
+        cuda_graph = CUDAGraph()
+        cuda_graph._statics = sample.tensors
+        with graph(cuda_graph, **self._options):
+            result = sample.call(function)
+        return _Pass(function, cuda_graph, sample, result)
+
+    def backward(self, one: _Pass, allow_unused: bool) -> None:
+        """Capture the backward pass, if there is one."""
+        outputs = [output for output in one.outputs if _needs_grad(output)]
+        if not outputs:
+            return
+        grads = tuple(torch.empty_like(output) for output in outputs)
+        one.backward = CUDAGraph()
+        one.backward._statics = grads
+        with graph(one.backward, **self._options):
+            found = _gradients(one.name, outputs, one.surface, grads, allow_unused)
+        remaining = iter(grads)
+        one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
+        inputs = iter(found)
+        one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
+
+
+def _gradients(
+    function: Any,
+    outputs: Sequence[torch.Tensor],
+    surface: Sequence[torch.Tensor],
+    grads: tuple[torch.Tensor, ...],
+    allow_unused: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    inputs = tuple(tensor for tensor in surface if tensor.requires_grad)
+    if not inputs:
+        raise CallableError(
+            f"{_name(function)}: its outputs require gradients, but none of its arguments and"
+            " parameters does: pass the tensors that it is to be differentiated by as arguments, or"
+            " a module that owns them, or graph it under torch.no_grad()"
+        )
+    return torch.autograd.grad(outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused)
+
+
+def _installed(function: Any, graphed: Graphed) -> Any:
+    """The graphed function, or the module with a graphed forward."""
+    if not isinstance(function, torch.nn.Module):
+
+        @functools.wraps(function, updated=())
+        def graphed_function(*args: Any, **kwargs: Any) -> Any:
+            return graphed(*args, **kwargs)
+
+        return graphed_function
+    training = function.training
+    forward = function.forward
+    # Neither may refer to the module: it would live until the garbage collector finds the circle,
+    # and the graphs with it.
+    module_ref = weakref.ref(function)
+    original: Any = forward
+    if isinstance(forward, types.MethodType) and forward.__self__ is function:
+        original = forward.__func__
+    bound = original is not forward
+
+    def graphed_forward(*args: Any, **kwargs: Any) -> Any:
+        module = module_ref()
+        if module is None:
+            raise StateError(
+                "the graphed module has been freed; its forward cannot be called on its own"
+            )
+        if module.training == training:
+            return graphed(*args, **kwargs)
+        return original(module, *args, **kwargs) if bound else original(*args, **kwargs)
+
+    function.forward = graphed_forward
+    return function
+
+
+@contextmanager
+def _preserved(functions: Sequence[Any], device_type: str) -> Iterator[None]:
+    """Put random state and buffers back."""
+    buffers = [b for f in functions if isinstance(f, torch.nn.Module) for b in f.buffers()]
+    before = [buffer.clone() for buffer in buffers]
+    devices = [torch.cuda.current_device()] if device_type == "cuda" else []
+    with torch.random.fork_rng(devices=devices):
+        yield
+    with torch.no_grad():
+        for buffer, value in zip(buffers, before, strict=True):
+            buffer.copy_(value)
+
+
+@contextmanager
+def _unchanged() -> Iterator[None]:
+    yield
+
+
+def _parameters(function: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(function.parameters()) if isinstance(function, torch.nn.Module) else ()
+
+
+def _needs_grad(output: Any) -> bool:
+    return isinstance(output, torch.Tensor) and output.requires_grad
+
+
+def _name(function: Callable[..., Any] | str) -> str:
+    if isinstance(function, str):
+        return function
+    return getattr(function, "__qualname__", type(function).__qualname__)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"a tensor of shape {tuple(value.shape)}"
+    return f"{type(value).__name__} {value!r:.80}"
