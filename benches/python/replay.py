@@ -13,44 +13,14 @@ from __future__ import annotations
 import argparse
 import ctypes
 import statistics
-import time
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 import cgraph
-from common import publish
+from common import ROUNDS, device_us, host_us, publish
 
 NODES = (1, 10, 100, 1000)
-ROUNDS = 60
-WARM_UP = 5
-
-
-def host_us(calls: Sequence[Callable[[], object]], per_round: int) -> list[float]:
-    """Median host time of each call in µs, measured in turns: a disturbance meets all of them."""
-    rounds: list[list[float]] = [[] for _ in calls]
-    for _ in range(WARM_UP + ROUNDS):
-        for times, call in zip(rounds, calls, strict=True):
-            start = time.perf_counter_ns()
-            for _ in range(per_round):
-                call()
-            times.append((time.perf_counter_ns() - start) / per_round / 1e3)
-            torch.cuda.synchronize()
-    return [statistics.median(times[WARM_UP:]) for times in rounds]
-
-
-def device_us(call: Callable[[], object]) -> float:
-    """Median device time of a call in µs."""
-    times = []
-    for _ in range(ROUNDS):
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        call()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
 
 
 def chain(x: torch.Tensor, nodes: int) -> torch.Tensor:
