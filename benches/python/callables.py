@@ -118,7 +118,7 @@ def training() -> list[list[str]]:
     rows = []
     for name, drop in (("dropped", True), ("added up", False)):
         eager_us, torch_us, our_us, again, floor = host_us(
-            [step(call, owner, drop) for call, owner in models], 5
+            [step(call, owner, drop) for call, owner in models], 10
         )
         rows.append(
             [

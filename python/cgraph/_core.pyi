@@ -295,6 +295,9 @@ class Block:
     """A range of simulated device memory, with the host memory behind it."""
 
     @property
+    def address(self) -> int:
+        """Where it starts on the device."""
+    @property
     def host_address(self) -> int:
         """Where the host memory behind it starts."""
     @property

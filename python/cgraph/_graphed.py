@@ -133,7 +133,7 @@ class Graphed:
         tensors = self._sample.matched(self.name, args, kwargs)
         if self._backward is not None and torch.is_grad_enabled():
             self._warn_of_lost_gradients(tensors)
-            outputs = _Replay.apply(self, *tensors, *self._parameters)  # type: ignore[no-untyped-call]
+            outputs = _torch.apply(_Replay, self, *tensors, *self._parameters)
         else:
             outputs = self.forward(tensors)
         if self._is_single:

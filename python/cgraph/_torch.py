@@ -46,6 +46,7 @@ __all__ = [
     "PoolLease",
     "TorchDispatchMode",
     "WeakStorage",
+    "apply",
     "autograd_sequence",
     "capturable_on_cpu",
     "captured_draw",
@@ -121,6 +122,13 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
             graph.capture_end()
     graph.instantiate()
     return graph
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)``, without a search for what functorch left where it is not used."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
 def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:

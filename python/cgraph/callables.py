@@ -266,6 +266,9 @@ class _Capture:
         one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
         inputs = iter(found)
         one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
+        # Nothing of the captured autograd graph may live on: its AccumulateGrad nodes belong to
+        # the capturing stream, and each backward pass would have to wait for that.
+        one.outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in one.outputs]
 
 
 def _gradients(

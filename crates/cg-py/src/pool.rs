@@ -64,7 +64,7 @@ impl Pool {
 /// A range of simulated device memory, with the host memory behind it.
 #[pyclass(frozen, weakref, module = "cgraph._core")]
 pub(crate) struct Block {
-    _memory: cg_core::Memory,
+    memory: cg_core::Memory,
     view: SimMemory,
 }
 
@@ -72,7 +72,7 @@ impl Block {
     fn new(sim: &Sim, memory: cg_core::Memory) -> Self {
         let view = sim.view(memory.address(), memory.bytes());
         Self {
-            _memory: memory,
+            memory,
             view,
         }
     }
@@ -80,6 +80,12 @@ impl Block {
 
 #[pymethods]
 impl Block {
+    /// Where it starts on the device.
+    #[getter]
+    fn address(&self) -> u64 {
+        self.memory.address().0
+    }
+
     /// Where the host memory behind it starts.
     #[getter]
     fn host_address(&self) -> usize {
