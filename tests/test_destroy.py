@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import cgraph
-from lab import Lab, captured, fresh
+from lab import Lab, SimLab, captured, fresh
 
 
 class Thing:
@@ -229,3 +229,20 @@ def test_trap_T42_a_graph_that_the_collector_frees_during_another_capture_breaks
     x.normal_()
     graph.replay()
     assert torch.equal(y, (x + 1) * 3)
+
+
+def test_destroy_hooks_get_the_drivers_numbers_of_template_and_execs() -> None:
+    seen: list[set[int]] = []
+    with cgraph.sim.use(driver_version=13_010) as simulator:
+        lab = SimLab(simulator)
+        x = fresh(lab, 8)
+        with cgraph.register_graph_destroy_hook(seen.append):
+            graph, _ = captured(lab, x, keep_graph=True)
+            graph.instantiate()
+            first = graph.get_graph_data()["exec_graph_id"]
+            graph.instantiate()
+            second = graph.get_graph_data()["exec_graph_id"]
+            graph.reset()
+    assert len(seen) == 1
+    assert seen[0] > {first, second}
+    assert len(seen[0]) == 3

@@ -437,3 +437,24 @@ def test_a_graph_that_holds_one_already_keeps_its_labels(lab: Lab) -> None:
     with pytest.raises(StateError), capture(graph):
         x.add(1)
     assert graph._labels == before and not labels._looks
+
+
+def test_graph_data_has_the_label_of_each_node(lab: Lab) -> None:
+    x, graph = fresh(lab, 8), cgraph.CUDAGraph(keep_graph=True)
+    with cgraph.graph(graph, enable_annotations=True):
+        y = x * 2
+        with cgraph.annotate("inner"):
+            y = y.exp()
+    graph.instantiate()
+    labels = [node["label"] for node in graph.get_graph_data()["nodes"]]
+    assert [label["labels"] for label in labels] == [[], ["inner"]]
+    assert [label["operator"] for label in labels] == ["aten.mul.Tensor", "aten.exp.default"]
+    assert all(label["source"].startswith(__file__) for label in labels)
+    del y
+
+
+def test_graph_data_has_no_labels_where_none_were_recorded(lab: Lab) -> None:
+    graph, _ = captured(lab, x := fresh(lab, 8), keep_graph=True)
+    graph.instantiate()
+    assert {node["label"] for node in graph.get_graph_data()["nodes"]} == {None}
+    del x

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any
 
 from cgraph import _torch
 from cgraph.errors import StateError
+from cgraph.labels import as_dict
 
 if TYPE_CHECKING:
     from cgraph.cudagraph import CUDAGraph
@@ -50,8 +51,10 @@ def graph_data(graph: CUDAGraph) -> dict[str, Any]:
         ``dependencies`` and ``dependents`` (indices). Beyond torch it has ``handle`` (a
         ``cudaGraphNode_t``), ``bytes``, ``dst``, ``src``, ``address`` and ``condition``, each None
         where it means nothing, and ``bodies``: the graphs of a child-graph or conditional node,
-        each with ``nodes`` and ``edges``. Execs number the nodes in bodies anew, so their numbers
-        here are those in the template. Bodies of conditional nodes are known from CUDA 13.2 on.
+        each with ``nodes`` and ``edges``. A node that is in no body also has ``label``: None, or
+        what :func:`cgraph.labels.as_dict` gives. Execs number the nodes in bodies anew, so their
+        numbers here are those in the template. Bodies of conditional nodes are known from CUDA 13.2
+        on.
 
         An edge has ``from`` and ``to`` (indices), ``from_port``, ``to_port`` and ``type`` (CUDA's
         number: 0 for a full dependency, 1 for a programmatic one).
@@ -68,6 +71,8 @@ def graph_data(graph: CUDAGraph) -> dict[str, Any]:
     exec_id = graph._exec_id
     data = _described(json.loads(template.json()))
     for node in data["nodes"]:
+        label = graph._labels.get(node["handle"])
+        node["label"] = None if label is None else as_dict(label)
         node["graph_id"] = exec_id
         node["tools_id"] = None if exec_id is None else exec_id << 32 | node["node_id"]
     return {"exec_graph_id": exec_id, **data}

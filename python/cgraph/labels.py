@@ -8,9 +8,10 @@ works with every driver, and costs nothing where it is off.
 ...     x, graph = torch.ones(4), cgraph.CUDAGraph(keep_graph=True)
 ...     with cgraph.graph(graph, enable_annotations=True), cgraph.annotate("scale"):
 ...         y = x * 2
-...     for label in graph._labels.values():
-...         print(label.stack, label.operator)
-('scale',) aten.mul.Tensor
+...     graph.instantiate()
+...     for node in graph.get_graph_data()["nodes"]:
+...         print(node["label"]["labels"], node["label"]["operator"])
+['scale'] aten.mul.Tensor
 """
 
 from __future__ import annotations
