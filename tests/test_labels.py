@@ -19,7 +19,7 @@ import cgraph
 from cgraph import labels, picture
 from cgraph.errors import ArgumentError, StateError
 from cgraph.labels import Label
-from lab import Lab, SimLab, fresh
+from lab import Lab, SimLab, captured, fresh
 
 OWN = os.path.dirname(cgraph.__file__)
 
