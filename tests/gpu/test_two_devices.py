@@ -1,0 +1,78 @@
+"""Captures on two devices at the same time."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+import torch
+from torch import nn
+
+import cgraph
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+]
+
+
+def test_two_threads_capture_on_two_devices_at_the_same_time() -> None:
+    both = threading.Barrier(2, timeout=60)
+    failures: list[BaseException] = []
+
+    def work(ordinal: int) -> None:
+        try:
+            with torch.cuda.device(ordinal):
+                for _ in range(5):
+                    x, graph = torch.randn(256, device="cuda"), cgraph.CUDAGraph()
+                    both.wait()
+                    with cgraph.graph(graph, capture_error_mode="thread_local"):
+                        y = torch.relu(x) * 2
+                        both.wait()
+                        y = y + x
+                    x.normal_()
+                    graph.replay()
+                    torch.cuda.synchronize()
+                    assert torch.equal(y, torch.relu(x) * 2 + x)
+                    both.wait()
+        except BaseException as error:
+            failures.append(error)
+            both.abort()
+
+    threads = [threading.Thread(target=work, args=(ordinal,)) for ordinal in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+def test_random_numbers_of_two_devices_are_those_of_eager() -> None:
+    graphs = []
+    for ordinal in range(2):
+        with torch.cuda.device(ordinal):
+            graph = cgraph.CUDAGraph()
+            with cgraph.graph(graph):
+                y = torch.rand(64, device="cuda")
+            graphs.append((ordinal, graph, y))
+    torch.cuda.manual_seed_all(77)
+    drawn = []
+    for _ in range(3):
+        for ordinal, graph, y in graphs:
+            with torch.cuda.device(ordinal):
+                graph.replay()
+                drawn.append((ordinal, y.clone()))
+    torch.cuda.manual_seed_all(77)
+    for ordinal, numbers in drawn:
+        assert torch.equal(numbers, torch.rand(64, device=f"cuda:{ordinal}"))
+
+
+def test_a_graphed_module_refuses_inputs_of_the_other_device() -> None:
+    with torch.cuda.device(1):
+        model = nn.Linear(8, 8).to("cuda:1")
+        cgraph.make_graphed_callables(model, (torch.randn(4, 8, device="cuda:1"),))
+        with pytest.raises(cgraph.errors.ArgumentError, match="cuda:0"):
+            model(torch.randn(4, 8, device="cuda:0"))
+        x = torch.randn(4, 8, device="cuda:1")
+        assert torch.equal(model(x), nn.functional.linear(x, model.weight, model.bias))
