@@ -146,6 +146,21 @@ def test_a_failing_instantiate_leaves_everything_as_before(sim: SimLab) -> None:
     assert torch.equal(y, x + 2)
 
 
+@pytest.mark.parametrize("code", [2, 801])
+def test_a_failing_second_instantiate_leaves_the_exec(sim: SimLab, code: int) -> None:
+    x, graph = fresh(sim, 64), cgraph.CUDAGraph(keep_graph=True)
+    with cgraph.graph(graph):
+        y = x + 1
+    graph.instantiate()
+    before = graph.raw_cuda_graph_exec()
+    sim.simulator.fail_next("cuGraphInstantiate", code)
+    with pytest.raises(InstantiateError):
+        graph.instantiate()
+    assert graph.raw_cuda_graph_exec() == before
+    graph.replay()
+    assert torch.equal(y, x + 1)
+
+
 @pytest.mark.gpu
 def test_a_failing_instantiate_leaves_everything_as_before_on_cuda() -> None:
     from cuda.bindings import driver

@@ -176,9 +176,12 @@ class CUDAGraph(_core.Graph):
     def instantiate(self) -> None:
         """Make the template executable, again if it was changed; the exec before is dropped.
 
+        CUDA lets a graph with nodes that allocate memory have one exec at a time: there this waits
+        for the replays of the exec before, and drops it first.
+
         Raises:
             StateError: There is no live template: nothing was captured, or it is not kept.
-            InstantiateError: The driver refuses; the exec before stays.
+            InstantiateError: The driver refuses; the exec before stays where it was not dropped.
         """
         self._require_template("instantiate()")
         self._instantiate()

@@ -22,10 +22,10 @@ def ok(result: tuple[Any, ...]) -> Any:
     return result[1] if len(result) == 2 else result[1:]
 
 
-def graph_to_extend() -> tuple[cgraph.CUDAGraph, Any]:
+def graph_to_extend(x: torch.Tensor | None = None) -> tuple[cgraph.CUDAGraph, Any]:
     from cuda.bindings import driver
 
-    x = fresh(lab, 64)
+    x = fresh(lab, 64) if x is None else x
     graph = cgraph.CUDAGraph(keep_graph=True)
     with cgraph.graph(graph):
         x.mul_(2)
@@ -56,22 +56,39 @@ def test_trap_T168_a_batch_mem_op_node_is_known() -> None:
     assert word.tolist() == [7, 0]
 
 
-def test_nodes_that_allocate_and_free_tell_their_memory() -> None:
+def graph_that_allocates(x: torch.Tensor | None = None) -> tuple[cgraph.CUDAGraph, int]:
+    """One with a node that allocates and one that frees, and the address."""
     from cuda.bindings import driver
 
-    graph, raw = graph_to_extend()
+    graph, raw = graph_to_extend(x)
     params = driver.CUDA_MEM_ALLOC_NODE_PARAMS()
     params.poolProps.allocType = driver.CUmemAllocationType.CU_MEM_ALLOCATION_TYPE_PINNED
     params.poolProps.location.type = driver.CUmemLocationType.CU_MEM_LOCATION_TYPE_DEVICE
     params.poolProps.location.id = 0
     params.bytesize = 4096
     node = ok(driver.cuGraphAddMemAllocNode(raw, None, 0, params))
-    address = int(params.dptr)
     ok(driver.cuGraphAddMemFreeNode(raw, [node], 1, params.dptr))
+    return graph, int(params.dptr)
+
+
+def test_nodes_that_allocate_and_free_tell_their_memory() -> None:
+    graph, address = graph_that_allocates()
     (alloc,) = described(graph, "mem_alloc")
     (free,) = described(graph, "mem_free")
     assert (alloc["address"], free["address"]) == (address, address)
     assert alloc["bytes"] >= 4096 and free["dependencies"] == [alloc["index"]]
+
+
+def test_row_0_10_a_graph_that_allocates_is_instantiated_again_also_in_flight() -> None:
+    x = fresh(lab, 64)
+    before = x.clone()
+    graph, _ = graph_that_allocates(x)
+    for _ in range(3):
+        torch.cuda._sleep(10_000_000)
+        graph.replay()
+        graph.instantiate()
+    graph.replay()
+    assert torch.equal(x, before * 16)
 
 
 def test_a_host_node_tells_function_and_name() -> None:

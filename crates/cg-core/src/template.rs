@@ -268,6 +268,13 @@ impl Template {
         state.graph.node_ids(handle)
     }
 
+    /// Whether a node allocates memory, also one in the graph of a node. CUDA lets such a template
+    /// have one exec at a time, and refuses another with code 801.
+    #[doc(alias = "cuGraphAddMemAllocNode")]
+    pub fn allocates(&self) -> Result<bool> {
+        allocates(&self.state().graph)
+    }
+
     /// A copy, with nodes of its own.
     #[doc(alias = "cuGraphClone")]
     pub fn try_clone(&self) -> Result<Self> {
@@ -297,7 +304,8 @@ impl Template {
     /// before do not see the change.
     ///
     /// # Errors
-    /// [`Error::Instantiate`] with the node at fault, where the driver names one.
+    /// [`Error::Instantiate`] with the node at fault, where the driver names one; for a template that
+    /// [allocates](Self::allocates), also while it has an exec.
     #[doc(alias = "cuGraphInstantiateWithParams")]
     pub fn instantiate(&self, flags: InstantiateFlags) -> Result<Exec> {
         self.device.collect();
@@ -466,6 +474,21 @@ fn add_before(
         }
     }
     Ok(())
+}
+
+fn allocates(graph: &OwnedGraph) -> Result<bool> {
+    for node in graph.nodes()? {
+        let detail = graph.detail(node)?;
+        if matches!(detail, NodeDetail::MemAlloc { .. }) {
+            return Ok(true);
+        }
+        for body in detail.bodies() {
+            if allocates(&graph.child(*body))? {
+                return Ok(true);
+            }
+        }
+    }
+    Ok(false)
 }
 
 /// A node of a graph in words.

@@ -3,8 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-use cg_core::InstantiateFlags;
 use cg_core::hook::Phase;
+use cg_core::{Code, InstantiateFlags};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
@@ -175,11 +175,12 @@ impl Graph {
         Ok(())
     }
 
-    /// Instantiates the template; the exec before is dropped once the new one exists.
+    /// Instantiates the template; the exec before is dropped once the new one exists, or before where
+    /// the graph allocates memory.
     fn _instantiate(&self, py: Python<'_>) -> PyResult<()> {
         let template = self.template()?;
         let (exec, id) = enter(py, || {
-            let exec = template.instantiate(InstantiateFlags::default())?;
+            let exec = self.make_exec(&template)?;
             let id = exec.graph_id()?;
             Ok((exec, id))
         })?;
@@ -316,6 +317,28 @@ impl Graph {
         slf.call_method0("_instantiate_for_replay")?;
         let ready = slf.get().ready();
         ready.ok_or_else(|| state("the graph was reset while it replayed"))
+    }
+
+    fn make_exec(&self, template: &cg_core::Template) -> cg_core::Result<cg_core::Exec> {
+        let refused = match template.instantiate(InstantiateFlags::default()) {
+            Err(error) if error.code() == Some(Code::NOT_SUPPORTED) => error,
+            other => return other,
+        };
+        // A graph that allocates memory has one exec at a time, and one in flight is there until its
+        // replays have passed.
+        let Some(before) = self.ready() else {
+            return Err(refused);
+        };
+        if !template.allocates()? {
+            return Err(refused);
+        }
+        if let Some(last) = before.exec.last_stream() {
+            last.synchronize()?;
+        }
+        self.cycle.replaced(&before.exec);
+        let held = self.state().ready.take();
+        drop((before, held));
+        template.instantiate(InstantiateFlags::default())
     }
 
     /// Empties the graph; what it held is to be dropped with no lock held.

@@ -28,6 +28,7 @@ on_every_driver! {
     a_borrowed_graph_is_not_destroyed,
     the_data_of_a_template_has_all_nodes_and_edges,
     what_a_template_retains_dies_with_its_last_exec,
+    a_template_allocates_only_by_a_node_that_does,
 }
 
 fn set(template: &Template, memory: &cg_core::Memory, after: &[Node]) -> Node {
@@ -301,4 +302,16 @@ fn what_a_template_retains_dies_with_its_last_exec(device: &Device) {
     stream.synchronize().unwrap();
     drop(exec);
     assert_eq!(std::sync::Arc::strong_count(&kept), 1);
+}
+
+fn a_template_allocates_only_by_a_node_that_does(device: &Device) {
+    let (template, child) = (
+        Template::new(device).unwrap(),
+        Template::new(device).unwrap(),
+    );
+    let memory = poisoned(device);
+    set(&child, &memory, &[]);
+    let node = set(&template, &memory, &[]);
+    template.add_child(&child, &[node]).unwrap();
+    assert!(!template.allocates().unwrap());
 }
