@@ -174,7 +174,9 @@ def test_trap_T49_a_failed_wait_does_not_keep_the_callbacks_from_running(
 def test_callbacks_of_a_graph_that_is_alive_run_at_exit() -> None:
     program = """if True:
         import torch, cgraph
-        cgraph.sim.use().__enter__()
+        # Held, since it ends when it goes.
+        using = cgraph.sim.use()
+        using.__enter__()
         x, graph = torch.ones(4), cgraph.CUDAGraph()
         with cgraph.graph(graph):
             y = x + 1
