@@ -136,7 +136,7 @@ def _change_all() -> None:
         if getattr(original, "__module__", None) == torch.cuda.graphs.__name__
     }
     for path, module in list(sys.modules.items()):
-        if isinstance(module, ModuleType) and path.partition(".")[0] != "cgraph":
+        if issubclass(type(module), ModuleType) and path.partition(".")[0] != "cgraph":
             for name, value in list(_names(module).items()):
                 if id(value) in ours_by_id:
                     _change(module, name, ours_by_id[id(value)])
@@ -169,4 +169,4 @@ def _bind(owner: Any, name: str, value: Any) -> None:
 
 def _names(owner: Any) -> Any:
     """What a module or class defines; loads no lazy module, and asks no module's own code."""
-    return vars(owner) if isinstance(owner, type) else object.__getattribute__(owner, "__dict__")
+    return object.__getattribute__(owner, "__dict__")
