@@ -265,8 +265,9 @@ class PoolKeeper:
             _empty_graph(None, side)
             raise ForeignError(
                 f"pool {tuple(handle)} cannot be captured into: its last user is gone, or another"
-                " capture is using it. Keep a graph of the pool alive, or take the handle from"
-                " cgraph.graph_pool_handle(), which keeps its pool"
+                " capture or use_mem_pool is using it. Keep a graph of the pool alive, or take the"
+                " handle from cgraph.graph_pool_handle(), which keeps its pool; begin the capture"
+                " outside of use_mem_pool"
             ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -139,12 +140,14 @@ def test_recomputed_dropout_draws_the_same_numbers_as_unpatched() -> None:
         step = torch.compile(
             lambda x: checkpoint(model, x, use_reentrant=False), mode="reduce-overhead"
         )
-        losses = []
+        results = []
         for _ in range(6):
             loss = step(torch.randn(16, 64, device="cuda")).square().mean()
             loss.backward()
-            losses.append(loss.detach().clone())
-        return [*losses, *(p.grad for p in model.parameters() if p.grad is not None)]
+            gradients = [p.grad for p in model.parameters() if p.grad is not None]
+            results += [tensor.detach().clone() for tensor in (loss, *gradients)]
+            model.zero_grad(set_to_none=True)
+        return results
 
     with inductor_config.patch({"fallback_random": True}):
         in_both(run, replays=6)
@@ -171,6 +174,50 @@ def test_outputs_that_live_on_keep_their_memory_when_a_tree_branches() -> None:
 
     with inductor_config.patch({"triton.slow_path_cudagraph_asserts": True}), torch.no_grad():
         in_both(run, replays=8)
+
+
+def test_the_backend_cudagraphs_gives_eagers_results() -> None:
+    def run() -> list[torch.Tensor]:
+        model, results = mlp(), []
+        compiled = torch.compile(model, backend="cudagraphs")
+        for _ in range(6):
+            x = torch.randn(16, 64, device="cuda")
+            torch.compiler.cudagraph_mark_step_begin()
+            results.append(compiled(x).clone())
+            torch.testing.assert_close(results[-1], model(x))
+        return results
+
+    with torch.no_grad():
+        in_both(run, replays=4)
+
+
+def test_tritons_benchmark_of_a_graph_measures_cgraphs() -> None:
+    from triton.testing import do_bench_cudagraph
+
+    x = torch.randn(1 << 20, device="cuda")
+    with cgraph.patch_torch(), counted() as counts:
+        assert do_bench_cudagraph(lambda: x.mul_(1.0), rep=2) > 0
+    assert counts["captures"] > 0 and counts["replays"] > 0
+
+
+def test_the_memory_of_inductors_trees_goes_with_them() -> None:
+    def left() -> tuple[int, int]:
+        torch.compiler.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+        return torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
+
+    def run() -> None:
+        compiled = torch.compile(lambda x: (x @ x).relu(), mode="reduce-overhead")
+        for _ in range(4):
+            compiled(torch.randn(512, 512, device="cuda"))
+
+    run()
+    before = left()
+    with cgraph.patch_torch(), counted() as counts:
+        run()
+        assert counts["captures"] > 0
+    assert left() == before
 
 
 def test_transformers_generates_the_same_tokens_with_static_cache_and_compiled_decode() -> None:
