@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["cgraph", "cgraph.sim", "cgraph.graphs", "cgraph.picture"]
+MODULES = ["cgraph", "cgraph.sim", "cgraph.graphs", "cgraph.patch", "cgraph.picture"]
 README = Path(__file__).parent.parent / "README.md"
 
 

@@ -31,6 +31,7 @@ from cgraph.hooks import (
     register_graph_replay_start_hook,
 )
 from cgraph.labels import annotate
+from cgraph.patch import patch_torch
 
 __all__ = [
     "CUDAGraph",
@@ -46,6 +47,7 @@ __all__ = [
     "is_current_stream_capturing",
     "labels",
     "make_graphed_callables",
+    "patch_torch",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",
     "register_graph_destroy_hook",

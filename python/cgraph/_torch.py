@@ -11,7 +11,7 @@ import os
 import sys
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -50,6 +50,7 @@ __all__ = [
     "autograd_sequence",
     "capturable_on_cpu",
     "captured_draw",
+    "current_graph_lookup",
     "current_raw_stream",
     "current_stream_source",
     "demangled",
@@ -58,9 +59,11 @@ __all__ = [
     "evaluating_node",
     "is_capturing",
     "is_same",
+    "is_torch_graph",
     "leaf_names",
     "leave_mode",
     "new_pool_handle",
+    "share_tracing_rules",
     "tensor_reader",
     "tree_flatten",
     "tree_iter",
@@ -103,7 +106,50 @@ def require_cuda() -> None:
 
 def HostGraph() -> Any:
     """Torch's own graph object, which opens and closes the captures that torch work is part of."""
-    return torch._C._CUDAGraph(True)
+    return _host_class()(True)
+
+
+@functools.cache
+def _host_class() -> Any:
+    base: Any = torch._C._CUDAGraph
+    if not hasattr(base, "_retain_pool"):
+        return base
+
+    class Host(base):  # type: ignore[misc]
+        """Takes what ``use_mem_pool`` hands to the graph that captures: a pool, not its token."""
+
+        def _retain_pool(self, pool: Any) -> None:
+            super()._retain_pool(getattr(pool, "id", pool))
+
+    return Host
+
+
+def is_torch_graph(graph: object) -> bool:
+    """Whether a graph is of torch's own class."""
+    return isinstance(graph, torch._C._CUDAGraph)
+
+
+def current_graph_lookup() -> dict[str, Any]:
+    """What torch newer than 2.11 asks its ``CUDAGraph`` for the capture under way, if it does.
+
+    The answer is the host of that capture, which ``use_mem_pool`` and control flow then act on.
+    """
+    name = "get_currently_capturing_graph"
+    lookup = getattr(torch._C._CUDAGraph, name, None)
+    return {} if lookup is None else {name: staticmethod(lookup)}
+
+
+def share_tracing_rules(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Let Dynamo trace the two functions of each pair alike, as it is told for one of them.
+
+    It knows some functions of torch by what their names meant when it was imported.
+    """
+    tracing = sys.modules.get("torch._dynamo.trace_rules")
+    rules: dict[Any, Any] = getattr(tracing, "get_torch_obj_rule_map", dict)()
+    for first, second in pairs:
+        rule = rules.get(first) or rules.get(second)
+        if rule is not None:
+            rules[first] = rules[second] = rule
 
 
 def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
@@ -227,8 +273,9 @@ class PoolKeeper:
             _empty_graph(None, side)
             raise ForeignError(
                 f"pool {tuple(handle)} cannot be captured into: its last user is gone, or another"
-                " capture is using it. Keep a graph of the pool alive, or take the handle from"
-                " cgraph.graph_pool_handle(), which keeps its pool"
+                " capture or use_mem_pool is using it. Keep a graph of the pool alive, or take the"
+                " handle from cgraph.graph_pool_handle(), which keeps its pool; begin the capture"
+                " outside of use_mem_pool"
             ) from error
 
 

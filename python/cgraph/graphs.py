@@ -62,6 +62,8 @@ class graph:
 
     default_capture_stream: ClassVar[Any] = None
     _default_streams: ClassVar[list[Any]] = []
+    _of_torch: ClassVar[Any] = None
+    """While torch is patched, its own ``graph``, for graphs that are torch's."""
 
     def __init__(
         self,
@@ -73,7 +75,9 @@ class graph:
         annotation_config: dict[str, Any] | None = None,
         check_input_liveness: bool = False,
     ) -> None:
-        if not isinstance(cuda_graph, CUDAGraph):
+        self._handed_over: AbstractContextManager[object] | None = None
+        handed_over = self._of_torch is not None and _torch.is_torch_graph(cuda_graph)
+        if not isinstance(cuda_graph, CUDAGraph) and not handed_over:
             raise ArgumentError(
                 f"cuda_graph is {cuda_graph!r}, expected a cgraph.CUDAGraph: torch's own graphs are"
                 " captured with torch.cuda.graph"
@@ -85,12 +89,25 @@ class graph:
         self.pool = pool
         self.capture_error_mode = capture_error_mode
         self.check_input_liveness = check_input_liveness
+        if handed_over:
+            newer = {
+                "enable_annotations": enable_annotations,
+                "annotation_config": annotation_config,
+                "check_input_liveness": check_input_liveness,
+            }
+            given = {name: value for name, value in newer.items() if value}
+            theirs = self._of_torch(cuda_graph, pool, stream, capture_error_mode, **given)
+            self._handed_over, self.capture_stream = theirs, theirs.capture_stream
+            return
         self._driver = _driver.current()
         self.capture_stream = self._default_stream() if stream is None else stream
         self._stream_context: AbstractContextManager[object] | None = None
 
     def __enter__(self) -> None:
         """Begin the capture."""
+        if self._handed_over is not None:
+            self._handed_over.__enter__()
+            return
         # All that can be known to be wrong comes before the first call that touches anything.
         if _driver.current() is not self._driver:
             raise ForeignError(
@@ -126,6 +143,9 @@ class graph:
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the capture; the block's own exception stays the one that is raised."""
+        if self._handed_over is not None:
+            self._handed_over.__exit__(kind, error, trace)  # type: ignore[arg-type]
+            return
         context, self._stream_context = self._stream_context, None
         if context is None:
             raise StateError("graph.__exit__() without __enter__(): use it in a with statement")

@@ -1,0 +1,172 @@
+"""``patch_torch``: the names of ``torch.cuda`` become cgraph's, for code that is not to be changed.
+
+Inductor's trees, servers and libraries look their graphs up in ``torch.cuda`` when they make one.
+
+>>> import torch, cgraph
+>>> with cgraph.sim.use(), cgraph.patch_torch():
+...     x, graph = torch.ones(4), torch.cuda.CUDAGraph()
+...     with torch.cuda.graph(graph):
+...         y = x * 2
+...     graph.replay()
+...     print(isinstance(graph, cgraph.CUDAGraph), y)
+True tensor([2., 2., 2., 2.])
+>>> torch.cuda.CUDAGraph is cgraph.CUDAGraph
+False
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from types import ModuleType
+from typing import Any
+
+import torch.cuda.graphs
+
+from cgraph import _torch, callables, cudagraph, data, graphs, hooks
+from cgraph.errors import StateError
+
+__all__ = ["Patch", "patch_torch"]
+
+_OF_CUDA: dict[str, Any] = {
+    "CUDAGraph": cudagraph.CUDAGraph,
+    "graph": graphs.graph,
+    "graph_pool_handle": graphs.graph_pool_handle,
+    "is_current_stream_capturing": graphs.is_current_stream_capturing,
+    "make_graphed_callables": callables.make_graphed_callables,
+    "export_dot": data.export_dot,
+    "export_graph_data": data.export_graph_data,
+}
+_OF_GRAPHS: dict[str, Any] = {**_OF_CUDA, **{name: getattr(hooks, name) for name in hooks.__all__}}
+
+_MISSING: Any = object()
+
+
+class Patch:
+    """What :func:`patch_torch` gives: a context whose exit takes the patch back."""
+
+    def __init__(self) -> None:
+        self._in_force = True
+        _install()
+
+    def undo(self) -> None:
+        """Take the patch back, in any order among others; a second time does nothing.
+
+        The last one that is taken back restores all names; those that somebody else has bound to
+        something new since then keep that.
+        """
+        with _lock:
+            if self._in_force:
+                self._in_force = False
+                _remove()
+
+    def __enter__(self) -> Patch:
+        """Nothing more: the patch is in force since it was made."""
+        if not self._in_force:
+            raise StateError("the patch was taken back: call patch_torch() again")
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.undo()
+
+
+def patch_torch() -> Patch:
+    """Make the names of ``torch.cuda`` cgraph's from now on, in all threads.
+
+    These are ``CUDAGraph``, ``graph``, ``graph_pool_handle``, ``is_current_stream_capturing``,
+    ``make_graphed_callables``, ``export_dot`` and ``export_graph_data`` in ``torch.cuda`` and
+    ``torch.cuda.graphs``, and the ``register_graph_…_hook`` functions in the latter, also where
+    this torch lacks some of them. Modules that imported one of them by name (``from torch.cuda
+    import CUDAGraph``) get cgraph's too.
+
+    Returns:
+        The patch. Leave it alone, and torch stays patched; use it in a ``with`` statement or call
+        :meth:`Patch.undo`, and all is as before, names that did not exist included.
+
+    Graphs and pools that were made before go on working: ``torch.cuda.graph`` captures into a
+    ``CUDAGraph`` of torch's own as it did. So do cgraph's after the patch was taken back.
+
+    What is bound elsewhere is not found: attributes of classes and objects, default arguments,
+    local variables. A module imported while torch is patched that took a name from it keeps
+    cgraph's. Hooks registered through torch's own functions before see only torch's own graphs.
+    """
+    return Patch()
+
+
+_lock = threading.RLock()
+_patches = 0
+_changes: list[tuple[Any, str, Any, Any]] = []
+"""Where names were changed: the owner, the name, what it was (or ``_MISSING``), and is now."""
+
+
+def _install() -> None:
+    global _patches
+    with _lock:
+        if _patches == 0:
+            try:
+                _change_all()
+            except BaseException:
+                _restore()
+                raise
+        _patches += 1
+
+
+def _remove() -> None:
+    global _patches
+    _patches -= 1
+    if _patches == 0:
+        _restore()
+
+
+def _change_all() -> None:
+    home = vars(torch.cuda.graphs)
+    originals = {name: home[name] for name in _OF_GRAPHS if name in home}
+    graphs.graph._of_torch = originals["graph"]
+    for name, function in _torch.current_graph_lookup().items():
+        _change(cudagraph.CUDAGraph, name, function)
+    for name, ours in _OF_CUDA.items():
+        _change(torch.cuda, name, ours)
+    for name, ours in _OF_GRAPHS.items():
+        _change(torch.cuda.graphs, name, ours)
+    # Only what torch.cuda.graphs defines: a name there that somebody has bound to, say, None must
+    # not become ours wherever there is a None.
+    ours_by_id = {
+        id(original): _OF_GRAPHS[name]
+        for name, original in originals.items()
+        if getattr(original, "__module__", None) == torch.cuda.graphs.__name__
+    }
+    for path, module in list(sys.modules.items()):
+        if issubclass(type(module), ModuleType) and path.partition(".")[0] != "cgraph":
+            for name, value in list(_names(module).items()):
+                if id(value) in ours_by_id:
+                    _change(module, name, ours_by_id[id(value)])
+    _torch.share_tracing_rules((originals[name], _OF_GRAPHS[name]) for name in originals)
+
+
+def _restore() -> None:
+    functions = [(before, ours) for _, _, before, ours in _changes if before is not _MISSING]
+    while _changes:
+        owner, name, before, ours = _changes.pop()
+        if _names(owner).get(name) is ours:
+            _bind(owner, name, before)
+    graphs.graph._of_torch = None
+    _torch.share_tracing_rules(functions)
+
+
+def _change(owner: Any, name: str, ours: Any) -> None:
+    _changes.append((owner, name, _names(owner).get(name, _MISSING), ours))
+    _bind(owner, name, ours)
+
+
+def _bind(owner: Any, name: str, value: Any) -> None:
+    if isinstance(owner, type):
+        delattr(owner, name) if value is _MISSING else setattr(owner, name, value)
+    elif value is _MISSING:
+        del _names(owner)[name]
+    else:
+        _names(owner)[name] = value
+
+
+def _names(owner: Any) -> Any:
+    """What a module or class defines; loads no lazy module, and asks no module's own code."""
+    return object.__getattribute__(owner, "__dict__")
