@@ -71,10 +71,7 @@ pub(crate) struct Block {
 impl Block {
     fn new(sim: &Sim, memory: cg_core::Memory) -> Self {
         let view = sim.view(memory.address(), memory.bytes());
-        Self {
-            memory,
-            view,
-        }
+        Self { memory, view }
     }
 }
 
