@@ -248,3 +248,35 @@ def test_destroy_hooks_get_the_drivers_numbers_of_template_and_execs() -> None:
     assert len(seen) == 1
     assert seen[0] > {first, second}
     assert len(seen[0]) == 3
+
+
+def test_replays_of_an_earlier_exec_in_flight_keep_retained_objects_alive() -> None:
+    with cgraph.sim.use(asynchronous=True) as simulator:
+        lab = SimLab(simulator)
+        x = fresh(lab, 8)
+        graph, _ = captured(lab, x, keep_graph=True)
+        thing = Thing()
+        dead = weakref.ref(thing)
+        graph.retain_object(thing)
+        del thing
+        graph.replay()
+        graph.instantiate()
+        graph.reset()
+        gc.collect()
+        assert dead() is not None
+        simulator.synchronize()
+        simulator.device.collect()
+        assert dead() is None
+
+
+def test_a_callback_that_exits_at_exit_does_not_stop_the_others() -> None:
+    program = """if True:
+        import sys, torch, cgraph
+        kept = cgraph.sim.use()
+        kept.__enter__()
+        graphs = [cgraph.CUDAGraph() for _ in range(3)]
+        for i, graph in enumerate(graphs):
+            graph.register_destroy_callback(lambda i=i: (print(i), sys.exit(0)))
+    """
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert sorted(ended.stdout.split()) == ["0", "1", "2"]

@@ -175,3 +175,17 @@ def test_replay_reads_its_inputs_where_they_were(lab: Lab) -> None:
         y.fill_(float("nan"))
         graph.replay()
         assert torch.equal(y, x * 2 + 1)
+
+
+def test_row_0_29_a_default_capture_stream_of_the_user_is_used(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Own(cgraph.graph):
+        default_capture_stream = lab.stream()
+
+    seen = []
+    x = fresh(lab, 8)
+    with Own(cgraph.CUDAGraph()):
+        seen.append(lab.current())
+        x + 1
+    assert seen == [Own.default_capture_stream]

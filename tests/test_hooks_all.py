@@ -225,3 +225,42 @@ def test_a_hook_on_a_graph_that_was_reset_runs_for_the_next_capture(lab: Lab) ->
         x + 1
     graph.replay()
     assert seen == [graph]
+
+
+def test_a_replay_start_hook_that_resets_the_graph_prevents_the_launch(lab: Lab) -> None:
+    x = fresh(lab, 8)
+    graph, y = captured(lab, x)
+    y.fill_(7)
+    with (
+        graph.register_replay_start_hook(lambda g: g.reset()),
+        pytest.raises(StateError, match="reset the graph"),
+    ):
+        graph.replay()
+    lab.sync()
+    assert torch.equal(y, torch.full_like(y, 7))
+
+
+def test_a_replay_start_hook_that_instantiates_again_has_the_new_exec_launched(lab: Lab) -> None:
+    x = fresh(lab, 8)
+    graph, y = captured(lab, x, keep_graph=True)
+    graph.instantiate()
+    with graph.register_replay_start_hook(lambda g: g.instantiate()):
+        graph.replay()
+    lab.sync()
+    assert torch.equal(y, x * 2 + 1)
+
+
+def test_a_subclass_may_have_its_own_instantiate(lab: Lab) -> None:
+    seen: list[cgraph.CUDAGraph] = []
+
+    class Own(cgraph.CUDAGraph):
+        def instantiate(self) -> None:
+            seen.append(self)
+            super().instantiate()
+
+    x, graph = fresh(lab, 8), Own()
+    with cgraph.graph(graph):
+        y = x + 1
+    assert seen == [graph]
+    graph.replay()
+    assert torch.equal(y, x + 1)

@@ -248,6 +248,9 @@ class Recording:
         with ExitStack() as last:
             last.callback(self._context.close)
             last.callback(self._end_companion)
+            if self._labels is not None:
+                # Any thread may look for labels, and must not find a graph that is going.
+                self._labels.over = True
             return self._end_host()
 
     def _end_host(self) -> Exception | None:
@@ -294,7 +297,8 @@ class Recording:
         companion = self._companion if drawn else None
         if companion is None:
             self._companion.reset()
-        draws = _random.draws(self._device, drawn, self._side)
+        # Newer torch keeps such words for each capture, where only it can fill them.
+        draws = _random.draws(self._device, drawn, self._side) if owner is self._host else None
         inputs = None
         if self._statics or draws:
             words = [word for draw in draws or () for word in draw.words]

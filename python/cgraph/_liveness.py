@@ -80,6 +80,8 @@ class Watch(TorchDispatchMode):
         outside: The tensors, by the address of their storage.
     """
 
+    supports_higher_order_operators = True
+
     def __init__(self) -> None:
         super().__init__()
         self.outside: dict[int, Outside] = {}

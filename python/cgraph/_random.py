@@ -14,9 +14,6 @@ from cgraph import _core, _torch
 
 __all__ = ["Draw", "draws"]
 
-# No offset that a program comes to by drawing; a multiple of four, as all offsets are.
-_MARK = 0x5CA1AB1E << 8
-
 
 class Draw(NamedTuple):
     """What a capture draws from one generator.
@@ -42,12 +39,13 @@ def draws(
     Args:
         device: The device of the capture.
         drawn: Each generator that the capture drew from, and how far that moved its offset. A graph
-            that registered them is alive, and stays so as long as the result is used: torch then
-            keeps the words where they are.
+            that registered them was just replayed, with the offsets that they have now: torch has
+            filled the words. It stays alive as long as the result is used: torch keeps the words
+            where they are.
         side: A stream that does not capture.
 
     Returns:
-        None where this torch keeps its state in another way.
+        None where this torch keeps its state in another way, or another replay has just changed it.
     """
     found = []
     for generator, step in drawn:
@@ -61,23 +59,14 @@ def draws(
 def _words(
     device: _core.Device, generator: torch.Generator, side: torch.cuda.Stream
 ) -> tuple[int, int] | None:
-    """Capture a kernel that draws, replay it with a marked offset, and look at what it got."""
-    before = generator.get_offset()
+    """Capture a kernel that draws, and look at what it was given."""
     with torch.cuda.stream(side):
         out = torch.empty(1, device=generator.device)
         graph = _torch.captured_draw(generator, out)
-        template = _core.Template.from_raw(device, graph.raw_cuda_graph())
-        named = {address for _, address, _, _ in template.addresses()} - {out.data_ptr()}
-        generator.set_offset(_MARK)
-        try:
-            graph.replay()
-            side.synchronize()
-        finally:
-            generator.set_offset(before)
-    values = {address: device.word(address) for address in named}
-    seed = generator.initial_seed()
-    seeds = [address for address, value in values.items() if value == seed]
-    offsets = [address for address, value in values.items() if value == _MARK]
-    if seed == _MARK or len(seeds) != 1 or len(offsets) != 1:
-        return None
-    return seeds[0], offsets[0]
+    template = _core.Template.from_raw(device, graph.raw_cuda_graph())
+    # In the order of its parameters: seed and offset stand side by side.
+    named = [address for _, address, _, _ in template.addresses() if address != out.data_ptr()]
+    values = [device.word(address) for address in named]
+    wanted = [generator.initial_seed(), generator.get_offset()]
+    pairs = [i for i in range(len(named) - 1) if values[i : i + 2] == wanted]
+    return (named[pairs[0]], named[pairs[0] + 1]) if len(pairs) == 1 else None

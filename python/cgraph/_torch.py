@@ -153,7 +153,7 @@ def share_tracing_rules(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
-    """A graph, ready to replay, of one kernel that draws from a generator into a tensor.
+    """A graph of one kernel that draws from a generator into a tensor, to be looked at.
 
     The current stream is one that does not capture.
     """
@@ -166,7 +166,6 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
             out.uniform_(generator=generator)
         finally:
             graph.capture_end()
-    graph.instantiate()
     return graph
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from typing_extensions import Self
@@ -26,8 +27,9 @@ _alive: weakref.WeakValueDictionary[int, CUDAGraph] = weakref.WeakValueDictionar
 
 def end_all() -> None:
     """Run the destroy callbacks of all graphs that are alive."""
-    for graph in list(_alive.values()):
-        graph._end_cycle()
+    with ExitStack() as ends:  # one that raises SystemExit does not stop the others
+        for graph in reversed(list(_alive.values())):
+            ends.callback(graph._end_cycle)
 
 
 class CUDAGraph(_core.Graph):
@@ -126,11 +128,11 @@ class CUDAGraph(_core.Graph):
         self._run_hooks("capture_end")
         if not self._keep_graph:
             try:
-                self._instantiate()
+                self.instantiate()
             except CgraphError:
-                self.reset()
+                if not self._has_exec:  # the driver's error, not that of a hook
+                    self.reset()
                 raise
-            self._run_hooks("instantiate")
         self.capture_end_post()
 
     def capture_end_pre(self) -> None:

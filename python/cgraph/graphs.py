@@ -165,8 +165,15 @@ class graph:
             cls.default_capture_stream = None
 
     def _default_stream(self) -> Any:
-        """The class's side stream of the current device, made on first use."""
+        """The class's side stream of the current device, made on first use.
+
+        A stream that the user has set as ``default_capture_stream`` comes first.
+        """
         cls = type(self)
+        chosen = cls.default_capture_stream
+        if chosen is not None and not any(chosen is own for own in cls._default_streams):
+            if chosen.device == self._driver.current_stream().device:
+                return chosen
         if "_default_streams" not in vars(cls) or cls.default_capture_stream is None:
             cls._default_streams = []
         device = self._driver.current_stream().device

@@ -1,5 +1,7 @@
 //! [`NodeAddress`]: which memory the nodes of a template name.
 
+use std::collections::HashSet;
+
 use crate::driver::handle::{Address, NodeHandle};
 use crate::driver::owned::OwnedGraph;
 use crate::driver::spec::NodeDetail;
@@ -26,7 +28,8 @@ const LOWEST: u64 = 1 << 16;
 
 impl Template {
     /// The addresses that its kernels, memcpys and memsets name, those in child graphs included, as
-    /// far as something is allocated there now. Each comes once for each node.
+    /// far as something is allocated there now. Each comes once for each node, in the order of the
+    /// parameters.
     ///
     /// Of a kernel these are the words among its parameters, also inside structs, that the driver
     /// knows as addresses. A number that happens to be one is among them; addresses that a kernel
@@ -51,9 +54,10 @@ fn collect(template: &Template, graph: &OwnedGraph, found: &mut Vec<NodeAddress>
             NodeDetail::Memset { dst, .. } => (Some("memset".to_owned()), vec![dst.0]),
             _ => continue,
         };
-        words.sort_unstable();
-        words.dedup();
-        for word in words.into_iter().filter(|word| *word >= LOWEST) {
+        // Each once, in their order.
+        let mut seen = HashSet::new();
+        words.retain(|word| *word >= LOWEST && seen.insert(*word));
+        for word in words {
             let address = Address(word);
             if let Some((base, bytes)) = template.device().memory_range(address)? {
                 found.push(NodeAddress {

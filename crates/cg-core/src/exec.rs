@@ -25,6 +25,8 @@ use crate::work::Work;
 pub struct Exec {
     device: Device,
     template: u64,
+    /// Here as well, so that it can be asked for while a launch holds the state.
+    handle: ExecHandle,
     /// Taken only by `drop`.
     state: Mutex<Option<State>>,
 }
@@ -55,6 +57,7 @@ impl Exec {
         Self {
             device: device.clone(),
             template,
+            handle: owned.handle(),
             state: Mutex::new(Some(State {
                 owned: Arc::new(owned),
                 retained,
@@ -75,7 +78,7 @@ impl Exec {
     /// The raw exec. It dies with the exec.
     #[must_use]
     pub fn handle(&self) -> ExecHandle {
-        self.with(|state| state.owned.handle())
+        self.handle
     }
 
     /// The number by which profilers and other tools know the exec; none from a driver older than

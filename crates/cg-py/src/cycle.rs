@@ -68,8 +68,12 @@ impl Cycle {
         lock(&self.ids).extend(ids);
     }
 
-    /// Notes the stream of an exec that goes before the cycle ends.
+    /// Notes the stream of an exec that goes before the cycle ends. Its replays in flight keep the
+    /// retained objects alive.
     pub(crate) fn replaced(&self, exec: &cg_core::Exec) {
+        for object in self.objects.hooks() {
+            exec.retain(object as cg_core::Retained);
+        }
         let mut streams = lock(&self.streams);
         if let Some(last) = exec.last_stream()
             && !streams.iter().any(|known| known.handle() == last.handle())
@@ -90,7 +94,9 @@ impl Cycle {
         let synchronize = self.synchronize.swap(false, Ordering::Relaxed);
         let callbacks = self.callbacks.take();
         if synchronize {
-            let last = ready.and_then(|ready| ready.exec.last_stream());
+            // The exec may be locked by a launch that waits for a host function, which needs the
+            // interpreter.
+            let last = py.detach(|| ready.and_then(|ready| ready.exec.last_stream()));
             for stream in streams.iter().chain(&last) {
                 // A device that cannot be waited for must not keep the callbacks from running.
                 if let Err(error) = enter(py, || stream.synchronize()) {

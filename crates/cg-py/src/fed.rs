@@ -57,7 +57,8 @@ impl Fed {
         random.try_for_each(|random| visit.call(&random.generator))
     }
 
-    /// Enqueues one replay on a stream, with these tensors or with what the static ones hold.
+    /// Enqueues one replay on a stream, with these tensors or with what the static ones hold. The
+    /// random state is touched only once the tensors are found to fit.
     #[inline]
     pub(crate) fn replay(
         &self,
@@ -65,6 +66,7 @@ impl Fed {
         exec: &Exec,
         stream: u64,
         tensors: Option<&Bound<'_, PyTuple>>,
+        random_step: Option<&Py<PyAny>>,
     ) -> PyResult<()> {
         let inputs = self.inputs.get();
         let mut scratch = self.lock().take().unwrap_or_default();
@@ -72,7 +74,13 @@ impl Fed {
             Some(tensors) => inputs.collect(tensors, &mut scratch.sources)?,
             None => inputs.rest(&mut scratch.sources),
         }
-        self.advance(py, &mut scratch.values)?;
+        if let Some(step) = random_step {
+            step.call0(py)?;
+        }
+        if let Err(error) = self.advance(py, &mut scratch.values) {
+            self.take_back(py, &scratch.values)?;
+            return Err(error);
+        }
         let (sources, values) = (&scratch.sources, &scratch.values);
         let launched = enter(py, || {
             let feed = raw::feed(inputs.core(), sources, values)?;
@@ -98,8 +106,9 @@ impl Fed {
             let offset: u64 = generator
                 .call_method0(intern!(py, "get_offset"))?
                 .extract()?;
-            values.extend([seed.extract()?, offset]);
+            let seed = seed.extract()?;
             generator.call_method1(intern!(py, "set_offset"), (offset + step,))?;
+            values.extend([seed, offset]);
         }
         Ok(())
     }

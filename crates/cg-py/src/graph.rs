@@ -202,7 +202,8 @@ impl Graph {
         let before = locked.ready.replace(Arc::new(ready));
         drop(locked);
         if let Some(before) = &before {
-            self.cycle.replaced(&before.exec);
+            // As in `Cycle::end`: not while the interpreter is held.
+            py.detach(|| self.cycle.replaced(&before.exec));
         }
         py.detach(|| drop(before));
         Ok(())
@@ -216,8 +217,7 @@ impl Graph {
 
     /// Drops everything.
     fn _clear(&self, py: Python<'_>) {
-        let before = self.release();
-        py.detach(|| drop(before));
+        py.detach(|| drop(self.release()));
     }
 
     /// Whether a template is live.
@@ -282,8 +282,7 @@ impl Graph {
     /// The raw exec.
     #[getter]
     fn _exec_handle(&self) -> Option<u64> {
-        let state = self.state();
-        state.ready.as_ref().map(|ready| ready.exec.handle().0)
+        self.ready().map(|ready| ready.exec.handle().0)
     }
 }
 
@@ -300,6 +299,9 @@ impl Graph {
             return ready.replay(py, tensors);
         }
         graph.hooks.run(Phase::ReplayStart, slf)?;
+        // A hook may have instantiated the graph again, or reset it.
+        let ready = graph.ready();
+        let ready = ready.ok_or_else(|| state("a replay-start hook has reset the graph"))?;
         let replayed = ready.replay(py, tensors);
         let ended = graph.hooks.run(Phase::ReplayEnd, slf);
         match (replayed, ended) {

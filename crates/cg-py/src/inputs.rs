@@ -47,8 +47,8 @@ impl Inputs {
     ) -> PyResult<Self> {
         let device = template.core.device();
         let mut slots = tensors
-            .iter()
-            .map(|tensor| Slot::new(reader, tensor))
+            .into_iter()
+            .map(|tensor| Slot::new(reader, &tensor))
             .collect::<PyResult<Vec<Slot>>>()?;
         leave_overlapping_to_torch(&mut slots);
         let memory = slots.iter().map(|slot| {
@@ -65,8 +65,10 @@ impl Inputs {
         let core = enter(py, || {
             cg_core::Inputs::add(&template.core, &memory, &stores)
         })?;
-        let tensors: Vec<Py<PyAny>> = tensors.into_iter().map(Bound::unbind).collect();
-        template.core.retain(Arc::new(tensors));
+        // Not the tensors themselves: these own the same memory, also if a tensor is given another,
+        // and nothing that they could lead back to us by.
+        let owners: Vec<Py<PyAny>> = slots.iter().map(|s| s.tensor.clone_ref(py)).collect();
+        template.core.retain(Arc::new(owners));
         let by_torch = slots.iter().filter(|slot| !slot.is_plain);
         let by_torch = by_torch.map(|slot| slot.signature.span()).collect();
         Ok(Self {

@@ -44,9 +44,9 @@ pub(crate) fn stream(device: &Device, handle: u64) -> Result<Stream> {
 
 /// The graph of a `torch._C._CUDAGraph`, by its raw handle.
 pub(crate) fn template(device: &Device, handle: u64) -> Template {
-    // SAFETY: the handle comes from `raw_cuda_graph()` of the object that captured it; `Graph`
-    // drops the template before it lets that object go, and holds the pool that the captured
-    // memory came from as long as the exec.
+    // SAFETY: the handle comes from `raw_cuda_graph()` of the object that captured it; `CUDAGraph`
+    // drops the template before it lets that object go, or has given the object to the template to
+    // retain, and it holds the pool that the captured memory came from as long as the exec.
     unsafe { Template::from_raw(device, GraphHandle(handle)) }
 }
 
@@ -58,9 +58,9 @@ pub(crate) fn new_nodes(
     tracker: &mut Tracker,
     current: &Stream,
 ) -> Result<Vec<u64>> {
-    // SAFETY: `cgraph.labels` looks only between the beginning and the end of its own capture, from
-    // the threads that record into it; to end or break it from another thread at the same time is
-    // a race between that thread and what is being recorded, with or without a look.
+    // SAFETY: `cgraph._labels` looks only between the beginning and the end of its own capture: it
+    // stops before the capture is ended, and as the interpreter is held here, no look is under way
+    // then.
     let nodes = unsafe { tracker.new_nodes(current) }?;
     Ok(nodes.into_iter().map(|node| node.0).collect())
 }
@@ -79,8 +79,9 @@ pub(crate) fn feed<'a>(
     sources: &'a [Address],
     values: &'a [u64],
 ) -> Result<Feed<'a>> {
-    // SAFETY: the sources are the memory of tensors that the caller holds during the call. torch
-    // unmaps the memory of a dead tensor only after it has waited for the device.
+    // SAFETY: the sources are the memory of tensors that the caller holds during the call. As for
+    // any work that torch enqueues, whoever frees the memory of a tensor does so in the order of the
+    // stream that used it.
     unsafe { inputs.feed(sources, values) }
 }
 

@@ -77,12 +77,17 @@ impl Ready {
             Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
             Current::Object(current) => return self.replay_on_object(py, current),
         };
-        if let Some(step) = &self.random_step {
-            step.call0(py)?;
-        }
         match (&self.fed, tensors) {
-            (Some(fed), tensors) => fed.replay(py, &self.exec, handle, tensors),
-            (None, None) => enter(py, || self.launch(handle)),
+            (Some(fed), tensors) => {
+                let step = self.random_step.as_ref();
+                fed.replay(py, &self.exec, handle, tensors, step)
+            }
+            (None, None) => {
+                if let Some(step) = &self.random_step {
+                    step.call0(py)?;
+                }
+                enter(py, || self.launch(handle))
+            }
             (None, Some(_)) => Err(state("the graph was captured without static inputs")),
         }
     }
