@@ -116,10 +116,10 @@ impl Bound {
         for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
             if !node.is_set {
                 self.fed = true;
-                let function = self.shared.function.handle();
                 let grid = part.neutral.grid(part.stores.len());
                 let extents = [grid.into(), THREADS.into()];
-                exec.set_parameter(part.node, function, extents, node.parameter.as_bytes())?;
+                let bytes = node.parameter.as_bytes();
+                exec.set_parameter(part.node, part.function, extents, bytes)?;
                 node.is_set = true;
             }
         }
