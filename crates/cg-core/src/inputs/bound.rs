@@ -59,10 +59,7 @@ impl Bound {
             let sources = &feed.sources[part.copies.clone()];
             for (i, source) in sources.iter().enumerate() {
                 if node.parameter.source(i) != *source {
-                    let slot = part.copies.start + i;
-                    if *source != part.neutral.source(i) {
-                        shared.check_source(slot, *source)?;
-                    }
+                    shared.check_source(part.copies.start + i, *source)?;
                     node.parameter.set_source(i, *source);
                     node.is_set = false;
                 }
@@ -142,8 +139,8 @@ impl Shared {
     /// Fails if a slot cannot be copied from there.
     #[inline]
     fn check_source(&self, slot: usize, source: Address) -> Result<()> {
-        let bytes = self.slots[slot];
-        if !self.destinations.overlap(source, bytes) {
+        let (own, bytes) = self.slots[slot];
+        if source == own || !self.destinations.overlap(source, bytes) {
             return Ok(());
         }
         Err(Error::invalid(

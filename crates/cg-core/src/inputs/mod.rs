@@ -71,8 +71,8 @@ pub(crate) type Kernels = Vec<Function>;
 /// What the template and its execs know of the inputs.
 pub(crate) struct Shared {
     parts: Vec<Part>,
-    /// Bytes of each slot.
-    slots: Vec<u64>,
+    /// Where each slot is, and its bytes.
+    slots: Vec<(Address, u64)>,
     stores: usize,
     destinations: Destinations,
     /// Whether the template still has all nodes. Locked while the driver uses one.
@@ -126,7 +126,7 @@ impl Inputs {
             }
             Arc::new(Shared {
                 parts,
-                slots: slots.iter().map(Memory::bytes).collect(),
+                slots: slots.iter().map(|m| (m.address(), m.bytes())).collect(),
                 stores: stores.len(),
                 destinations,
                 live: Mutex::new(true),
@@ -164,11 +164,8 @@ impl Inputs {
     /// If there is no such slot.
     #[must_use]
     pub fn conflicts(&self, slot: usize, source: Address) -> bool {
-        let bytes = self.shared.slots[slot];
-        let mut parts = self.shared.parts.iter();
-        let part = parts.find(|part| part.copies.contains(&slot));
-        part.is_some_and(|part| part.neutral.source(slot - part.copies.start) != source)
-            && self.shared.destinations.overlap(source, bytes)
+        let (own, bytes) = self.shared.slots[slot];
+        source != own && self.shared.destinations.overlap(source, bytes)
     }
 
     /// What a replay is to copy, an address for each slot, and store, a value for each store. The
