@@ -10,7 +10,6 @@ use crate::driver::sim::Sim;
 use crate::error::Result;
 use crate::inputs;
 use crate::retain::{Limbo, Retained};
-use crate::work::Function;
 
 /// One GPU and all that is made on it. Clones are the same device.
 #[derive(Clone)]
@@ -23,8 +22,8 @@ struct Inner {
     limbo: Limbo,
     /// The captures that have a guard or retain something, by id.
     captured: Mutex<HashMap<u64, Captured>>,
-    /// The kernel of [`crate::Inputs`], loaded as long as there are some.
-    inputs_kernel: Mutex<Weak<Function>>,
+    /// The kernels of [`crate::Inputs`], loaded as long as there are some.
+    inputs_kernels: Mutex<Weak<inputs::Kernels>>,
 }
 
 #[derive(Default)]
@@ -106,7 +105,7 @@ impl Device {
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
-                inputs_kernel: Mutex::default(),
+                inputs_kernels: Mutex::default(),
             }),
         }
     }
@@ -119,19 +118,19 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner) || self.inner.driver.id() == other.inner.driver.id()
     }
 
-    /// The kernel of [`crate::Inputs`]: the one that is loaded, or else what `load` makes.
-    pub(crate) fn inputs_kernel(
+    /// The kernels of [`crate::Inputs`]: those that are loaded, or else what `load` makes.
+    pub(crate) fn inputs_kernels(
         &self,
-        load: impl FnOnce(&Self) -> Result<Function>,
-    ) -> Result<Arc<Function>> {
-        let known = self.inner.inputs_kernel.lock();
+        load: impl FnOnce(&Self) -> Result<inputs::Kernels>,
+    ) -> Result<Arc<inputs::Kernels>> {
+        let known = self.inner.inputs_kernels.lock();
         let mut known = known.unwrap_or_else(PoisonError::into_inner);
-        if let Some(function) = known.upgrade() {
-            return Ok(function);
+        if let Some(kernels) = known.upgrade() {
+            return Ok(kernels);
         }
-        let function = Arc::new(load(self)?);
-        *known = Arc::downgrade(&function);
-        Ok(function)
+        let kernels = Arc::new(load(self)?);
+        *known = Arc::downgrade(&kernels);
+        Ok(kernels)
     }
 
     pub(crate) fn capture_opened(&self, id: u64) {

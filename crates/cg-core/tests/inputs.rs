@@ -92,6 +92,24 @@ fn new_sources_cost_one_set_and_old_ones_none() {
 }
 
 #[test]
+fn each_node_is_set_once_whatever_the_size_of_its_parameter() {
+    for slots in [15, 16, 31, 32, 127, 128] {
+        let f = Fixture::new(slots);
+        let sets = if slots > 127 { 2 } else { 1 };
+        let mut expected = vec![SET; sets];
+        expected.push(Call::GraphLaunch);
+        let sources = f.sources(&[0, 1]);
+        assert_eq!(f.calls(|| f.replay(&sources).unwrap()), expected);
+        f.check(&[0, 1]);
+        let again = f.calls(|| f.replay(&sources).unwrap());
+        assert_eq!(again, [Call::GraphLaunch], "{slots} slots");
+        // Back to copying nothing.
+        assert_eq!(f.calls(|| f.exec.replay(&f.stream).unwrap()), expected);
+        f.check(&[0, 1]);
+    }
+}
+
+#[test]
 fn slots_fed_with_themselves_at_first_cost_no_set() {
     let f = Fixture::new(3);
     let own: Vec<Address> = f.slots.iter().map(Memory::address).collect();
@@ -233,7 +251,7 @@ fn replays_of_several_threads_copy_and_run_as_one_step() {
 }
 
 #[test]
-#[should_panic(expected = "kernel cg_inputs touches")]
+#[should_panic(expected = "kernel cg_inputs_512 touches")]
 fn a_source_that_was_freed_is_found() {
     let mut f = Fixture::new(1);
     f.replay(&f.sources(&[3])).unwrap();

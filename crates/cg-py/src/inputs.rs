@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use cg_core::Address;
 use pyo3::intern;
@@ -30,6 +31,9 @@ struct Slot {
     tensor: Py<PyAny>,
     /// Whether the kernel can copy to it: else torch has to.
     is_plain: bool,
+    /// The address that the kernel was last found able to copy from, which is not looked for among
+    /// all destinations again; at first 0, where no tensor is.
+    safe: AtomicU64,
 }
 
 #[pymethods]
@@ -141,11 +145,18 @@ impl Inputs {
     #[inline]
     fn is_safe(&self, index: usize, address: u64) -> bool {
         let slot = &self.slots[index];
+        if slot.safe.load(Ordering::Relaxed) == address {
+            return true;
+        }
         let end = address + slot.signature.nbytes();
         let mut by_torch = self.by_torch.iter();
-        slot.is_plain
+        let is_safe = slot.is_plain
             && !self.core.conflicts(index, Address(address))
-            && by_torch.all(|range| end <= range.start || range.end <= address)
+            && by_torch.all(|range| end <= range.start || range.end <= address);
+        if is_safe {
+            slot.safe.store(address, Ordering::Relaxed);
+        }
+        is_safe
     }
 }
 
@@ -154,6 +165,7 @@ impl Slot {
         let signature = Signature::new(reader, tensor)?;
         Ok(Self {
             is_plain: signature.is_dense(),
+            safe: AtomicU64::default(),
             signature,
             tensor: tensor.call_method0("detach")?.unbind(),
         })

@@ -59,10 +59,7 @@ impl Bound {
             let sources = &feed.sources[part.copies.clone()];
             for (i, source) in sources.iter().enumerate() {
                 if node.parameter.source(i) != *source {
-                    let slot = part.copies.start + i;
-                    if *source != part.neutral.source(i) {
-                        shared.check_source(slot, *source)?;
-                    }
+                    shared.check_source(part.copies.start + i, *source)?;
                     node.parameter.set_source(i, *source);
                     node.is_set = false;
                 }
@@ -116,10 +113,10 @@ impl Bound {
         for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
             if !node.is_set {
                 self.fed = true;
-                let function = self.shared.function.handle();
                 let grid = part.neutral.grid(part.stores.len());
                 let extents = [grid.into(), THREADS.into()];
-                exec.set_parameter(part.node, function, extents, node.parameter.as_bytes())?;
+                let bytes = node.parameter.as_bytes();
+                exec.set_parameter(part.node, part.function, extents, bytes)?;
                 node.is_set = true;
             }
         }
@@ -142,8 +139,8 @@ impl Shared {
     /// Fails if a slot cannot be copied from there.
     #[inline]
     fn check_source(&self, slot: usize, source: Address) -> Result<()> {
-        let bytes = self.slots[slot];
-        if !self.destinations.overlap(source, bytes) {
+        let (own, bytes) = self.slots[slot];
+        if source == own || !self.destinations.overlap(source, bytes) {
             return Ok(());
         }
         Err(Error::invalid(

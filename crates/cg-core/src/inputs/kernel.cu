@@ -1,5 +1,6 @@
-// The root node of `Inputs`: copies sources to destinations and stores words. kernel.ptx is made from
-// this file, in its folder, with CUDA 13.0:
+// The root node of `Inputs`: copies sources to destinations and stores words, as many as fit a
+// parameter of 512, 1024 or 4096 bytes: the smaller, the faster a replay. kernel.ptx is made from this
+// file, in its folder, with CUDA 13.0:
 // nvcc -ptx -arch=compute_75 -o kernel.ptx kernel.cu
 //
 // layout.rs writes the parameter and says what it means.
@@ -12,17 +13,15 @@ struct Cell {
     u64 first, second;
 };
 
-struct Parameter {
+template <unsigned BYTES> struct Parameter {
     unsigned copies;
     unsigned stores;
     // The blocks of all copies. The one behind them stores.
     unsigned copy_blocks;
     unsigned unused;
     // First the copies, in the order of their blocks, then the stores.
-    Cell cells[255];
+    Cell cells[BYTES / sizeof(Cell) - 1];
 };
-
-static_assert(sizeof(Parameter) == 4096, "the most that every chip takes");
 
 template <typename T>
 __device__ __forceinline__ void copy_as(u64 dst, u64 src, u64 bytes, u64 thread, u64 threads) {
@@ -40,7 +39,7 @@ __device__ __forceinline__ void copy_as(u64 dst, u64 src, u64 bytes, u64 thread,
     }
 }
 
-extern "C" __global__ void cg_inputs(__grid_constant__ const Parameter p) {
+template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BYTES> &p) {
     if (blockIdx.x >= p.copy_blocks) {
         for (unsigned i = threadIdx.x; i < p.stores; i += blockDim.x) {
             const Cell &store = p.cells[2 * p.copies + i];
@@ -75,3 +74,13 @@ extern "C" __global__ void cg_inputs(__grid_constant__ const Parameter p) {
         copy_as<unsigned char>(dst, src, bytes, thread, threads);
     }
 }
+
+#define ENTRY(BYTES)                                                                               \
+    static_assert(sizeof(Parameter<BYTES>) == BYTES, "the header is one cell");                    \
+    extern "C" __global__ void cg_inputs_##BYTES(__grid_constant__ const Parameter<BYTES> p) {     \
+        run(p);                                                                                    \
+    }
+
+ENTRY(512)
+ENTRY(1024)
+ENTRY(4096) // the most that every chip takes

@@ -1,22 +1,31 @@
-//! The parameter of the kernel in `kernel.cu`, byte for byte, and how work is spread over blocks.
+//! The parameter of the kernels in `kernel.cu`, byte for byte, and how work is spread over blocks.
 
 use std::ops::Range;
 
 use crate::driver::handle::Address;
 
-/// The kernel's name.
-pub(super) const KERNEL: &str = "cg_inputs";
-/// The module that declares it.
+/// Name of a kernel and size of its parameter.
+pub(super) struct Kernel {
+    pub(super) name: &'static str,
+    bytes: usize,
+}
+
+/// They do the same, and a replay costs the less the smaller the parameter. The last one has the
+/// largest that every chip takes.
+pub(super) const KERNELS: [Kernel; 3] = [
+    Kernel::new("cg_inputs_512", 512),
+    Kernel::new("cg_inputs_1024", 1024),
+    Kernel::new("cg_inputs_4096", 4096),
+];
+/// The module that declares them.
 pub(super) const PTX: &str = include_str!("kernel.ptx");
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
 
-/// Size of the parameter: the most that every chip takes.
-const BYTES: usize = 4096;
 const HEADER: usize = 16;
 const CELL: usize = 16;
-/// How many cells there are. A copy takes two, a store takes one.
-const CELLS: usize = (BYTES - HEADER) / CELL;
+/// How many cells one node can have.
+const MOST_CELLS: usize = KERNELS[KERNELS.len() - 1].cells();
 
 /// What one block copies at most, as long as there are blocks left.
 const TILE: u64 = 8 << 10;
@@ -28,13 +37,24 @@ const COPIES: usize = 0;
 const STORES: usize = 4;
 const COPY_BLOCKS: usize = 8;
 
+impl Kernel {
+    const fn new(name: &'static str, bytes: usize) -> Self {
+        Self { name, bytes }
+    }
+
+    /// How many cells the parameter has. A copy takes two, a store takes one.
+    const fn cells(&self) -> usize {
+        (self.bytes - HEADER) / CELL
+    }
+}
+
 /// Which copies and which stores each node does, for that many of them.
 pub(super) fn split(copies: usize, stores: usize) -> Vec<(Range<usize>, Range<usize>)> {
     let mut parts = Vec::new();
     let (mut copy, mut store) = (0, 0);
     while copy < copies || store < stores {
-        let more_copies = (copies - copy).min(CELLS / 2);
-        let more_stores = (stores - store).min(CELLS - 2 * more_copies);
+        let more_copies = (copies - copy).min(MOST_CELLS / 2);
+        let more_stores = (stores - store).min(MOST_CELLS - 2 * more_copies);
         parts.push((copy..copy + more_copies, store..store + more_stores));
         copy += more_copies;
         store += more_stores;
@@ -60,10 +80,17 @@ pub(super) struct Parameter {
 }
 
 impl Parameter {
-    /// One that does nothing: sources are destinations, and nothing is stored.
+    /// One that does nothing: sources are destinations, and nothing is stored. It is the smallest
+    /// that has room.
+    ///
+    /// # Panics
+    /// If none has.
     pub(super) fn new(copies: &[(Address, u64)], stores: &[Address]) -> Self {
+        let cells = 2 * copies.len() + stores.len();
+        let kernel = KERNELS.iter().find(|kernel| cells <= kernel.cells());
+        let bytes = kernel.expect("a node has room for its entries").bytes;
         let mut new = Self {
-            bytes: vec![0; BYTES].into(),
+            bytes: vec![0; bytes].into(),
         };
         let mut next_block = 0;
         for (i, (dst, bytes)) in copies.iter().enumerate() {
@@ -86,12 +113,19 @@ impl Parameter {
     /// Reads what a launch was given.
     ///
     /// # Panics
-    /// If it has another size.
+    /// If no kernel takes that many bytes.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        assert_eq!(bytes.len(), BYTES, "bytes of the parameter of {KERNEL}");
-        Self {
+        let new = Self {
             bytes: bytes.into(),
-        }
+        };
+        new.kernel();
+        new
+    }
+
+    /// Which of the [`KERNELS`] takes it.
+    pub(super) fn kernel(&self) -> usize {
+        let kernel = KERNELS.iter().position(|k| k.bytes == self.bytes.len());
+        kernel.expect("the size is that of a kernel")
     }
 
     /// As the kernel takes it.
@@ -204,23 +238,53 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_module_declares_the_kernel_with_a_parameter_of_this_size() {
-        let entry = PTX.split(".entry").nth(1).unwrap();
-        let declared = format!("{KERNEL}_param_0[{BYTES}]");
-        assert!(entry.trim_start().starts_with(KERNEL));
-        assert!(entry.split(')').next().unwrap().contains(&declared));
-        assert_eq!(PTX.matches(".entry").count(), 1);
+    fn the_module_declares_the_kernels_with_parameters_of_their_sizes() {
+        assert_eq!(PTX.matches(".entry").count(), KERNELS.len());
+        for (entry, kernel) in PTX.split(".entry").skip(1).zip(&KERNELS) {
+            let (name, parameters) = entry.split_once('(').unwrap();
+            assert_eq!(name.trim(), kernel.name);
+            let declared = format!("{}_param_0[{}]", kernel.name, kernel.bytes);
+            let parameters = parameters.split(')').next().unwrap();
+            assert!(parameters.contains(&declared) && !parameters.contains(','));
+        }
+    }
+
+    #[test]
+    fn a_node_has_the_smallest_parameter_that_fits() {
+        for (copies, stores, bytes) in [
+            (0, 0, 512),
+            (15, 0, 512),
+            (15, 1, 512),
+            (15, 2, 1024),
+            (16, 0, 1024),
+            (0, 31, 512),
+            (0, 32, 1024),
+            (31, 1, 1024),
+            (31, 2, 4096),
+            (32, 0, 4096),
+            (0, 63, 1024),
+            (0, 64, 4096),
+            (127, 1, 4096),
+            (0, 255, 4096),
+        ] {
+            let parameter =
+                Parameter::new(&vec![(Address(8), 1); copies], &vec![Address(8); stores]);
+            assert_eq!(parameter.as_bytes().len(), bytes, "{copies} and {stores}");
+            assert_eq!(KERNELS[parameter.kernel()].bytes, bytes);
+        }
     }
 
     #[test]
     fn every_copy_and_store_is_done_by_one_node_and_fits_it() {
-        let counts = [0, 1, 2, 126, 127, 128, 254, 255, 256, 1000];
+        let counts = [
+            0, 1, 2, 15, 16, 31, 32, 63, 64, 126, 127, 128, 254, 255, 256, 1000,
+        ];
         for (copies, stores) in counts.iter().flat_map(|c| counts.map(|s| (*c, s))) {
             let parts = split(copies, stores);
             let (mut copy, mut store) = (0, 0);
             for (copies, stores) in &parts {
                 assert_eq!((copies.start, stores.start), (copy, store));
-                assert!(2 * copies.len() + stores.len() <= CELLS);
+                assert!(2 * copies.len() + stores.len() <= MOST_CELLS);
                 assert!(copies.len() + stores.len() > 0);
                 (copy, store) = (copies.end, stores.end);
             }
@@ -230,7 +294,15 @@ mod tests {
 
     #[test]
     fn a_full_parameter_has_room_for_all_its_entries() {
-        for (copies, stores) in [(127, 1), (0, 255), (100, 55)] {
+        for (copies, stores) in [
+            (15, 1),
+            (0, 31),
+            (31, 1),
+            (0, 63),
+            (127, 1),
+            (0, 255),
+            (100, 55),
+        ] {
             let entries: Vec<(Address, u64)> = (0..copies).map(|i| (Address(i), i)).collect();
             let addresses: Vec<Address> = (0..stores).map(Address).collect();
             let mut parameter = Parameter::new(&entries, &addresses);

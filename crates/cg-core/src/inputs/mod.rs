@@ -11,7 +11,7 @@ use std::ops::Range;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
-use crate::driver::handle::{Address, NodeHandle};
+use crate::driver::handle::{Address, FunctionHandle, NodeHandle};
 use crate::driver::owned::{relaxed, same_driver};
 use crate::driver::spec::{NodeSpec, WorkSpec};
 use crate::error::{Error, Result};
@@ -22,7 +22,7 @@ use crate::work::{Function, Module};
 
 pub(crate) use bound::Bound;
 use destinations::Destinations;
-use layout::{KERNEL, PTX, Parameter, THREADS};
+use layout::{KERNELS, PTX, Parameter, THREADS};
 pub(crate) use simulate::register;
 
 /// Nodes at the root of a template that copy what a replay is given into the template's memory.
@@ -65,22 +65,26 @@ pub struct Feed<'a> {
     values: &'a [u64],
 }
 
+/// The kernels of all inputs of a device: a node has the smallest that does its copies and stores.
+pub(crate) type Kernels = Vec<Function>;
+
 /// What the template and its execs know of the inputs.
 pub(crate) struct Shared {
-    function: Arc<Function>,
     parts: Vec<Part>,
-    /// Bytes of each slot.
-    slots: Vec<u64>,
+    /// Where each slot is, and its bytes.
+    slots: Vec<(Address, u64)>,
     stores: usize,
     destinations: Destinations,
     /// Whether the template still has all nodes. Locked while the driver uses one.
     live: Mutex<bool>,
+    /// The memory and the kernels.
     _named: Vec<Retained>,
 }
 
 /// One node.
 pub(crate) struct Part {
     node: NodeHandle,
+    function: FunctionHandle,
     copies: Range<usize>,
     stores: Range<usize>,
     /// The parameter that the template's node has: it changes nothing.
@@ -110,20 +114,19 @@ impl Inputs {
             }
         }
         let destinations = Destinations::new(slots.iter().chain(stores))?;
-        let function = template.device().inputs_kernel(load)?;
+        let kernels = template.device().inputs_kernels(load)?;
         let owners = slots.iter().chain(stores).filter_map(Memory::owner);
         let mut named: Vec<Retained> = owners.cloned().collect();
-        named.push(Arc::clone(&function) as Retained);
-        let mut parts = parts(slots, stores);
-        let specs: Vec<NodeSpec> = parts.iter().map(|part| part.spec(&function)).collect();
+        named.push(Arc::clone(&kernels) as Retained);
+        let mut parts = parts(&kernels, slots, stores);
+        let specs: Vec<NodeSpec> = parts.iter().map(Part::spec).collect();
         let shared = template.add_roots(&specs, &named, |nodes| {
             for (part, node) in parts.iter_mut().zip(nodes) {
                 part.node = *node;
             }
             Arc::new(Shared {
-                function,
                 parts,
-                slots: slots.iter().map(Memory::bytes).collect(),
+                slots: slots.iter().map(|m| (m.address(), m.bytes())).collect(),
                 stores: stores.len(),
                 destinations,
                 live: Mutex::new(true),
@@ -161,11 +164,8 @@ impl Inputs {
     /// If there is no such slot.
     #[must_use]
     pub fn conflicts(&self, slot: usize, source: Address) -> bool {
-        let bytes = self.shared.slots[slot];
-        let mut parts = self.shared.parts.iter();
-        let part = parts.find(|part| part.copies.contains(&slot));
-        part.is_some_and(|part| part.neutral.source(slot - part.copies.start) != source)
-            && self.shared.destinations.overlap(source, bytes)
+        let (own, bytes) = self.shared.slots[slot];
+        source != own && self.shared.destinations.overlap(source, bytes)
     }
 
     /// What a replay is to copy, an address for each slot, and store, a value for each store. The
@@ -242,9 +242,9 @@ impl Shared {
 }
 
 impl Part {
-    fn spec(&self, function: &Function) -> NodeSpec {
+    fn spec(&self) -> NodeSpec {
         NodeSpec::Work(WorkSpec::Kernel {
-            function: function.handle(),
+            function: self.function,
             grid: self.neutral.grid(self.stores.len()).into(),
             block: THREADS.into(),
             shared_bytes: 0,
@@ -254,25 +254,28 @@ impl Part {
 }
 
 /// The nodes, without handles yet.
-fn parts(slots: &[Memory], stores: &[Memory]) -> Vec<Part> {
+fn parts(kernels: &Kernels, slots: &[Memory], stores: &[Memory]) -> Vec<Part> {
     let split = layout::split(slots.len(), stores.len()).into_iter();
     let part = |(copies, to): (Range<usize>, Range<usize>)| {
         let own = &slots[copies.clone()];
         let entries: Vec<_> = own.iter().map(|m| (m.address(), m.bytes())).collect();
         let addresses: Vec<Address> = stores[to.clone()].iter().map(Memory::address).collect();
+        let neutral = Parameter::new(&entries, &addresses);
         Part {
             node: NodeHandle(0),
+            function: kernels[neutral.kernel()].handle(),
             copies,
             stores: to,
-            neutral: Parameter::new(&entries, &addresses),
+            neutral,
         }
     };
     split.map(part).collect()
 }
 
-fn load(device: &Device) -> Result<Function> {
+fn load(device: &Device) -> Result<Kernels> {
     // Loading is no reason to break a capture of another thread.
     relaxed(&**device.driver(), || {
-        Module::load(device, PTX.as_bytes())?.function(KERNEL)
+        let module = Module::load(device, PTX.as_bytes())?;
+        KERNELS.iter().map(|k| module.function(k.name)).collect()
     })
 }

@@ -1,15 +1,17 @@
-//! What the kernel does, for the simulator.
+//! What the kernels do, for the simulator.
 
-use super::layout::{KERNEL, Parameter};
+use super::layout::{KERNELS, Parameter};
 use crate::driver::handle::Address;
 use crate::driver::sim::{KernelCall, Sim};
 
-/// Tells a simulator what the kernel does.
+/// Tells a simulator what the kernels do.
 pub(crate) fn register(sim: &Sim) {
-    sim.kernel(KERNEL, |call| {
-        simulate(call);
-        Ok(())
-    });
+    for kernel in KERNELS {
+        sim.kernel(kernel.name, |call| {
+            simulate(call);
+            Ok(())
+        });
+    }
 }
 
 /// # Panics

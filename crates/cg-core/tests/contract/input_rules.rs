@@ -3,7 +3,7 @@
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use cg_core::{Device, Inputs, Result, Stream, Template};
+use cg_core::{Device, Inputs, Memory, Result, Stream, Template};
 
 use super::inputs::{copying, input_nodes, instantiate, plain, replay};
 use crate::support::raw::feed;
@@ -19,6 +19,7 @@ on_every_driver! {
     wrong_counts_are_refused,
     destinations_that_overlap_are_refused,
     a_source_that_is_written_is_refused,
+    a_source_that_is_the_slot_of_any_other_is_refused,
     a_store_that_is_no_word_is_refused,
     memory_of_another_device_is_refused,
 }
@@ -131,6 +132,33 @@ fn a_source_that_is_written_is_refused(device: &Device) {
     expected[8..12].copy_from_slice(&random(2)[..4]);
     expected[16..18].copy_from_slice(&[0, 0]);
     assert_eq!(now, expected);
+}
+
+fn a_source_that_is_the_slot_of_any_other_is_refused(device: &Device) {
+    // The counts at which kernels change or a node is added.
+    for count in [15, 16, 31, 32, 127, 128] {
+        let to = Memory::new(device, 8 * count).unwrap();
+        let slots: Vec<Memory> = (0..count)
+            .map(|i| to.slice(8 * i..8 * i + 8).unwrap())
+            .collect();
+        let source = memory(device, &random(1));
+        let template = Arc::new(Template::new(device).unwrap());
+        let inputs = Inputs::add(&template, &slots, &[]).unwrap();
+        let exec = instantiate(&template);
+        let good = vec![source.address(); slots.len()];
+        let before = to.read().unwrap();
+        for (slot, other) in [(0, slots.len() - 1), (slots.len() - 1, 0)] {
+            let mut sources = good.clone();
+            sources[slot] = slots[other].address();
+            assert!(inputs.conflicts(slot, sources[slot]));
+            assert!(is_invalid(replay(&exec, &inputs, &sources, &[])));
+            plain(&exec);
+            assert!(to.read().unwrap() == before, "{count} slots");
+        }
+        replay(&exec, &inputs, &good, &[]).unwrap();
+        let expected = source.slice(0..8).unwrap().read().unwrap();
+        assert!(to.read().unwrap() == expected.repeat(slots.len()));
+    }
 }
 
 /// Whether it succeeded; otherwise an argument was refused.

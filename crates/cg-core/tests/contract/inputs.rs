@@ -67,7 +67,7 @@ pub(super) fn copying(device: &Device, a: &Memory, b: &Memory) -> Arc<Template> 
 }
 
 /// Bytes that look random.
-fn noise(seed: u64, bytes: u64) -> Vec<u8> {
+pub(super) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
     let words = (0..bytes.div_ceil(4)).map(|i| random_word(seed << 32 | i));
     let mut noise: Vec<u8> = words.flat_map(u32::to_le_bytes).collect();
     noise.truncate(usize::try_from(bytes).unwrap());
@@ -87,7 +87,7 @@ fn slices(within: &Memory, sizes: &[u64], shifts: &[u64]) -> Vec<Memory> {
 }
 
 fn inputs_of_any_number_size_and_alignment_are_copied(device: &Device) {
-    for count in [1, 4, 16, 64, 200] {
+    for count in [1, 4, 15, 16, 31, 32, 64, 127, 128, 200] {
         let some = [1, 3, 16, 0, 64, 1000, 4096, 17, 8, 15, 8193, 32];
         let sizes: Vec<u64> = some.iter().copied().cycle().take(count).collect();
         let total = sizes.iter().map(|size| size + 64).sum();
@@ -375,7 +375,7 @@ pub(super) fn input_nodes(template: &Template) -> Vec<Node> {
     let mut nodes = template.nodes().unwrap();
     nodes.retain(|node| {
         let detail = template.detail(*node).unwrap();
-        matches!(detail, NodeDetail::Kernel { name: Some(name), .. } if name == "cg_inputs")
+        matches!(detail, NodeDetail::Kernel { name: Some(name), .. } if name.starts_with("cg_inputs_"))
     });
     nodes
 }

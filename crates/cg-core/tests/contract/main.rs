@@ -35,6 +35,7 @@ mod data;
 mod exec;
 mod graph;
 mod input_rules;
+mod input_sizes;
 mod inputs;
 mod memory;
 mod node;
