@@ -39,9 +39,8 @@ def draws(
     Args:
         device: The device of the capture.
         drawn: Each generator that the capture drew from, and how far that moved its offset. A graph
-            that registered them was just replayed, with the offsets that they have now: torch has
-            filled the words. It stays alive as long as the result is used: torch keeps the words
-            where they are.
+            that registered them is alive, and stays so as long as the result is used: torch keeps
+            the words where they are.
         side: A stream that does not capture.
 
     Returns:
@@ -63,10 +62,16 @@ def _words(
     with torch.cuda.stream(side):
         out = torch.empty(1, device=generator.device)
         graph = _torch.captured_draw(generator, out)
+    # A capture begins with filling the words: the offset with zero.
+    side.synchronize()
     template = _core.Template.from_raw(device, graph.raw_cuda_graph())
     # In the order of its parameters: seed and offset stand side by side.
     named = [address for _, address, _, _ in template.addresses() if address != out.data_ptr()]
     values = [device.word(address) for address in named]
-    wanted = [generator.initial_seed(), generator.get_offset()]
-    pairs = [i for i in range(len(named) - 1) if values[i : i + 2] == wanted]
-    return (named[pairs[0]], named[pairs[0] + 1]) if len(pairs) == 1 else None
+    offsets = (0, generator.get_offset())
+    pairs = [
+        (named[i], named[i + 1])
+        for i in range(len(named) - 1)
+        if values[i] == generator.initial_seed() and values[i + 1] in offsets
+    ]
+    return pairs[0] if len(pairs) == 1 else None

@@ -416,3 +416,21 @@ def test_a_captured_training_step_equals_eager() -> None:
     for seed, replayed in enumerate(losses):
         x.copy_(torch.randn(32, 64, generator=torch.Generator().manual_seed(seed)))
         assert abs(eager().item() - replayed) <= 1e-5 * abs(replayed)
+
+
+@pytest.mark.skipif(not _torch.draws_from_companion(), reason="newer torch replays its own state")
+@pytest.mark.parametrize("seed", [0, 1, 2**63 + 11])
+def test_random_state_is_stored_by_a_node_of_the_graph(seed: int) -> None:
+    torch.cuda.manual_seed(seed)
+    for _ in range(2):  # with the offset at zero, and further on
+        graph = cgraph.CUDAGraph(keep_graph=True)
+        with cgraph.graph(graph):
+            y = torch.rand(64, device="cuda")
+        assert graph._captured is not None
+        assert graph._captured.random_step is None
+        assert [step for _, step in graph._captured.generators] == [4]
+        state = torch.cuda.get_rng_state()
+        graph.replay()
+        found = y.clone()
+        torch.cuda.set_rng_state(state)
+        assert torch.equal(found, torch.rand(64, device="cuda"))
