@@ -38,6 +38,8 @@ mod input_rules;
 mod inputs;
 mod memory;
 mod node;
+mod pages;
+mod pool;
 mod stream;
 mod tracker;
 mod unsafe_calls;
