@@ -31,8 +31,19 @@ calls! {
     PrimaryContextRetain => "cuDevicePrimaryCtxRetain",
     ContextGetCurrent => "cuCtxGetCurrent",
     ContextSetCurrent => "cuCtxSetCurrent",
+    ContextSynchronize => "cuCtxSynchronize",
     MemAlloc => "cuMemAlloc",
     MemFree => "cuMemFree",
+    MemGetAllocationGranularity => "cuMemGetAllocationGranularity",
+    MemAddressReserve => "cuMemAddressReserve",
+    MemAddressFree => "cuMemAddressFree",
+    MemCreate => "cuMemCreate",
+    MemRelease => "cuMemRelease",
+    MemMap => "cuMemMap",
+    MemSetAccess => "cuMemSetAccess",
+    MemUnmap => "cuMemUnmap",
+    MemHostRegister => "cuMemHostRegister",
+    MemHostUnregister => "cuMemHostUnregister",
     MemGetInfo => "cuMemGetInfo",
     MemGetAddressRange => "cuMemGetAddressRange",
     MemcpyHtoD => "cuMemcpyHtoD",
@@ -141,6 +152,8 @@ codes! {
     NOT_FOUND = 500, "CUDA_ERROR_NOT_FOUND", "the name was not found";
     NOT_READY = 600, "CUDA_ERROR_NOT_READY", "earlier work has not finished";
     ILLEGAL_ADDRESS = 700, "CUDA_ERROR_ILLEGAL_ADDRESS", "a kernel touched memory that is not mapped";
+    HOST_MEMORY_ALREADY_REGISTERED = 712, "CUDA_ERROR_HOST_MEMORY_ALREADY_REGISTERED",
+        "the host memory is pinned already";
     LAUNCH_FAILED = 719, "CUDA_ERROR_LAUNCH_FAILED", "earlier work on the device failed while it ran";
     NOT_PERMITTED = 800, "CUDA_ERROR_NOT_PERMITTED", "the operation is not permitted";
     NOT_SUPPORTED = 801, "CUDA_ERROR_NOT_SUPPORTED", "the operation is not supported here";

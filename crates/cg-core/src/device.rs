@@ -4,11 +4,14 @@ use std::collections::HashMap;
 use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::code::Code;
 use crate::driver::Driver;
 use crate::driver::handle::Address;
+use crate::driver::owned::pages;
 use crate::driver::sim::Sim;
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::inputs;
+use crate::pool::Bases;
 use crate::retain::{Limbo, Retained};
 
 /// One GPU and all that is made on it. Clones are the same device.
@@ -24,6 +27,8 @@ struct Inner {
     captured: Mutex<HashMap<u64, Captured>>,
     /// The kernels of [`crate::Inputs`], loaded as long as there are some.
     inputs_kernels: Mutex<Weak<inputs::Kernels>>,
+    /// Where pools lie.
+    bases: Arc<Bases>,
 }
 
 #[derive(Default)]
@@ -92,6 +97,31 @@ impl Device {
         self.inner.driver.memory_range(address)
     }
 
+    /// Waits until all work on the device has finished, whosever it is.
+    ///
+    /// # Errors
+    /// [`Error::Capture`] while a stream of the device captures. A capture that this crate did not
+    /// begin may be broken by the attempt.
+    #[doc(alias = "cuCtxSynchronize")]
+    pub fn synchronize(&self) -> Result<()> {
+        let refused = |code| Error::Capture {
+            stream: format!("a stream of {}", self.name()),
+            reason: "nobody can wait for the device while a stream captures; finish the capture \
+                     first"
+                .to_owned(),
+            code,
+        };
+        if self.has_captures() {
+            return Err(refused(None));
+        }
+        let waited = pages::synchronize(&**self.driver());
+        self.collect();
+        waited.map_err(|error| match error.code() {
+            Some(Code::STREAM_CAPTURE_UNSUPPORTED) => refused(error.code()),
+            _ => error,
+        })
+    }
+
     /// Drops what was kept alive only for work that has finished by now; returns how many things
     /// still wait. Happens by itself whenever execs and captures come and go.
     #[expect(clippy::must_use_candidate, reason = "called for what it drops")]
@@ -102,6 +132,7 @@ impl Device {
     fn new(driver: Arc<dyn Driver>) -> Self {
         Self {
             inner: Arc::new(Inner {
+                bases: Arc::new(Bases::new(driver.ordinal())),
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
@@ -165,6 +196,15 @@ impl Device {
     /// Whether a guard of an open capture exists.
     pub(crate) fn is_guarded(&self, id: u64) -> bool {
         self.captured().get(&id).is_some_and(|entry| entry.guarded)
+    }
+
+    /// Whether a guard of any open capture exists.
+    pub(crate) fn has_captures(&self) -> bool {
+        self.captured().values().any(|entry| entry.guarded)
+    }
+
+    pub(crate) fn bases(&self) -> &Arc<Bases> {
+        &self.inner.bases
     }
 
     fn captured(&self) -> MutexGuard<'_, HashMap<u64, Captured>> {

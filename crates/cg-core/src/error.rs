@@ -33,6 +33,13 @@ pub enum Error {
         limit: u64,
     },
 
+    /// A pool has given its memory back for a while.
+    #[error("{pool} is paused: resume it before its memory is used")]
+    Paused {
+        /// The pool.
+        pool: String,
+    },
+
     /// A capture could not begin, go on or end.
     #[error("capture on {stream}: {reason}")]
     Capture {

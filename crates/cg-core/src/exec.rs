@@ -13,6 +13,7 @@ use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
 use crate::error::{Error, Result};
 use crate::inputs::{Bound, Feed, Shared};
+use crate::pool::Gates;
 use crate::retain::Retained;
 use crate::stream::Stream;
 use crate::template::{Node, Template};
@@ -41,6 +42,8 @@ struct State {
     kept: Vec<Retained>,
     /// The inputs that the template had when the exec was made.
     inputs: Vec<Bound>,
+    /// Of the pools that the nodes' memory is from.
+    gates: Gates,
     /// The stream of the last replay. Replays of one exec never overlap: where the last one has
     /// passed, all have.
     last: Option<Stream>,
@@ -60,6 +63,7 @@ impl Exec {
             handle: owned.handle(),
             state: Mutex::new(Some(State {
                 owned: Arc::new(owned),
+                gates: Gates::of(&retained),
                 retained,
                 set: HashMap::new(),
                 kept: Vec::new(),
@@ -98,8 +102,9 @@ impl Exec {
     /// Enqueues one run on a stream and returns. Runs of one exec never overlap.
     ///
     /// # Errors
-    /// [`Error::Foreign`] for a stream of another device; [`Error::Capture`] for a stream that
-    /// captures, whose capture is broken by the attempt; what else the driver reports.
+    /// [`Error::Foreign`] for a stream of another device; [`Error::Paused`] if memory of the nodes is
+    /// from a paused pool; [`Error::Capture`] for a stream that captures, whose capture is broken by
+    /// the attempt; what else the driver reports.
     #[doc(alias = "cuGraphLaunch")]
     #[inline]
     pub fn replay(&self, stream: &Stream) -> Result<()> {
@@ -151,18 +156,26 @@ impl Exec {
         other: impl FnOnce() -> Result<Stream>,
     ) -> Result<()> {
         let before = self.with(|state| {
-            state.prepare(feed, self.template)?;
-            if let Some(last) = state.last.as_ref().filter(|last| is_last(last)) {
-                let launched = state.owned.launch(last.owned());
+            let State {
+                owned,
+                inputs,
+                last,
+                gates,
+                ..
+            } = state;
+            let _open = gates.pass()?;
+            prepare(owned, inputs, feed, self.template)?;
+            if let Some(last) = last.as_ref().filter(|last| is_last(last)) {
+                let launched = owned.launch(last.owned());
                 return launched
                     .map_err(|error| explain(last, error))
                     .map(|()| None);
             }
             let stream = other()?;
             self.check(&stream)?;
-            let launched = state.owned.launch(stream.owned());
+            let launched = owned.launch(stream.owned());
             launched.map_err(|error| explain(&stream, error))?;
-            Ok(state.last.replace(stream))
+            Ok(last.replace(stream))
         });
         // The stream before goes here, with the lock open: what it retains may be foreign.
         before.map(drop)
@@ -185,6 +198,7 @@ impl Exec {
                 state.owned.update(graph)?;
                 let before = std::mem::replace(&mut state.retained, retained);
                 let set = std::mem::take(&mut state.set);
+                state.gates = Gates::of(state.retained.iter().chain(&state.kept));
                 state.inputs.iter_mut().for_each(Bound::forget);
                 Ok((before, set))
             })
@@ -220,6 +234,7 @@ impl Exec {
         let set = template.with_node(node, |handle| {
             self.with(|state| {
                 state.owned.set_work(handle, work.spec())?;
+                state.gates.extend(work.retained());
                 let inputs = state.inputs.iter_mut();
                 inputs.for_each(|bound| bound.forget_node(handle));
                 Ok(state.set.insert(handle, work.retained().to_vec()))
@@ -261,9 +276,13 @@ impl Exec {
         self.with(|state| state.last.clone())
     }
 
-    /// Keeps something alive as long as the exec and its replays in flight.
+    /// Keeps something alive as long as the exec and its replays in flight. Of a pool, or of a block
+    /// of one, the exec also cannot be replayed while that pool is paused.
     pub fn retain(&self, what: Retained) {
-        self.with(|state| state.kept.push(what));
+        self.with(|state| {
+            state.gates.extend([&what]);
+            state.kept.push(what);
+        });
     }
 
     /// Drops what the nodes do not name any more, once the replays in flight have passed.
@@ -304,24 +323,27 @@ impl Exec {
     }
 }
 
-impl State {
-    /// Makes the input nodes do what the next launch is to do.
-    #[inline]
-    fn prepare(&mut self, feed: Option<&Feed<'_>>, template: u64) -> Result<()> {
-        let mut is_fed = feed.is_none();
-        for bound in &mut self.inputs {
-            match feed {
-                Some(feed) if bound.takes(feed) => {
-                    bound.feed(&self.owned, feed)?;
-                    is_fed = true;
-                }
-                _ => bound.rest(&self.owned)?,
-            }
-        }
+/// Makes the input nodes do what the next launch is to do.
+#[inline]
+fn prepare(
+    exec: &OwnedExec,
+    inputs: &mut [Bound],
+    feed: Option<&Feed<'_>>,
+    template: u64,
+) -> Result<()> {
+    let mut is_fed = feed.is_none();
+    for bound in inputs {
         match feed {
-            Some(feed) if !is_fed => Err(feed.foreign(template)),
-            _ => Ok(()),
+            Some(feed) if bound.takes(feed) => {
+                bound.feed(exec, feed)?;
+                is_fed = true;
+            }
+            _ => bound.rest(exec)?,
         }
+    }
+    match feed {
+        Some(feed) if !is_fed => Err(feed.foreign(template)),
+        _ => Ok(()),
     }
 }
 

@@ -33,7 +33,7 @@ pub use error::{Error, Result};
 pub use exec::Exec;
 pub use inputs::{Feed, Inputs};
 pub use memory::Memory;
-pub use pool::{FreeList, Pool, PoolStats};
+pub use pool::{Checkpoint, FreeList, Keep, Pool, PoolBuilder, PoolStats, SegmentStats};
 pub use retain::Retained;
 pub use stream::{Event, Stream};
 pub use template::{Edge, Node, Template};

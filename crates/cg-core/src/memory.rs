@@ -9,6 +9,7 @@ use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::owned::{self, OwnedMemory};
 use crate::error::{Error, Result};
+use crate::pool;
 use crate::retain::Retained;
 
 /// A range of device memory. Clones and slices share it; it is freed when the last one, and the
@@ -92,7 +93,7 @@ impl Memory {
     /// first: what that work sees is unspecified.
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `data` is longer.
+    /// [`Error::Invalid`] if `data` is longer; [`Error::Paused`] for memory of a paused pool.
     pub fn write(&self, data: &[u8]) -> Result<()> {
         if data.len() as u64 > self.bytes {
             let expected = format!("at most {} bytes", self.bytes);
@@ -102,13 +103,18 @@ impl Memory {
                 expected,
             ));
         }
+        let _open = pool::pass(self.owner.as_ref())?;
         owned::write(&*self.driver, self.address, data)
     }
 
     /// Its bytes. Wait for work that touches the memory first.
+    ///
+    /// # Errors
+    /// [`Error::Paused`] for memory of a paused pool.
     pub fn read(&self) -> Result<Vec<u8>> {
         let bytes = usize::try_from(self.bytes)
             .map_err(|_| Error::invalid("bytes", &self.bytes, "what fits the host's memory"))?;
+        let _open = pool::pass(self.owner.as_ref())?;
         let mut data = vec![0; bytes];
         owned::read(&*self.driver, &mut data, self.address)?;
         Ok(data)
@@ -122,10 +128,19 @@ impl Memory {
         self.owner.as_ref()
     }
 
-    /// The same range with another owner, which must keep it alive.
-    pub(crate) fn owned_by(mut self, owner: Retained) -> Self {
-        self.owner = Some(owner);
-        self
+    /// A range that its owner keeps alive.
+    pub(crate) fn owned_by(
+        driver: &Arc<dyn Driver>,
+        address: Address,
+        bytes: u64,
+        owner: Retained,
+    ) -> Self {
+        Self {
+            driver: Arc::clone(driver),
+            address,
+            bytes,
+            owner: Some(owner),
+        }
     }
 }
 

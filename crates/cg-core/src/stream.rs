@@ -69,9 +69,11 @@ impl Stream {
     /// Enqueues one operation, or records it if the stream captures.
     ///
     /// # Errors
-    /// [`crate::Error::Foreign`] for work of another device; what the driver reports.
+    /// [`crate::Error::Foreign`] for work of another device; [`crate::Error::Paused`] for work on
+    /// memory of a paused pool; what the driver reports.
     pub fn enqueue(&self, work: &Work) -> Result<()> {
         work.check(&self.inner.device)?;
+        let _open = work.gates().pass()?;
         let _order = self.order();
         let status = self.inner.owned.capture_status()?;
         self.inner.owned.enqueue(work.spec())?;

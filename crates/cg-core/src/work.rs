@@ -9,6 +9,7 @@ use crate::driver::owned::{OwnedModule, same_driver};
 use crate::driver::spec::{Dim3, HostFunction, WorkSpec};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::pool::Gates;
 use crate::retain::Retained;
 
 /// Kernels loaded from PTX text.
@@ -123,6 +124,8 @@ pub struct Work {
     spec: WorkSpec,
     driver: Option<Arc<dyn Driver>>,
     retained: Vec<Retained>,
+    /// Of the pools that its memory is from.
+    gates: Gates,
 }
 
 impl Work {
@@ -157,6 +160,7 @@ impl Work {
                 args: args.bytes.into(),
             },
             driver: Some(Arc::clone(driver)),
+            gates: Gates::of(&retained),
             retained,
         })
     }
@@ -183,6 +187,8 @@ impl Work {
             return Err(Error::invalid("source of memcpy", &given, expected));
         }
         same_driver(&**dst.driver(), &**src.driver(), "source of memcpy")?;
+        let owners = dst.owner().into_iter().chain(src.owner());
+        let retained: Vec<Retained> = owners.cloned().collect();
         Ok(Self {
             spec: WorkSpec::Memcpy {
                 dst: dst.address(),
@@ -190,12 +196,8 @@ impl Work {
                 bytes: dst.bytes(),
             },
             driver: Some(Arc::clone(dst.driver())),
-            retained: dst
-                .owner()
-                .into_iter()
-                .chain(src.owner())
-                .cloned()
-                .collect(),
+            gates: Gates::of(&retained),
+            retained,
         })
     }
 
@@ -213,6 +215,7 @@ impl Work {
                 "a multiple of 4 bytes",
             ));
         }
+        let retained: Vec<Retained> = dst.owner().into_iter().cloned().collect();
         Ok(Self {
             spec: WorkSpec::Memset {
                 dst: dst.address(),
@@ -221,7 +224,8 @@ impl Work {
                 count: dst.bytes() / 4,
             },
             driver: Some(Arc::clone(dst.driver())),
-            retained: dst.owner().into_iter().cloned().collect(),
+            gates: Gates::of(&retained),
+            retained,
         })
     }
 
@@ -233,12 +237,17 @@ impl Work {
         Self {
             spec: WorkSpec::Host(Arc::clone(&function)),
             driver: None,
+            gates: Gates::default(),
             retained: vec![function as Retained],
         }
     }
 
     pub(crate) fn spec(&self) -> &WorkSpec {
         &self.spec
+    }
+
+    pub(crate) fn gates(&self) -> &Gates {
+        &self.gates
     }
 
     pub(crate) fn retained(&self) -> &[Retained] {

@@ -359,7 +359,8 @@ fn a_device_that_goes_takes_everything_along() {
     exec.replay(&stream).unwrap();
     drop((a, block, pool, exec, template));
     assert_eq!(view.word(0), POISON);
-    assert_eq!((sim.live().memory, sim.live().execs), (2, 1));
+    let live = sim.live();
+    assert_eq!((live.memory, live.pages, live.execs), (1, 1, 1));
     drop((stream, device));
     assert_eq!(sim.live(), Live::default());
     assert_eq!(view.word(0), 4);

@@ -3,8 +3,8 @@
 mod support;
 
 use cg_core::{
-    Capture, CaptureMode, Error, FreeList, InstantiateFlags, Memory, Pool, PoolStats, Sim, Stream,
-    Template, Work,
+    Capture, CaptureMode, Error, FreeList, InstantiateFlags, Live, Memory, Pool, PoolStats, Sim,
+    Stream, Template, Work,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -95,6 +95,31 @@ proptest! {
     }
 }
 
+proptest! {
+    #[test]
+    fn a_free_list_takes_exact_bytes_only_where_all_are_free(
+        bytes in 1..500_u64,
+        wanted in prop::collection::vec((0..600_u64, 0..200_u64), 1..30),
+    ) {
+        let mut list = FreeList::new(bytes);
+        let mut taken: Vec<(u64, u64)> = Vec::new();
+        for (offset, size) in wanted {
+            let is_free = size > 0
+                && offset + size <= bytes
+                && are_apart(taken.iter().copied().chain([(offset, size)]));
+            prop_assert_eq!(list.take_at(offset, size), is_free);
+            taken.extend(is_free.then_some((offset, size)));
+            let in_use: u64 = taken.iter().map(|(_, size)| size).sum();
+            prop_assert_eq!(list.free_bytes() + in_use, bytes);
+            prop_assert!(list.largest() <= list.free_bytes());
+        }
+        for (offset, size) in taken {
+            list.give(offset, size);
+        }
+        prop_assert_eq!(list, FreeList::new(bytes));
+    }
+}
+
 /// A block with the stream that it is for.
 type Taken = (Memory, usize);
 
@@ -129,7 +154,8 @@ fn check_pool(pool: &Pool, taken: &[Taken]) -> Result<(), TestCaseError> {
     let in_use: u64 = taken.iter().map(|(memory, _)| counted(memory)).sum();
     prop_assert_eq!(stats.in_use, in_use);
     prop_assert!(stats.peak >= in_use && stats.reserved >= in_use);
-    prop_assert_eq!(stats.segments, segments.len());
+    prop_assert_eq!(stats.segments.len(), segments.len());
+    prop_assert_eq!(stats.mapped, stats.reserved);
     prop_assert_eq!(
         stats.reserved,
         segments.iter().map(Memory::bytes).sum::<u64>()
@@ -166,7 +192,7 @@ proptest! {
         taken.clear();
         prop_assert_eq!(pool.stats().in_use, 0);
         drop(pool);
-        prop_assert_eq!(sim.live().memory, 0);
+        prop_assert_eq!(sim.live(), Live { streams: 2, ..Live::default() });
     }
 }
 
@@ -180,7 +206,7 @@ fn a_block_that_was_dropped_is_given_out_again_to_its_stream_only() {
     drop(block);
     assert_ne!(pool.allocate(&second, 4000).unwrap().address(), address);
     assert_eq!(pool.allocate(&first, 4000).unwrap().address(), address);
-    assert_eq!((pool.stats().segments, sim.live().memory), (2, 2));
+    assert_eq!((pool.stats().segments.len(), sim.live().pages), (2, 2));
 }
 
 #[test]
@@ -221,9 +247,9 @@ fn a_template_and_its_execs_keep_their_blocks() {
     drop(pool);
     exec.replay(&stream).unwrap();
     stream.synchronize().unwrap();
-    assert_eq!((words(&out), sim.live().memory), (all(6), 2));
+    assert_eq!((words(&out), sim.live().pages), (all(6), 1));
     drop(exec);
-    assert_eq!(sim.live().memory, 1);
+    assert_eq!((sim.live().pages, sim.live().ranges), (0, 0));
 }
 
 #[test]
@@ -246,19 +272,22 @@ fn stats_count_blocks_and_segments() {
     assert_eq!(pool.stats(), PoolStats::default());
     let first = pool.allocate(&stream, 513).unwrap();
     let second = pool.allocate(&stream, SEGMENT + 1).unwrap();
-    let mut expected = PoolStats {
-        in_use: 1024 + SEGMENT + 512,
-        peak: 1024 + SEGMENT + 512,
-        reserved: 3 * SEGMENT,
-        segments: 2,
-    };
-    assert_eq!(pool.stats(), expected);
+    let bytes = |stats: &PoolStats| (stats.in_use, stats.peak, stats.reserved, stats.mapped);
+    let peak = 1024 + SEGMENT + 512;
+    let all = 3 * SEGMENT;
+    assert_eq!(bytes(&pool.stats()), (peak, peak, all, all));
+    let expected = [(SEGMENT, 1024), (2 * SEGMENT, SEGMENT + 512)];
+    for (segment, (bytes, in_use)) in pool.stats().segments.iter().zip(expected) {
+        assert_eq!((segment.bytes, segment.in_use), (bytes, in_use));
+        assert_eq!(segment.largest_free, bytes - in_use);
+        assert_eq!(segment.stream, Some(stream.handle()));
+    }
+    assert_eq!(pool.stats().segments.len(), 2);
+    assert_eq!(pool.stats().addresses, 64 << 30);
     drop(second);
-    expected.in_use = 1024;
-    assert_eq!(pool.clone().stats(), expected);
+    assert_eq!(bytes(&pool.clone().stats()), (1024, peak, all, all));
     drop(first);
-    expected.in_use = 0;
-    assert_eq!(pool.stats(), expected);
+    assert_eq!(bytes(&pool.stats()), (0, peak, all, all));
 }
 
 #[test]
@@ -276,7 +305,7 @@ fn a_pool_that_cannot_grow_says_the_numbers() {
     };
     assert_eq!(refused, expected);
     let stats = pool.stats();
-    assert_eq!((stats.in_use, stats.segments), (SEGMENT + 512, 1));
+    assert_eq!((stats.in_use, stats.segments.len()), (SEGMENT + 512, 1));
     drop(block);
     pool.allocate(&stream, SEGMENT).unwrap();
     let absurd = error(pool.allocate(&stream, u64::MAX));
@@ -310,4 +339,98 @@ fn pools_share_nothing() {
         second.allocate(&stream, 4).unwrap().address(),
         block.address()
     );
+}
+
+/// Where each block lies and its bytes.
+fn places(blocks: &[Memory]) -> Vec<(u64, u64)> {
+    let place = |memory: &Memory| (memory.address().0, memory.bytes());
+    let mut places: Vec<(u64, u64)> = blocks.iter().map(place).collect();
+    places.sort_unstable();
+    places
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(12))]
+
+    #[test]
+    fn a_restored_pool_has_the_blocks_of_its_checkpoint(
+        before in steps(600_000),
+        after in steps(600_000),
+    ) {
+        let (_sim, device) = sim();
+        let pool = Pool::new(&device);
+        let streams = [Stream::new(&device).unwrap(), Stream::new(&device).unwrap()];
+        let run = |steps: Vec<Step>, blocks: &mut Vec<Memory>| {
+            for step in steps {
+                match step {
+                    Step::Take(bytes, stream) => {
+                        blocks.push(pool.allocate(&streams[stream], bytes).unwrap());
+                    }
+                    Step::Give(index) if !blocks.is_empty() => {
+                        blocks.swap_remove(index.index(blocks.len()));
+                    }
+                    Step::Give(_) => {}
+                }
+            }
+        };
+        let mut old = Vec::new();
+        run(before, &mut old);
+        let (checkpoint, noted) = (pool.checkpoint(), places(&old));
+        let in_use = pool.stats().in_use;
+        // Old blocks go and new ones come, some of them where old ones were.
+        let kept = old.split_off(old.len() / 2);
+        drop(old);
+        let mut new = Vec::new();
+        run(after, &mut new);
+        if !new.is_empty() {
+            let now = pool.stats();
+            prop_assert!(is_invalid(pool.restore(&checkpoint)));
+            prop_assert_eq!(pool.stats(), now);
+        }
+        drop(new);
+        let mut blocks = pool.restore(&checkpoint).unwrap();
+        blocks.extend(kept);
+        prop_assert_eq!(&places(&blocks), &noted);
+        prop_assert_eq!(pool.stats().in_use, in_use);
+        prop_assert_eq!(&pool.checkpoint(), &checkpoint);
+        prop_assert!(are_apart(places(&blocks)));
+        // What came back is a block like any other, and can come back again.
+        drop(blocks);
+        prop_assert_eq!(pool.stats().in_use, 0);
+        let blocks = pool.restore(&checkpoint).unwrap();
+        prop_assert_eq!(&places(&blocks), &noted);
+    }
+}
+
+#[test]
+fn a_block_that_came_back_is_not_given_out() {
+    let (_sim, device) = sim();
+    let pool = Pool::new(&device);
+    let stream = Stream::new(&device).unwrap();
+    let block = pool.allocate(&stream, 4000).unwrap();
+    let (checkpoint, address) = (pool.checkpoint(), block.address());
+    drop(block);
+    let back = pool.restore(&checkpoint).unwrap();
+    assert_eq!(places(&back), [(address.0, 4000)]);
+    assert_ne!(pool.allocate(&stream, 4000).unwrap().address(), address);
+    drop(back);
+    assert_eq!(pool.allocate(&stream, 4000).unwrap().address(), address);
+}
+
+#[test]
+fn a_checkpoint_is_of_one_pool_and_ends_with_its_segments() {
+    let (_sim, device) = sim();
+    let (pool, other) = (Pool::new(&device), Pool::new(&device));
+    let stream = Stream::new(&device).unwrap();
+    let block = pool.allocate(&stream, 4000).unwrap();
+    let checkpoint = pool.checkpoint();
+    assert!(is_foreign(other.restore(&checkpoint)));
+    assert_eq!(pool.restore(&checkpoint).unwrap().len(), 0);
+    drop(block);
+    pool.trim().unwrap();
+    // Another segment in the place of the one that was there.
+    drop(pool.allocate(&stream, 4000).unwrap());
+    let refused = error(pool.restore(&checkpoint));
+    assert!(refused.to_string().contains("trimmed"), "{refused}");
+    assert_eq!(pool.stats().in_use, 0);
 }

@@ -265,6 +265,7 @@ fn live_counts_each_kind() {
         events: 1,
         graphs: 2,
         execs: 1,
+        ..Live::default()
     };
     assert_eq!(sim.live(), expected);
     let function = module.function("fill").unwrap();

@@ -6,9 +6,9 @@ mod support;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use cg_core::driver::handle::{EventHandle, ExecHandle, GraphHandle};
+use cg_core::driver::handle::{EventHandle, ExecHandle, GraphHandle, PageHandle};
 use cg_core::driver::spec::{NodeSpec, WorkSpec};
-use cg_core::driver::{GraphCalls as _, MemoryCalls as _, StreamCalls as _};
+use cg_core::driver::{GraphCalls as _, MemoryCalls as _, PageCalls as _, StreamCalls as _};
 use cg_core::{
     Address, Args, Capture, CaptureMode, Condition, Device, InstantiateFlags, Memory, Module, Sim,
     Stream, StreamHandle, Template, Work,
@@ -379,4 +379,67 @@ fn a_replay_of_a_conditional_node_is_found() {
     let exec = template.instantiate(InstantiateFlags::default()).unwrap();
     let text = panic_of(|| exec.replay(&stream));
     assert_names(&text, &[&hex(exec.handle().0), "conditional"]);
+}
+
+/// Reserved addresses with a page in their second half: what the page has, and how many bytes.
+fn half_mapped(sim: &Sim) -> (Address, Address, u64) {
+    let bytes = sim.page_granularity().unwrap();
+    let start = sim.address_reserve(2 * bytes, Address(0)).unwrap();
+    let (page, mapped) = (sim.page_create(bytes).unwrap(), start.offset(bytes));
+    // SAFETY: the page was made just now with as many bytes.
+    unsafe { sim.page_map(mapped, bytes, page) }.unwrap();
+    (start, mapped, bytes)
+}
+
+#[test]
+fn touching_an_address_with_nothing_behind_it_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (start, mapped, bytes) = half_mapped(&sim);
+    // SAFETY: tests touch it only to see the simulator panic.
+    let empty = unsafe { Memory::from_raw(&device, start, BYTES) };
+    let parties = [&*hex(start.0), "nothing is mapped"];
+    assert_names(&panic_of(|| empty.read()), &parties);
+    let fill = Kernels::load(&device).fill(&empty, 1);
+    stream.enqueue(&fill).unwrap();
+    let text = panic_of(|| stream.synchronize());
+    assert_names(&text, &["kernel fill", parties[0], parties[1]]);
+    let end = mapped.offset(bytes - 4);
+    let text = panic_of(|| sim.view(end, 8));
+    assert_names(&text, &["8 bytes", &hex(end.0), "beyond", &hex(mapped.0)]);
+}
+
+#[test]
+fn unmapping_memory_of_work_in_flight_is_found() {
+    let (sim, device) = sim();
+    let stream = Stream::new(&device).unwrap();
+    let (_, mapped, bytes) = half_mapped(&sim);
+    // SAFETY: it is mapped as long as the test.
+    let memory = unsafe { Memory::from_raw(&device, mapped, BYTES) };
+    stream.enqueue(&Work::memset(&memory, 1).unwrap()).unwrap();
+    // SAFETY: the simulator panics.
+    let text = panic_of(|| unsafe { sim.page_unmap(mapped, bytes) });
+    assert_names(
+        &text,
+        &["page_unmap", &hex(mapped.0), "memset", "in flight"],
+    );
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn giving_back_what_is_not_there_or_in_use_is_found() {
+    let (sim, _device) = sim();
+    let (start, mapped, bytes) = half_mapped(&sim);
+    // SAFETY: the simulator panics.
+    let text = panic_of(|| unsafe { sim.address_free(start, 2 * bytes) });
+    assert_names(&text, &["address_free", &hex(start.0), &hex(mapped.0)]);
+    // SAFETY: the simulator panics.
+    let text = panic_of(|| unsafe { sim.page_unmap(start, 2 * bytes) });
+    assert_names(&text, &["page_unmap", &hex(start.0)]);
+    // SAFETY: the simulator panics.
+    let text = panic_of(|| unsafe { sim.page_release(PageHandle(1)) });
+    assert_names(&text, &["page_release", "not live"]);
+    // SAFETY: the simulator panics.
+    let text = panic_of(|| unsafe { sim.host_unpin(std::ptr::null_mut()) });
+    assert_names(&text, &["host_unpin", "not pinned"]);
 }

@@ -22,6 +22,7 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     let exception = match error {
         Error::Driver { .. } => class::DriverError::new_err(text),
         Error::OutOfMemory { .. } => class::OutOfMemoryError::new_err(text),
+        Error::Paused { .. } => class::StateError::new_err(text),
         Error::Capture { .. } => class::CaptureError::new_err(text),
         Error::Instantiate { .. } => class::InstantiateError::new_err(text),
         Error::Update { .. } => class::UpdateError::new_err(text),

@@ -129,6 +129,9 @@ impl Sim {
         let live = self.core.live();
         let counts = PyDict::new(py);
         counts.set_item("memory", live.memory)?;
+        counts.set_item("ranges", live.ranges)?;
+        counts.set_item("pages", live.pages)?;
+        counts.set_item("pinned", live.pinned)?;
         counts.set_item("modules", live.modules)?;
         counts.set_item("streams", live.streams)?;
         counts.set_item("events", live.events)?;

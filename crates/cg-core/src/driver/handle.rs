@@ -33,6 +33,8 @@ handles! {
     ModuleHandle,
     /// `CUfunction`; valid as long as its module is loaded.
     FunctionHandle,
+    /// `CUmemGenericAllocationHandle`: physical memory, to be mapped at addresses.
+    PageHandle,
     /// `CUdeviceptr`: a device address.
     Address,
 }

@@ -1,6 +1,6 @@
 //! The border: everything cgraph asks of a CUDA driver.
 //!
-//! [`Driver`] is one object-safe trait in three parts, a method per CUDA call (or per family of
+//! [`Driver`] is one object-safe trait in four parts, a method per CUDA call (or per family of
 //! calls that differ only in the node's kind), over plain `u64` handles. It is implemented by
 //! `Cuda` and by [`sim::Sim`]; nothing above it knows which one it has.
 //!
@@ -11,6 +11,7 @@
 pub mod cuda;
 pub mod handle;
 pub(crate) mod owned;
+mod pages;
 pub mod sim;
 pub mod spec;
 
@@ -24,6 +25,8 @@ use handle::{
     StreamHandle,
 };
 use spec::{Dim3, EdgeSpec, NodeDetail, NodeIds, NodeSpec, WorkSpec};
+
+pub use pages::PageCalls;
 
 /// What other threads and streams may do while a capture is open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -103,7 +106,9 @@ pub struct UpdateFailure {
 ///
 /// Every call makes the device's context current for its own duration and leaves the thread as it
 /// was; a thread that had none keeps it, as CUDA's runtime does. Calls are thread-safe; the objects behind the handles are as CUDA says.
-pub trait Driver: MemoryCalls + StreamCalls + GraphCalls + fmt::Debug + Send + Sync {
+pub trait Driver:
+    MemoryCalls + PageCalls + StreamCalls + GraphCalls + fmt::Debug + Send + Sync
+{
     /// Distinguishes drivers: two devices never share one.
     fn id(&self) -> u64;
 

@@ -14,6 +14,7 @@
     reason = "owners vouch for the handles that they pass to the driver"
 )]
 
+pub(crate) mod pages;
 mod query;
 
 use std::sync::Arc;

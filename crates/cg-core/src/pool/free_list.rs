@@ -31,6 +31,12 @@ impl FreeList {
         self.free.values().sum()
     }
 
+    /// The largest free range, by its bytes.
+    #[must_use]
+    pub fn largest(&self) -> u64 {
+        self.free.values().copied().max().unwrap_or(0)
+    }
+
     /// Whether nothing is taken.
     #[must_use]
     pub fn is_whole(&self) -> bool {
@@ -56,7 +62,29 @@ impl FreeList {
         Some(offset)
     }
 
-    /// Gives back what [`Self::take`] took, and joins it with its free neighbours.
+    /// Takes exactly these bytes; false, and nothing is taken, unless all of them are free.
+    pub fn take_at(&mut self, offset: u64, bytes: u64) -> bool {
+        let Some(end) = offset.checked_add(bytes).filter(|_| bytes > 0) else {
+            return false;
+        };
+        let before = self.free.range(..=offset).next_back();
+        let Some((start, size)) = before.map(|(start, size)| (*start, *size)) else {
+            return false;
+        };
+        if start + size < end {
+            return false;
+        }
+        self.free.remove(&start);
+        if start < offset {
+            self.free.insert(start, offset - start);
+        }
+        if end < start + size {
+            self.free.insert(end, start + size - end);
+        }
+        true
+    }
+
+    /// Gives back what [`Self::take`] or [`Self::take_at`] took, and joins it with its free neighbours.
     pub fn give(&mut self, offset: u64, bytes: u64) {
         let (mut offset, mut bytes) = (offset, bytes);
         if let Some(next) = self.free.remove(&(offset + bytes)) {

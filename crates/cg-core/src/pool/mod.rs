@@ -1,90 +1,96 @@
 //! [`Pool`]: segments that a set of captures allocates from.
 //!
+//! A pool reserves addresses once, and maps memory there segment by segment. So its addresses can be
+//! the same in every process, and its memory can go and come again while they stay
+//! ([`Pool::pause`]).
+//!
 //! Stream-ordered: a block that is dropped can be given out again at once, to the same stream, since
 //! what uses it next comes after what used it last. Blocks of different streams come from different
 //! segments. A template that was captured with a pool retains it, so segments live as long as the
 //! graphs that know their addresses; which block of a segment is in use is the captures' affair,
 //! and a later capture may be given memory that an earlier one used only inside.
 
+mod addresses;
+mod blocks;
+mod builder;
+mod checkpoint;
 mod free_list;
+mod gate;
+mod pause;
+mod segment;
+mod stats;
 
-use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+pub(crate) use addresses::Bases;
+pub use builder::PoolBuilder;
+pub use checkpoint::Checkpoint;
 pub use free_list::FreeList;
+pub(crate) use gate::{Gates, pass};
+pub use pause::Keep;
+pub use stats::{PoolStats, SegmentStats};
 
 use crate::device::Device;
-use crate::driver::handle::StreamHandle;
-use crate::driver::owned::relaxed;
+use crate::driver::handle::Address;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::retain::Retained;
 use crate::stream::Stream;
+use addresses::Addresses;
+use blocks::{Block, Book, Usage};
+use gate::Gate;
+use segment::Backing;
 
 /// A block starts at a multiple of this and has a multiple of this many bytes.
 const BLOCK_BYTES: u64 = 512;
-/// A segment has a multiple of this many bytes.
-const SEGMENT_BYTES: u64 = 2 << 20;
 
 /// Segments that a set of captures allocates from. Clones are the same pool.
+///
+/// Memory goes back to the device without waiting for it, when the pool and all that knows its
+/// blocks are gone. Work that this crate does not know of must have passed by then.
 #[derive(Clone)]
 pub struct Pool {
-    id: u64,
     device: Device,
     shared: Arc<Shared>,
 }
 
 /// What blocks keep alive: not the device, which itself keeps blocks of work in flight.
-#[derive(Default)]
 struct Shared {
-    state: Mutex<State>,
+    gate: Arc<Gate>,
+    addresses: Arc<Addresses>,
+    limit: Option<u64>,
+    book: Mutex<Book>,
+    /// Held while memory goes or comes.
+    turn: Mutex<()>,
+    /// How many [`Hold`]s there are.
+    holds: AtomicUsize,
 }
 
-#[derive(Default)]
-struct State {
-    /// By address.
-    segments: BTreeMap<u64, Segment>,
-    in_use: u64,
-    peak: u64,
-}
-
-struct Segment {
-    memory: Memory,
-    stream: StreamHandle,
-    free: FreeList,
-}
-
-/// Bytes of a pool.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct PoolStats {
-    /// In blocks.
-    pub in_use: u64,
-    /// The most that was in blocks at once.
-    pub peak: u64,
-    /// In segments.
-    pub reserved: u64,
-    /// How many segments there are.
-    pub segments: usize,
+/// A pool in words.
+struct PoolId {
+    number: u64,
+    device: String,
 }
 
 impl Pool {
     /// An empty pool.
     #[must_use]
     pub fn new(device: &Device) -> Self {
-        static NEXT: AtomicU64 = AtomicU64::new(1);
-        Self {
-            id: NEXT.fetch_add(1, Ordering::Relaxed),
-            device: device.clone(),
-            shared: Arc::default(),
-        }
+        Self::builder(device).build()
+    }
+
+    /// A builder with the defaults.
+    #[must_use]
+    pub fn builder(device: &Device) -> PoolBuilder {
+        PoolBuilder::new(device)
     }
 
     /// A number that no other pool of the process has.
     #[must_use]
     pub fn id(&self) -> u64 {
-        self.id
+        self.shared.gate.pool().number
     }
 
     /// Its device.
@@ -98,11 +104,9 @@ impl Pool {
     ///
     /// # Errors
     /// [`Error::Invalid`] for zero bytes, [`Error::Foreign`] for a stream of another device,
-    /// [`Error::OutOfMemory`].
+    /// [`Error::OutOfMemory`], [`Error::Paused`].
     pub fn allocate(&self, stream: &Stream, bytes: u64) -> Result<Memory> {
-        if bytes == 0 {
-            return Err(Error::invalid("bytes", &0, "at least 1"));
-        }
+        check_bytes(bytes)?;
         if !self.device.is_same(stream.device()) {
             return Err(Error::Foreign {
                 object: stream.to_string(),
@@ -110,113 +114,140 @@ impl Pool {
                 expected: self.device.name(),
             });
         }
+        let _open = self.shared.gate.pass()?;
         let size = round_up(bytes, BLOCK_BYTES);
-        let mut state = self.shared.state();
-        let taken = match state.take(stream.handle(), size) {
+        let mut book = self.shared.book();
+        let taken = match book.take(stream.handle(), bytes, size) {
             None => {
-                self.grow(&mut state, stream.handle(), size)?;
-                state.take(stream.handle(), size)
+                let backing = self.shared.grow(&book, size)?;
+                let free = FreeList::new(backing.bytes());
+                let stream = stream.handle();
+                book.add(backing, Usage::Blocks { stream, free });
+                book.take(stream, bytes, size)
             }
             found => found,
         };
-        let Some((segment, offset)) = taken else {
+        let Some(number) = taken else {
             unreachable!("a new segment has room for what it was made for")
         };
-        state.in_use += size;
-        state.peak = state.peak.max(state.in_use);
-        let range = offset..offset + bytes;
-        let memory = state.segments[&segment].memory.slice(range)?;
-        let block = Block {
+        let placed = book.blocks[&number];
+        let owner = Arc::new(Block {
             pool: Arc::clone(&self.shared),
-            segment,
-            offset,
-            size,
-        };
-        Ok(memory.owned_by(Arc::new(block)))
+            number,
+        });
+        let backing = &book.segments[&placed.segment].backing;
+        Ok(backing.memory(placed.offset, bytes, owner))
+    }
+
+    /// A segment of its own, for an allocator that makes blocks of it itself; its size is rounded up
+    /// to what the device maps at once. It stays until [`Self::release_segment`], or as long as the
+    /// pool.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for zero bytes, [`Error::OutOfMemory`], [`Error::Paused`].
+    pub fn allocate_segment(&self, bytes: u64) -> Result<Address> {
+        check_bytes(bytes)?;
+        let _open = self.shared.gate.pass()?;
+        let mut book = self.shared.book();
+        let backing = self.shared.grow(&book, bytes)?;
+        let address = backing.address();
+        book.add(backing, Usage::Whole);
+        Ok(address)
+    }
+
+    /// Takes back what [`Self::allocate_segment`] gave; false if no such segment starts there. Waits
+    /// for the device, as `cuMemFree` does.
+    ///
+    /// It cannot fail. Where memory cannot go back at once, because a capture is open or something
+    /// holds [`Self::retained`], it does so at a later release or [`Self::trim`]. A capture that this
+    /// crate did not begin may be broken by the attempt to wait ([`Device::synchronize`]).
+    #[expect(clippy::must_use_candidate, reason = "called for what it releases")]
+    pub fn release_segment(&self, address: Address) -> bool {
+        let released = self.shared.book().release(address);
+        if released {
+            self.settle();
+        }
+        released
     }
 
     /// What keeps the segments alive, for [`crate::Template::retain`]: a template knows addresses,
-    /// and blocks may come and go.
+    /// and blocks may come and go. Its execs cannot be replayed while the pool is paused.
     #[must_use]
     pub fn retained(&self) -> Retained {
-        Arc::clone(&self.shared) as Retained
-    }
-
-    /// How many bytes it has.
-    #[must_use]
-    pub fn stats(&self) -> PoolStats {
-        let state = self.shared.state();
-        PoolStats {
-            in_use: state.in_use,
-            peak: state.peak,
-            reserved: state.segments.values().map(|s| s.free.bytes()).sum(),
-            segments: state.segments.len(),
-        }
+        self.shared.holds.fetch_add(1, Ordering::AcqRel);
+        Arc::new(Hold {
+            shared: Arc::clone(&self.shared),
+        })
     }
 
     /// The segments: where each starts and its bytes.
     #[must_use]
     pub fn segments(&self) -> Vec<Memory> {
-        let state = self.shared.state();
-        state.segments.values().map(|s| s.memory.clone()).collect()
-    }
-
-    fn grow(&self, state: &mut State, stream: StreamHandle, size: u64) -> Result<()> {
-        // A capture may be what needs the memory: growing must not break it.
-        let memory = relaxed(&**self.device.driver(), || {
-            Memory::new(&self.device, round_up(size, SEGMENT_BYTES))
-        })?;
-        let segment = Segment {
-            free: FreeList::new(memory.bytes()),
-            stream,
-            memory,
-        };
-        state.segments.insert(segment.memory.address().0, segment);
-        Ok(())
+        let book = self.shared.book();
+        let backings = book.segments.values().map(|segment| &segment.backing);
+        backings
+            .map(|backing| backing.memory(0, backing.bytes(), Arc::clone(backing) as Retained))
+            .collect()
     }
 }
 
 impl Shared {
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    fn book(&self) -> MutexGuard<'_, Book> {
+        self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
 
-impl State {
-    /// Takes the best fitting free range of all segments of a stream.
-    fn take(&mut self, stream: StreamHandle, size: u64) -> Option<(u64, u64)> {
-        let own = self
-            .segments
-            .iter_mut()
-            .filter(|(_, segment)| segment.stream == stream);
-        let fitting =
-            own.filter_map(|(base, segment)| Some((segment.free.best_fit(size)?, base, segment)));
-        let (_, base, segment) = fitting.min_by_key(|(fit, base, _)| (*fit, **base))?;
-        Some((*base, segment.free.take(size)?))
-    }
-}
-
-/// The owner of a block's memory: gives it back when dropped.
-struct Block {
-    pool: Arc<Shared>,
-    segment: u64,
-    offset: u64,
-    size: u64,
-}
-
-impl Drop for Block {
-    fn drop(&mut self) {
-        let mut state = self.pool.state();
-        state.in_use -= self.size;
-        if let Some(segment) = state.segments.get_mut(&self.segment) {
-            segment.free.give(self.offset, self.size);
+    /// Memory for another segment, if the limit allows it.
+    fn grow(&self, book: &Book, requested: u64) -> Result<Arc<Backing>> {
+        let bytes = round_up(requested, self.addresses.granularity()?);
+        let reserved = book.reserved();
+        if let Some(limit) = self.limit
+            && bytes > limit.saturating_sub(reserved)
+        {
+            return Err(Error::OutOfMemory {
+                requested,
+                in_use: book.in_use,
+                reserved,
+                limit,
+            });
         }
+        // A capture may be what needs the memory: the owners take care not to break it.
+        Backing::new(&self.addresses, &self.gate, bytes).map(Arc::new)
     }
+}
+
+/// What keeps a pool's segments alive, and where they are.
+struct Hold {
+    shared: Arc<Shared>,
+}
+
+impl Hold {
+    fn gate(&self) -> &Arc<Gate> {
+        &self.shared.gate
+    }
+}
+
+impl Drop for Hold {
+    fn drop(&mut self) {
+        self.shared.holds.fetch_sub(1, Ordering::AcqRel);
+    }
+}
+
+fn check_bytes(bytes: u64) -> Result<()> {
+    if bytes == 0 {
+        return Err(Error::invalid("bytes", &0, "at least 1"));
+    }
+    Ok(())
 }
 
 /// The next multiple; a number so large that there is none stays, for the driver to refuse.
 fn round_up(bytes: u64, unit: u64) -> u64 {
     bytes.checked_next_multiple_of(unit).unwrap_or(bytes)
+}
+
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {} of {}", self.number, self.device)
+    }
 }
 
 impl fmt::Debug for Pool {

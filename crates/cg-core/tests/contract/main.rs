@@ -39,6 +39,8 @@ mod input_sizes;
 mod inputs;
 mod memory;
 mod node;
+mod pages;
+mod pool;
 mod stream;
 mod tracker;
 mod unsafe_calls;

@@ -115,7 +115,7 @@ impl MemoryCalls for Cuda {
 
 impl Cuda {
     /// Gives an out-of-memory code the device's numbers, where they can be had.
-    fn with_sizes(&self, error: Error, requested: u64) -> Error {
+    pub(super) fn with_sizes(&self, error: Error, requested: u64) -> Error {
         if error.code() != Some(Code::OUT_OF_MEMORY) {
             return error;
         }

@@ -16,6 +16,7 @@ mod graph;
 mod memory;
 mod newer;
 mod node;
+mod pages;
 mod params;
 mod probe;
 mod stream;

@@ -50,6 +50,17 @@ pub(super) fn check_unsafe(state: &mut State, call: Call) -> Result<()> {
     Ok(())
 }
 
+/// Refuses to wait for the whole device while something captures, and invalidates all captures.
+pub(super) fn refuse_any(state: &mut State, call: Call) -> Result<()> {
+    for capture in state.captures.values_mut() {
+        capture.invalidated = true;
+    }
+    if state.captures.is_empty() {
+        return Ok(());
+    }
+    Err(refuse(call, Code::STREAM_CAPTURE_UNSUPPORTED))
+}
+
 /// Refuses a call that cannot be captured on a capturing stream, and invalidates the capture.
 pub(super) fn refuse_capturing(state: &mut State, stream: StreamHandle, call: Call) -> Result<()> {
     match id_of(state, stream) {

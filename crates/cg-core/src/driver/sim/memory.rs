@@ -9,6 +9,7 @@ use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
+use super::pages::Pages;
 use super::work::Module;
 use super::{Sim, ptx, refuse, run, stream};
 use crate::code::{Call, Code};
@@ -29,8 +30,8 @@ const ALIGN: u64 = 512;
 /// that Rust code may race for it; code outside Rust must not run beside an operation that touches it.
 #[derive(Debug, Clone)]
 pub struct SimMemory {
-    bytes: Arc<[AtomicU8]>,
-    range: Range<usize>,
+    pub(super) bytes: Arc<[AtomicU8]>,
+    pub(super) range: Range<usize>,
 }
 
 impl SimMemory {
@@ -88,6 +89,32 @@ impl SimMemory {
             .map_or(std::ptr::null_mut(), AtomicU8::as_ptr)
     }
 
+    /// Fresh memory.
+    pub(super) fn poisoned(bytes: u64) -> Self {
+        let backing: Arc<[AtomicU8]> = (0..bytes + ALIGN).map(|_| AtomicU8::new(POISON)).collect();
+        let misaligned = backing.as_ptr().addr() % to_usize(ALIGN);
+        let start = (to_usize(ALIGN) - misaligned) % to_usize(ALIGN);
+        Self {
+            bytes: backing,
+            range: start..start + to_usize(bytes),
+        }
+    }
+
+    /// Makes it as fresh memory is.
+    pub(super) fn poison(&self) {
+        let cells = self.cells().iter();
+        cells.for_each(|cell| cell.store(POISON, Ordering::Relaxed));
+    }
+
+    /// A part of it.
+    pub(super) fn part(&self, offset: u64, bytes: u64) -> Self {
+        let first = self.range.start + to_usize(offset);
+        Self {
+            bytes: Arc::clone(&self.bytes),
+            range: first..first + to_usize(bytes),
+        }
+    }
+
     fn cells(&self) -> &[AtomicU8] {
         &self.bytes[self.range.clone()]
     }
@@ -100,8 +127,9 @@ struct Allocation {
 
 /// The address space.
 pub(super) struct Map {
-    limit: u64,
-    in_use: u64,
+    pub(super) limit: u64,
+    pub(super) in_use: u64,
+    pub(super) pages: Pages,
     next: u64,
     live: BTreeMap<u64, Allocation>,
     /// Start and size of what was freed, to tell "freed" from "never was".
@@ -113,6 +141,7 @@ impl Map {
         Self {
             limit,
             in_use: 0,
+            pages: Pages::default(),
             next: BASE,
             live: BTreeMap::new(),
             freed: BTreeMap::new(),
@@ -129,14 +158,13 @@ impl Map {
     /// If the range is not wholly inside one live allocation: undefined on a GPU.
     pub(super) fn view(&self, address: Address, bytes: u64, user: &str) -> SimMemory {
         let start = address.0;
+        if let Some(memory) = self.pages.view(start, bytes, user) {
+            return memory;
+        }
         if let Some((base, allocation)) = self.live.range(..=start).next_back() {
             let offset = start - base;
             if offset + bytes <= allocation.bytes {
-                let first = allocation.memory.range.start + to_usize(offset);
-                return SimMemory {
-                    bytes: Arc::clone(&allocation.memory.bytes),
-                    range: first..first + to_usize(bytes),
-                };
+                return allocation.memory.part(offset, bytes);
             }
             assert!(
                 offset >= allocation.bytes,
@@ -158,16 +186,10 @@ impl Map {
         if size > self.limit - self.in_use {
             return None;
         }
-        let backing: Arc<[AtomicU8]> = (0..size + ALIGN).map(|_| AtomicU8::new(POISON)).collect();
-        let misaligned = backing.as_ptr().addr() % to_usize(ALIGN);
-        let start = (to_usize(ALIGN) - misaligned) % to_usize(ALIGN);
         let address = self.next;
         self.next += size + GAP;
         self.in_use += size;
-        let memory = SimMemory {
-            bytes: backing,
-            range: start..start + to_usize(bytes),
-        };
+        let memory = SimMemory::poisoned(bytes);
         self.live.insert(address, Allocation { bytes, memory });
         Some(Address(address))
     }
@@ -180,11 +202,24 @@ impl Map {
         self.freed.insert(address.0, allocation.bytes);
     }
 
-    /// Start and size of the live allocation that an address lies in.
+    /// Start and size of the live allocation or mapping that an address lies in.
     fn range(&self, address: Address) -> Option<(Address, u64)> {
+        if let Some(mapped) = self.pages.mapping(address.0) {
+            return Some(mapped);
+        }
         let (base, allocation) = self.live.range(..=address.0).next_back()?;
         let inside = address.0 - base < allocation.bytes;
         inside.then_some((Address(*base), allocation.bytes))
+    }
+
+    /// The error of an allocation that does not fit.
+    pub(super) fn out_of_memory(&self, requested: u64) -> Error {
+        Error::OutOfMemory {
+            requested,
+            in_use: self.in_use,
+            reserved: self.in_use,
+            limit: self.limit,
+        }
     }
 
     fn bytes_at(&self, address: Address) -> u64 {
@@ -194,15 +229,9 @@ impl Map {
 
 impl MemoryCalls for Sim {
     fn mem_alloc(&self, bytes: u64) -> Result<Address> {
-        let out_of_memory = |map: &Map| Error::OutOfMemory {
-            requested: bytes,
-            in_use: map.in_use,
-            reserved: map.in_use,
-            limit: map.limit,
-        };
         let mut state = match self.enter_unsafe(Call::MemAlloc) {
             Err(Error::Driver { code, .. }) if code == Code::OUT_OF_MEMORY => {
-                return Err(out_of_memory(&self.state().memory));
+                return Err(self.state().memory.out_of_memory(bytes));
             }
             other => other?,
         };
@@ -212,7 +241,7 @@ impl MemoryCalls for Sim {
         }
         match state.memory.allocate(bytes) {
             Some(address) => Ok(address),
-            None => Err(out_of_memory(&state.memory)),
+            None => Err(state.memory.out_of_memory(bytes)),
         }
     }
 

@@ -18,6 +18,7 @@ mod capture;
 mod exec;
 mod graph;
 mod memory;
+mod pages;
 mod ptx;
 mod run;
 mod stream;
@@ -46,6 +47,12 @@ pub type KernelFn = dyn Fn(&KernelCall<'_>) -> Result<(), String> + Send + Sync;
 pub struct Live {
     /// Allocations.
     pub memory: usize,
+    /// Reserved ranges of addresses.
+    pub ranges: usize,
+    /// Pages that are mapped or not given up.
+    pub pages: usize,
+    /// Pieces of host memory that are pinned.
+    pub pinned: usize,
     /// Loaded modules.
     pub modules: usize,
     /// Streams, without the legacy default stream.
@@ -77,6 +84,8 @@ struct State {
     next: u64,
     random: u64,
     memory: memory::Map,
+    /// Start and size of pinned host memory.
+    pinned: BTreeMap<usize, usize>,
     modules: BTreeMap<u64, work::Module>,
     functions: HashMap<u64, Arc<work::Function>>,
     kernels: HashMap<String, Arc<KernelFn>>,
@@ -178,6 +187,7 @@ impl SimBuilder {
             next: 0x5100_0000,
             random: self.seed,
             memory: memory::Map::new(self.memory_bytes),
+            pinned: BTreeMap::new(),
             modules: BTreeMap::new(),
             functions: HashMap::new(),
             kernels: HashMap::new(),
@@ -295,6 +305,9 @@ impl Sim {
         let state = self.state();
         Live {
             memory: state.memory.live(),
+            ranges: state.memory.pages.ranges(),
+            pages: state.memory.pages.count(),
+            pinned: state.pinned.len(),
             modules: state.modules.len(),
             streams: state.streams.values().filter(|s| !s.dying).count() - 1,
             events: state.events.len(),

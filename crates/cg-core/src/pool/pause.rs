@@ -1,0 +1,164 @@
+//! Giving memory back: [`Pool::trim`], [`Pool::pause`] and [`Pool::resume`].
+
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
+
+use super::Pool;
+use super::segment::Backing;
+use crate::error::{Error, Result};
+
+/// What a pause does with the contents of a pool.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Keep {
+    /// They are lost: after [`Pool::resume`] the memory holds anything.
+    Discard,
+    /// They are copied to pinned memory of the host, and back.
+    Host,
+}
+
+impl Pool {
+    /// Gives back the segments that are wholly free; how many bytes that were. Waits for the device.
+    ///
+    /// None is given back while something was given [`Pool::retained`]: templates and execs know
+    /// addresses of any segment. A segment that a [`Pool::segments`] is held of also stays.
+    ///
+    /// # Errors
+    /// As [`crate::Device::synchronize`]; [`Error::Paused`]. Nothing was given back then.
+    #[doc(alias = "cuMemUnmap")]
+    pub fn trim(&self) -> Result<u64> {
+        let _turn = self.turn();
+        let _open = self.shared.gate.pass()?;
+        // Work that this crate does not know may still run, and what is parked for work that has
+        // passed goes with it.
+        self.device().synchronize()?;
+        let mut spare = Vec::new();
+        {
+            let mut book = self.shared.book();
+            if !self.is_held() {
+                spare.append(&mut book.leaving);
+                book.segments.retain(|_, segment| {
+                    let is_free = segment.is_free();
+                    spare.extend(is_free.then(|| Arc::clone(&segment.backing)));
+                    !is_free
+                });
+            }
+        }
+        let bytes = spare.iter().map(|backing| backing.bytes()).sum();
+        // Unmapped here, with the lock open.
+        drop(spare);
+        Ok(bytes)
+    }
+
+    /// Gives all memory back and keeps the addresses: graphs and blocks stay valid, and
+    /// [`Self::resume`] maps memory there again. Until then, replays of execs that know the pool, work
+    /// on its blocks, reading, writing and allocating are refused with [`Error::Paused`]. Blocks can
+    /// be dropped.
+    ///
+    /// Waits for all work on the device, whosever it is: work that is enqueued by others in the
+    /// meantime, or later, must not touch the pool.
+    ///
+    /// # Errors
+    /// As [`crate::Device::synchronize`], what a copy to the host reports, [`Error::Invalid`] if the
+    /// host has no room for it; the pool goes on then as if nothing had happened. [`Error::Paused`] if
+    /// it is paused.
+    #[doc(alias = "cuMemUnmap")]
+    pub fn pause(&self, keep: Keep) -> Result<()> {
+        let _turn = self.turn();
+        let gate = &self.shared.gate;
+        if gate.is_closed() {
+            return Err(gate.paused());
+        }
+        // From here on nothing new comes, and what was coming is on the device.
+        gate.set_closed(true);
+        let left = self.leave(keep);
+        if left.is_err() {
+            gate.set_closed(false);
+        }
+        left
+    }
+
+    /// Maps memory at the addresses of a paused pool, and copies kept contents back.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] unless it is paused. [`Error::OutOfMemory`] and what else the driver
+    /// reports; the pool is still paused then, has no memory, and can be resumed later.
+    #[doc(alias = "cuMemMap")]
+    pub fn resume(&self) -> Result<()> {
+        let _turn = self.turn();
+        let gate = &self.shared.gate;
+        if !gate.is_closed() {
+            let given = format!("{}, which runs", gate.pool());
+            return Err(Error::invalid(
+                "pool to resume",
+                &given,
+                "one that is paused",
+            ));
+        }
+        let mut replacements = Vec::new();
+        for backing in self.backings() {
+            if let Some(page) = backing.replacement()? {
+                replacements.push((backing, page));
+            }
+        }
+        for (backing, page) in replacements {
+            backing.come_back(page);
+        }
+        gate.set_closed(false);
+        Ok(())
+    }
+
+    /// Whether its memory is given back for now.
+    #[must_use]
+    pub fn is_paused(&self) -> bool {
+        self.shared.gate.is_closed()
+    }
+
+    /// Drops released segments, if nothing can touch them any more. Whoever has the turn may have
+    /// dropped something that calls this: then it happens later.
+    pub(super) fn settle(&self) {
+        let _turn = match self.shared.turn.try_lock() {
+            Err(TryLockError::WouldBlock) => return,
+            Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
+            Ok(turn) => turn,
+        };
+        if self.is_held() || self.shared.book().leaving.is_empty() {
+            return;
+        }
+        if self.is_paused() || self.device().synchronize().is_ok() {
+            let gone = std::mem::take(&mut self.shared.book().leaving);
+            drop(gone);
+        }
+    }
+
+    fn leave(&self, keep: Keep) -> Result<()> {
+        self.device().synchronize()?;
+        let mut left = Vec::new();
+        for backing in self.backings() {
+            let copy = match keep {
+                Keep::Discard => None,
+                Keep::Host => backing.copy()?,
+            };
+            left.push((backing, copy));
+        }
+        // From here on nothing fails.
+        for (backing, copy) in left {
+            backing.leave(copy);
+        }
+        Ok(())
+    }
+
+    fn backings(&self) -> Vec<Arc<Backing>> {
+        self.shared.book().backings().cloned().collect()
+    }
+
+    /// Whether templates or execs know addresses of any segment.
+    fn is_held(&self) -> bool {
+        self.shared.holds.load(Ordering::Acquire) > 0
+    }
+
+    /// Keeps others from pausing, resuming and trimming.
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        let turn = self.shared.turn.lock();
+        turn.unwrap_or_else(PoisonError::into_inner)
+    }
+}

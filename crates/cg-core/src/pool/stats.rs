@@ -1,0 +1,74 @@
+//! [`PoolStats`]: how many bytes a pool has, and where.
+
+use super::Pool;
+use super::blocks::Usage;
+use crate::driver::handle::{Address, StreamHandle};
+
+/// Bytes of a pool.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PoolStats {
+    /// In blocks, and in segments that were given out whole.
+    pub in_use: u64,
+    /// The most that was in use at once.
+    pub peak: u64,
+    /// In segments, mapped or not.
+    pub reserved: u64,
+    /// Physical memory: that of all segments, and none while the pool is paused.
+    pub mapped: u64,
+    /// Reserved addresses, which cost no memory.
+    pub addresses: u64,
+    /// The segments, by address.
+    pub segments: Vec<SegmentStats>,
+}
+
+/// Bytes of one segment.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SegmentStats {
+    /// Where it starts.
+    pub address: Address,
+    /// How many bytes it has.
+    pub bytes: u64,
+    /// How many are in use.
+    pub in_use: u64,
+    /// The largest block that it has room for.
+    pub largest_free: u64,
+    /// The stream that its blocks are for; none if it was given out whole.
+    pub stream: Option<StreamHandle>,
+}
+
+impl Pool {
+    /// How many bytes it has.
+    #[must_use]
+    pub fn stats(&self) -> PoolStats {
+        let ranges = self.shared.addresses.ranges();
+        let book = self.shared.book();
+        let segments = book.segments.values().map(|segment| {
+            let (largest_free, stream) = match &segment.usage {
+                Usage::Blocks { stream, free } => (free.largest(), Some(*stream)),
+                Usage::Whole => (0, None),
+            };
+            SegmentStats {
+                address: segment.backing.address(),
+                bytes: segment.backing.bytes(),
+                in_use: segment.in_use(),
+                largest_free,
+                stream,
+            }
+        });
+        let mapped = book.backings().filter(|backing| backing.is_mapped());
+        PoolStats {
+            in_use: book.in_use,
+            peak: book.peak,
+            reserved: book.reserved(),
+            mapped: mapped.map(|backing| backing.bytes()).sum(),
+            addresses: ranges.iter().map(|(_, bytes)| bytes).sum(),
+            segments: segments.collect(),
+        }
+    }
+
+    /// The ranges of addresses that it has reserved: where each starts and its bytes.
+    #[must_use]
+    pub fn ranges(&self) -> Vec<(Address, u64)> {
+        self.shared.addresses.ranges()
+    }
+}
