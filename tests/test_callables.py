@@ -248,7 +248,7 @@ def test_trap_T91_a_view_with_the_address_of_the_sample_is_right_or_refused(lab:
     sample.normal_()
     for other in (sample[:2], sample.view(16), sample.view(2, 8), sample.view(torch.int32)):
         assert other.data_ptr() == sample.data_ptr()
-        with pytest.raises(ArgumentError, match="expected a torch.float32 tensor of shape"):
+        with pytest.raises(ArgumentError, match=r"expected a torch.float32 tensor of shape"):
             graphed(other, dim=1)
 
 

@@ -258,20 +258,22 @@ class _Replay(torch.autograd.Function):
         if torch.is_grad_enabled():
             # Somebody may want a second derivative (create_graph=True), which would miss all that
             # the graph computes.
-            trigger = torch.zeros((), requires_grad=True)
-            found = _NoSecond.apply(ctx.graphed.name, trigger, *found)  # type: ignore[no-untyped-call]
+            leaves = [owner for owner in ctx.owners if isinstance(owner, torch.Tensor)]
+            sources = (torch.zeros((), requires_grad=True), *grads, *leaves)
+            sources += ctx.graphed._parameters
+            found = _NoSecond.apply(ctx.graphed.name, len(found), *found, *sources)  # type: ignore[no-untyped-call]
         return (None, *found)
 
 
 class _NoSecond(torch.autograd.Function):
-    """Passes gradients on and refuses to be differentiated."""
+    """Passes gradients on and refuses to be differentiated, by what they depend on."""
 
     @staticmethod
     def forward(
-        ctx: Any, name: str, _trigger: torch.Tensor, *grads: torch.Tensor | None
+        ctx: Any, name: str, count: int, *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         ctx.name = name
-        return tuple(None if grad is None else grad.view_as(grad) for grad in grads)
+        return tuple(None if grad is None else grad.view_as(grad) for grad in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *_grads: torch.Tensor | None) -> None:

@@ -20,7 +20,7 @@ from cgraph._driver import Pool
 from cgraph._graphed import Graphed, Sample
 from cgraph._order import Order
 from cgraph.cudagraph import CUDAGraph
-from cgraph.errors import ArgumentError, CallableError, StateError
+from cgraph.errors import ArgumentError, CallableError, StateError, add_note
 from cgraph.graphs import graph, graph_pool_handle
 
 __all__ = ["make_graphed_callables"]
@@ -341,7 +341,14 @@ def _gradients(
             " parameters does: pass the tensors that it is to be differentiated by as arguments, or"
             " a module that owns them, or graph it under torch.no_grad()"
         )
-    return torch.autograd.grad(outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused)
+    try:
+        return torch.autograd.grad(
+            outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused
+        )
+    except RuntimeError as error:
+        if "allow_unused" in str(error):
+            add_note(error, "cgraph: here that is make_graphed_callables(allow_unused_input=True)")
+        raise
 
 
 def _installed(function: Any, graphed: Graphed) -> Any:
