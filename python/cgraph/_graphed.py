@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cgraph import _torch
+from cgraph._order import Call, Loan
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
     from cgraph.callables import _Pass
 
-__all__ = ["Graphed", "Sample", "leaves"]
+__all__ = ["Graphed", "Sample"]
 
 
 class Sample:
@@ -33,7 +34,26 @@ class Sample:
         self._paths = _torch.leaf_names((args, kwargs))
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
         # Calls with these arguments need no look into containers.
-        self._is_flat = not kwargs and len(args) == len(self.tensors)
+        self._is_flat = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
+
+    def separate(self, others: Iterable[torch.Tensor]) -> None:
+        """Give tensors that share memory with others, or within themselves, memory of their own.
+
+        Otherwise they could not hold what later calls give, and ``autograd.grad`` would count the
+        gradient of a tensor that stands for two arguments twice.
+        """
+        taken = [_extent(other) for other in others]
+        for place, leaf in enumerate(self._leaves):
+            if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+                continue
+            start, end = _extent(leaf)
+            overlaps = any(start < last and first < end for first, last in taken)
+            if overlaps or _may_overlap_itself(leaf):
+                own = leaf.detach().clone(memory_format=torch.contiguous_format)
+                self._leaves[place] = own.requires_grad_(leaf.requires_grad)
+            taken.append((start, end))
+        self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
+        self._args, self._kwargs = _torch.tree_unflatten(self._leaves, self._spec)
 
     def call(self, function: Callable[..., Any]) -> Any:
         """Call a function with them."""
@@ -99,9 +119,9 @@ class Graphed:
         self.name = captured.name
         # Keeps alive what was captured, and what it was captured from.
         self._captured = captured
+        self._order = captured.order
         self._sample = captured.sample
         self._replay = captured.forward._feeder()
-        self._parameters = captured.parameters
         self._outputs = captured.outputs
         self._spec = captured.spec
         self._is_single = len(captured.outputs) == 1 and captured.spec.is_leaf()
@@ -109,24 +129,25 @@ class Graphed:
         self._backward = None if captured.backward is None else captured.backward._feeder()
         self._grad_outputs = captured.grad_outputs
         self._grad_inputs = captured.grad_inputs
-        count = len(captured.sample.tensors)
-        own = captured.grad_inputs[count:]
-        self._accumulated = [
-            (parameter, grad)
-            for parameter, grad in zip(captured.parameters, own, strict=True)
-            if grad is not None
+        self._count = len(captured.sample.tensors)
+        self._parameters = captured.parameters
+        self._lent_parameters = [
+            (parameter, own)
+            for parameter, own in zip(
+                captured.parameters, captured.grad_inputs[self._count :], strict=True
+            )
+            if own is not None and own.layout is torch.strided
         ]
-        self._wants_grad = tuple(tensor.requires_grad for tensor in captured.sample.tensors)
         outputs = zip(captured.outputs, captured.grad_outputs, strict=True)
         self._constant = [
             place
             for place, (output, grad) in enumerate(outputs)
             if grad is None and _is_tensor(output)
         ]
+        tensors = enumerate(captured.sample.tensors)
+        self._without_grad = [place for place, tensor in tensors if not tensor.requires_grad]
+        self._frozen = captured.frozen
         self._warned = False
-        # Counts forward passes: a backward pass belongs to the last one, and is there once.
-        self._call = 0
-        self._differentiated = 0
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay with these arguments."""
@@ -142,7 +163,7 @@ class Graphed:
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         """Replay the forward pass; the outputs without history."""
-        self._call += 1
+        self._order.replaying(self._captured.forward_number)
         try:
             self._replay(tensors)
         except ArgumentError as error:
@@ -153,34 +174,27 @@ class Graphed:
             return tuple(o.detach().clone() if _is_tensor(o) else o for o in self._outputs)
         return tuple(o.detach() if _is_tensor(o) else o for o in self._outputs)
 
+    def opened(self) -> Call:
+        """The call that was just made, whose backward pass may follow."""
+        return self._order.opened(self._captured.forward_number, self._captured.backward_number)
+
     def backward(
         self,
-        call: int,
-        leaves: list[torch.Tensor | None],
+        call: Call,
+        owners: list[torch.Tensor | bool],
         grads: tuple[torch.Tensor | None, ...],
     ) -> tuple[torch.Tensor | None, ...]:
         """Replay the backward pass; a gradient for each input and parameter.
 
         Args:
-            call: The number of the forward pass.
-            leaves: The inputs that gradients are accumulated in; None for the others.
+            call: The forward pass.
+            owners: For each input the leaf whose ``.grad`` the gradient may become, or whether to
+                copy it.
             grads: Of the outputs.
         """
-        if call != self._call:
-            raise StateError(
-                f"backward through an older call of {self.name}: the calls since then have"
-                " overwritten what it saved. Run backward before the next call, or graph one copy"
-                " of the callable for each call that is open at the same time"
-            )
-        if call == self._differentiated:
-            raise StateError(
-                f"backward for the second time through one call of {self.name}: its saved tensors"
-                " are used up, also with retain_graph=True"
-            )
+        call.use(self.name)
         assert self._backward is not None
-        self._differentiated = call
-        for leaf, own in (*zip(leaves, self._grad_inputs), *self._accumulated):  # noqa: B905
-            _detach_gradient(leaf, own)
+        self._order.replaying(self._captured.backward_number)
         places = zip(self._grad_outputs, grads, strict=True)
         # An output that the loss does not depend on has no gradient: zero.
         fed = tuple(
@@ -189,20 +203,38 @@ class Graphed:
         self._backward(fed)
         if self._clone:
             return tuple(None if g is None else g.detach().clone() for g in self._grad_inputs)
+        loans: list[Loan] = self._lent_parameters
+        found: list[torch.Tensor | None] = []
+        for owner, own in zip(owners, self._grad_inputs):  # noqa: B905
+            if own is None:
+                found.append(None)
+            elif owner is True or own.layout is not torch.strided:
+                found.append(own.detach().clone())
+            else:
+                found.append(own.detach())
+                if isinstance(owner, torch.Tensor):
+                    loans = [*loans, (owner, own)]
+        self._order.lend(self._captured.backward_number, loans)
         # Each time new objects, which autograd may keep as ``.grad`` without a copy.
-        return tuple(None if g is None else g.detach() for g in self._grad_inputs)
+        for own in self._grad_inputs[self._count :]:
+            found.append(None if own is None else own.detach())
+        return tuple(found)
 
     def _warn_of_lost_gradients(self, tensors: tuple[torch.Tensor, ...]) -> None:
         if self._warned:
             return
-        for wanted, tensor in zip(self._wants_grad, tensors, strict=True):
-            if tensor.requires_grad and not wanted:
-                self._warned = True
-                warnings.warn(
-                    f"an argument of {self.name} requires a gradient, and that of its sample did"
-                    " not: it gets none. Set requires_grad on the sample",
-                    stacklevel=levels_to_user(),
-                )
+        if any(tensors[place].requires_grad for place in self._without_grad):
+            lost = "an argument", "that of its sample"
+        elif any(parameter.requires_grad for parameter in self._frozen):
+            lost = "a parameter", "it at the capture"
+        else:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{lost[0]} of {self.name} requires a gradient, and {lost[1]} did not: it gets none."
+            " Set requires_grad before the callable is graphed",
+            stacklevel=levels_to_user(),
+        )
 
 
 class _Replay(torch.autograd.Function):
@@ -210,10 +242,10 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, graphed: Graphed, *inputs: torch.Tensor) -> tuple[Any, ...]:
-        tensors = inputs[: len(graphed._wants_grad)]
+        tensors = inputs[: graphed._count]
         outputs = graphed.forward(tensors)
-        ctx.graphed, ctx.call = graphed, graphed._call
-        ctx.leaves = [t if t.requires_grad and t.is_leaf else None for t in tensors]
+        ctx.graphed, ctx.call = graphed, graphed.opened()
+        ctx.owners = [_owner(tensor) for tensor in tensors]
         ctx.set_materialize_grads(False)
         if graphed._constant:
             ctx.mark_non_differentiable(*(outputs[place] for place in graphed._constant))
@@ -222,24 +254,26 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         with torch.no_grad():
-            found = ctx.graphed.backward(ctx.call, ctx.leaves, grads)
+            found = ctx.graphed.backward(ctx.call, ctx.owners, grads)
         if torch.is_grad_enabled():
             # Somebody may want a second derivative (create_graph=True), which would miss all that
             # the graph computes.
-            trigger = torch.zeros((), requires_grad=True)
-            found = _NoSecond.apply(ctx.graphed.name, trigger, *found)  # type: ignore[no-untyped-call]
+            leaves = [owner for owner in ctx.owners if isinstance(owner, torch.Tensor)]
+            sources = (torch.zeros((), requires_grad=True), *grads, *leaves)
+            sources += ctx.graphed._parameters
+            found = _NoSecond.apply(ctx.graphed.name, len(found), *found, *sources)  # type: ignore[no-untyped-call]
         return (None, *found)
 
 
 class _NoSecond(torch.autograd.Function):
-    """Passes gradients on and refuses to be differentiated."""
+    """Passes gradients on and refuses to be differentiated, by what they depend on."""
 
     @staticmethod
     def forward(
-        ctx: Any, name: str, _trigger: torch.Tensor, *grads: torch.Tensor | None
+        ctx: Any, name: str, count: int, *tensors: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         ctx.name = name
-        return tuple(None if grad is None else grad.view_as(grad) for grad in grads)
+        return tuple(None if grad is None else grad.view_as(grad) for grad in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *_grads: torch.Tensor | None) -> None:
@@ -249,20 +283,36 @@ class _NoSecond(torch.autograd.Function):
         )
 
 
-def _detach_gradient(leaf: torch.Tensor | None, own: torch.Tensor | None) -> None:
-    """Move a gradient that the replay is about to overwrite, and that will be added to.
+def _owner(tensor: torch.Tensor) -> torch.Tensor | bool:
+    """The tensor if it is a leaf; otherwise whether its gradient is to be copied.
 
-    Autograd keeps a first gradient without a copy: ``.grad`` is then our memory.
+    What another graphed callable gets is copied there. Other operators may hand a gradient on as it
+    is, as ``view`` and ``+`` do, until it becomes the ``.grad`` of a leaf that nobody knows here.
     """
-    if leaf is not None and own is not None:
-        grad = leaf.grad
-        if grad is not None and grad.data_ptr() == own.data_ptr():
-            leaf.grad = grad.clone()
+    if not tensor.requires_grad:
+        return False
+    if tensor.is_leaf:
+        return tensor
+    return not isinstance(getattr(tensor.grad_fn, "graphed", None), Graphed)
 
 
-def leaves(result: Any) -> list[Any]:
-    """The leaves of what a callable returned."""
-    return list(_torch.tree_iter(result))
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses that a tensor lies between."""
+    if tensor.layout is not torch.strided or tensor.numel() == 0:
+        return 0, 0
+    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
+    start = tensor.data_ptr()
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _may_overlap_itself(tensor: torch.Tensor) -> bool:
+    """Whether two elements may have one address."""
+    reach = 0
+    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if n > 1 and step <= reach:
+            return True
+        reach += (n - 1) * step
+    return False
 
 
 def _is_tensor(value: Any) -> bool:
@@ -271,6 +321,6 @@ def _is_tensor(value: Any) -> bool:
 
 def _equal(value: Any, constant: Any) -> bool:
     try:
-        return bool(value == constant)
+        return value is constant or bool(value == constant)
     except Exception:  # a type that cannot be compared is equal only to itself
-        return value is constant
+        return False

@@ -347,11 +347,15 @@ class Recorder(TorchDispatchMode):
         """A function that gives an argument again at replay, without keeping its block alive."""
         if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
             return lambda: leaf
+        conjugate, negative = leaf.is_conj(), leaf.is_neg()
         over = self._memory.find(leaf)
         if over is not None:
-            return lambda: over
+            lazy = _torch.lazy_view(over, conjugate, negative)
+            return lambda: lazy
         outside = Outside(leaf, str(func))
         self._outside.append(outside)
+        if conjugate or negative:
+            return lambda: _torch.lazy_view(outside.get(), conjugate, negative)
         return outside.get
 
     def _literal(self, stream: _core.Stream, func: Any, value: torch.Tensor) -> torch.Tensor:

@@ -63,8 +63,9 @@ def _is_omitted(file: str, omitted: _Directories | None) -> bool:
 
 
 def levels_to_user() -> int:
-    """How many calls up the first one is that is not cgraph's, for a warning."""
+    """How many calls up the first one is that is not cgraph's or torch's, for a warning."""
     level, frame = 1, sys._getframe(1)
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith("cgraph."):
+    own = ("cgraph.", "torch.")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(own):
         level, frame = level + 1, frame.f_back
     return level

@@ -60,6 +60,7 @@ __all__ = [
     "is_capturing",
     "is_same",
     "is_torch_graph",
+    "lazy_view",
     "leaf_names",
     "leave_mode",
     "new_pool_handle",
@@ -413,6 +414,13 @@ class WeakStorage:
 
     def __del__(self) -> None:
         torch.UntypedStorage._free_weak_ref(self._pointer)
+
+
+def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Tensor:
+    """A view whose elements are conjugated or negated when they are read."""
+    if conjugate:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if negative else tensor
 
 
 def is_same(first: torch.Generator, second: torch.Generator) -> bool:

@@ -9,7 +9,7 @@ import functools
 import types
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -17,9 +17,10 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._driver import Pool
-from cgraph._graphed import Graphed, Sample, leaves
+from cgraph._graphed import Graphed, Sample
+from cgraph._order import Order
 from cgraph.cudagraph import CUDAGraph
-from cgraph.errors import ArgumentError, CallableError, StateError
+from cgraph.errors import ArgumentError, CallableError, StateError, add_note
 from cgraph.graphs import graph, graph_pool_handle
 
 __all__ = ["make_graphed_callables"]
@@ -87,6 +88,7 @@ def make_graphed_callables(
     functions, samples, single = _normalised(callables, sample_args, sample_kwargs)
     for function, sample in zip(functions, samples, strict=True):
         _check(function, sample, driver.device_type)
+        sample.separate(_parameters(function))
     if not isinstance(num_warmup_iters, int) or num_warmup_iters < 0:
         raise ArgumentError(f"num_warmup_iters is {num_warmup_iters!r}, expected a number >= 0")
     driver.synchronize()
@@ -102,11 +104,11 @@ def make_graphed_callables(
             capture_error_mode,
             enable_annotations,
         )
+        # In the order in which they will run, so that they can share memory.
         passes = [
             capture.forward(function, sample)
             for function, sample in zip(functions, samples, strict=True)
         ]
-        # In the order in which they will run, so that they can share memory.
         for one in reversed(passes):
             capture.backward(one, allow_unused_input)
     graphed = [
@@ -156,7 +158,7 @@ def _check(function: Any, sample: Sample, device_type: str) -> None:
     """Raise if a callable cannot be graphed with a sample."""
     tensors = [(f"sample argument {path}", t) for path, t in sample.named_tensors()]
     if isinstance(function, torch.nn.Module):
-        if function._forward_hooks or function._forward_pre_hooks or function._backward_hooks:
+        if _has_hooks(function):
             raise CallableError(
                 f"{_name(function)}: Modules must not have hooks registered at the time they are"
                 " passed. However, registering hooks on modules after passing them through"
@@ -188,14 +190,19 @@ def _check(function: Any, sample: Sample, device_type: str) -> None:
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
-    return bool(module._forward_hooks or module._forward_pre_hooks or module._backward_hooks)
+    return bool(
+        module._forward_hooks
+        or module._forward_pre_hooks
+        or module._backward_hooks
+        or module._backward_pre_hooks
+    )
 
 
 def _warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
     """Run forward and backward, so that nothing is set up inside the captures."""
     surface = (*sample.tensors, *_parameters(function))
     for _ in range(iterations):
-        outputs = [o for o in leaves(sample.call(function)) if _needs_grad(o)]
+        outputs = [o for o in _torch.tree_iter(sample.call(function)) if _needs_grad(o)]
         if outputs:
             grads = tuple(torch.empty_like(output) for output in outputs)
             _gradients(function, outputs, surface, grads, allow_unused)
@@ -207,8 +214,10 @@ class _Pass:
     Attributes:
         forward: The graph of the forward pass.
         backward: That of the backward pass; None where no output needs one.
+        order: Numbers the graphs of their pool.
         sample: What it was captured with.
-        parameters: Those of the module.
+        parameters: Those of the module that require a gradient.
+        frozen: Those that do not.
         outputs: The leaves of what the callable returned.
         spec: How they are put together.
         grad_outputs: Where the backward pass reads the gradients of the outputs.
@@ -216,13 +225,19 @@ class _Pass:
         function: Kept alive with what it refers to; None for a module.
     """
 
-    def __init__(self, function: Any, forward: CUDAGraph, sample: Sample, result: Any) -> None:
+    def __init__(
+        self, function: Any, forward: CUDAGraph, order: Order, sample: Sample, result: Any
+    ) -> None:
         self.name = _name(function)
         self.function = None if isinstance(function, torch.nn.Module) else function
         self.forward = forward
         self.backward: CUDAGraph | None = None
+        self.order = order
+        self.forward_number = order.number()
+        self.backward_number = 0
         self.sample = sample
-        self.parameters = _parameters(function)
+        self.parameters = tuple(p for p in _parameters(function) if p.requires_grad)
+        self.frozen = tuple(p for p in _parameters(function) if not p.requires_grad)
         self.outputs, self.spec = _torch.tree_flatten(result)
         self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
         self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
@@ -231,6 +246,14 @@ class _Pass:
     def surface(self) -> tuple[torch.Tensor, ...]:
         """All that gradients may be asked for."""
         return (*self.sample.tensors, *self.parameters)
+
+    def forget_history(self) -> None:
+        """Keep the outputs alone: autograd's nodes may refer to anything.
+
+        Its AccumulateGrad nodes belong to the capturing stream, too: each backward pass would have
+        to wait for that.
+        """
+        self.outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in self.outputs]
 
 
 class _Capture:
@@ -250,7 +273,10 @@ class _Capture:
         cuda_graph._statics = sample.tensors
         with graph(cuda_graph, **self._options):
             result = sample.call(function)
-        return _Pass(function, cuda_graph, sample, result)
+        for output in _torch.tree_iter(result):
+            _check_output(_name(function), output)
+        order = Order.of((id(_driver.current()), *cuda_graph.pool()))
+        return _Pass(function, cuda_graph, order, sample, result)
 
     def backward(self, one: _Pass, allow_unused: bool) -> None:
         """Capture the backward pass, if there is one."""
@@ -262,17 +288,51 @@ class _Capture:
         one.backward._statics = grads
         with graph(one.backward, **self._options):
             found = _gradients(one.name, outputs, one.surface, grads, allow_unused)
+            own = _own((*grads, *outputs, *one.surface), found)
+        one.backward_number = one.order.number()
         remaining = iter(grads)
         one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
-        inputs = iter(found)
+        inputs = iter(own)
         one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
-        # Nothing of the captured autograd graph may live on: its AccumulateGrad nodes belong to
-        # the capturing stream, and each backward pass would have to wait for that.
-        one.outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in one.outputs]
+        one.forget_history()
+
+
+def _own(
+    others: Iterable[torch.Tensor], found: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Gradients, of which none shares memory with another one or with other tensors.
+
+    Autograd passes one tensor on as several gradients, and copies it where it becomes the ``.grad``
+    of several leaves. It could not see that here.
+    """
+    storages = {_storage(other) for other in others if other.layout is torch.strided}
+    own: list[torch.Tensor | None] = []
+    for grad in found:
+        if grad is not None and grad.layout is torch.strided:
+            if _storage(grad) in storages:
+                grad = grad.clone(memory_format=torch.contiguous_format)
+            storages.add(_storage(grad))
+        own.append(grad)
+    return own
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _check_output(name: str, output: Any) -> None:
+    """Raise if an output hides tensors."""
+    if isinstance(output, torch.Tensor) or not hasattr(output, "__dict__"):
+        return
+    if any(isinstance(value, torch.Tensor) for value in vars(output).values()):
+        raise CallableError(
+            f"{name} returns a {type(output).__qualname__} with tensors in it, which pytree does"
+            " not know: return tuples, lists, dicts, or a type that is registered with pytree"
+        )
 
 
 def _gradients(
-    function: Any,
+    function: Callable[..., Any] | str,
     outputs: Sequence[torch.Tensor],
     surface: Sequence[torch.Tensor],
     grads: tuple[torch.Tensor, ...],
@@ -285,7 +345,14 @@ def _gradients(
             " parameters does: pass the tensors that it is to be differentiated by as arguments, or"
             " a module that owns them, or graph it under torch.no_grad()"
         )
-    return torch.autograd.grad(outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused)
+    try:
+        return torch.autograd.grad(
+            outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused
+        )
+    except RuntimeError as error:
+        if "allow_unused" in str(error):
+            add_note(error, "cgraph: here that is make_graphed_callables(allow_unused_input=True)")
+        raise
 
 
 def _installed(function: Any, graphed: Graphed) -> Any:
@@ -327,11 +394,13 @@ def _preserved(functions: Sequence[Any], device_type: str) -> Iterator[None]:
     buffers = [b for f in functions if isinstance(f, torch.nn.Module) for b in f.buffers()]
     before = [buffer.clone() for buffer in buffers]
     devices = [torch.cuda.current_device()] if device_type == "cuda" else []
-    with torch.random.fork_rng(devices=devices):
-        yield
-    with torch.no_grad():
-        for buffer, value in zip(buffers, before, strict=True):
-            buffer.copy_(value)
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.copy_(value)
 
 
 @contextmanager

@@ -1,0 +1,112 @@
+"""What replays of graphs that share a pool overwrite of each other's results."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import ClassVar
+
+import torch
+
+from cgraph.errors import StateError
+
+__all__ = ["Call", "Loan", "Order"]
+
+Loan = tuple[torch.Tensor, torch.Tensor]
+"""A leaf, and the static memory of a gradient that autograd may have kept as its ``.grad``."""
+
+
+class Call:
+    """A forward pass, until its backward pass has run.
+
+    Args:
+        forward: The number of its graph.
+        backward: That of the graph of its backward pass.
+    """
+
+    def __init__(self, forward: int, backward: int) -> None:
+        self.forward = forward
+        self.backward = backward
+        self._is_overwritten = False
+        self._is_used = False
+
+    def overwrite(self) -> None:
+        """Another replay has taken the memory of what it saved."""
+        self._is_overwritten = True
+
+    def use(self, name: str) -> None:
+        """Begin the backward pass.
+
+        Raises:
+            StateError: What the call saved is gone.
+        """
+        if self._is_used:
+            raise StateError(
+                f"backward for the second time through one call of {name}: its saved tensors are"
+                " used up, also with retain_graph=True"
+            )
+        if self._is_overwritten:
+            raise StateError(
+                f"backward through an older call of {name}: later replays have overwritten what it"
+                " saved. Run backward before the next call, call the callables of one pool in the"
+                " order in which they were given and their backward passes in the reverse one, and"
+                " graph one copy of the callable for each call that is open at the same time"
+            )
+        self._is_used = True
+
+
+class Order:
+    """The graphs of one pool, numbered in the order of their captures.
+
+    What a graph leaves may lie where graphs captured before it have their temporary memory. What a
+    forward pass saves is free once its backward pass is captured, and graphs captured after that
+    may use it. The replay of a graph thus overwrites the gradients of later ones, and what calls
+    saved whose two graphs are not captured before and after it.
+    """
+
+    _all: ClassVar[weakref.WeakValueDictionary[Hashable, Order]] = weakref.WeakValueDictionary()
+
+    def __init__(self) -> None:
+        self._count = 0
+        # Of the graphs in these two the last one is the one to look at: the numbers ascend, those
+        # of open calls' backward passes descend.
+        self._open: list[Call] = []
+        self._lent: list[tuple[int, Sequence[Loan]]] = []
+
+    @classmethod
+    def of(cls, pool: Hashable) -> Order:
+        """That of a pool, as long as somebody keeps it."""
+        order = cls._all.get(pool)
+        if order is None:
+            order = cls._all[pool] = cls()
+        return order
+
+    def number(self) -> int:
+        """The number of the next capture."""
+        self._count += 1
+        return self._count
+
+    def replaying(self, number: int) -> None:
+        """Give up what the replay of a graph overwrites, and save gradients from it."""
+        calls, lent = self._open, self._lent
+        while calls and not calls[-1].forward < number < calls[-1].backward:
+            calls.pop().overwrite()
+        while lent and lent[-1][0] >= number:
+            for leaf, own in lent.pop()[1]:
+                grad = leaf.grad
+                if grad is not None and _is_strided(grad) and grad.data_ptr() == own.data_ptr():
+                    leaf.grad = grad.clone()
+
+    def opened(self, forward: int, backward: int) -> Call:
+        """A forward pass was replayed whose backward pass may follow."""
+        call = Call(forward, backward)
+        self._open.append(call)
+        return call
+
+    def lend(self, number: int, loans: Sequence[Loan]) -> None:
+        """Autograd may keep these gradients, which the graph of this number leaves."""
+        self._lent.append((number, loans))
+
+
+def _is_strided(tensor: torch.Tensor) -> bool:
+    return tensor.layout is torch.strided
