@@ -436,6 +436,10 @@ fn giving_back_what_is_not_there_or_in_use_is_found() {
     // SAFETY: the simulator panics.
     let text = panic_of(|| unsafe { sim.page_unmap(start, 2 * bytes) });
     assert_names(&text, &["page_unmap", &hex(start.0)]);
+    let page = sim.page_create(2 * bytes).unwrap();
+    // SAFETY: the simulator panics.
+    let text = panic_of(|| drop(unsafe { sim.page_map(mapped, 2 * bytes, page) }));
+    assert_names(&text, &["page_map", &hex(mapped.0), "no range"]);
     // SAFETY: the simulator panics.
     let text = panic_of(|| unsafe { sim.page_release(PageHandle(1)) });
     assert_names(&text, &["page_release", "not live"]);

@@ -17,8 +17,9 @@ pub trait PageCalls {
     /// What the starts and sizes of ranges and pages are multiples of.
     fn page_granularity(&self) -> Result<u64>;
 
-    /// Reserves addresses with nothing behind them: at `hint` if they are free there, and else
-    /// anywhere. Zero leaves the choice to the driver.
+    /// Reserves addresses with nothing behind them: at `hint` if the driver likes, and else anywhere.
+    /// CUDA's keeps to it for ranges of many GiB, where they are free, and not for small ones. Zero
+    /// leaves the choice to the driver.
     fn address_reserve(&self, bytes: u64, hint: Address) -> Result<Address>;
 
     /// Gives reserved addresses back.

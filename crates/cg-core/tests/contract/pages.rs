@@ -11,13 +11,11 @@ use crate::support::{BYTES, all, axpy, bytes, code, poisoned, random, random_wor
 
 on_every_driver! {
     a_mapped_page_is_memory_for_kernels,
-    a_free_hint_is_honoured,
     a_taken_hint_gives_other_addresses,
     reserved_addresses_cost_no_memory,
     a_page_has_its_memory_until_it_is_unmapped_and_released,
     a_page_that_is_not_mapped_goes_with_its_release,
     nothing_can_be_mapped_over_a_mapping,
-    nothing_can_be_mapped_beyond_a_range,
     a_page_is_a_multiple_of_the_granularity,
     an_absurd_page_is_refused_with_the_numbers,
     a_graph_replays_on_a_page_that_was_mapped_anew,
@@ -113,13 +111,6 @@ fn a_mapped_page_is_memory_for_kernels(device: &Device) {
     release(device, page);
 }
 
-fn a_free_hint_is_honoured(device: &Device) {
-    for _ in 0..2 {
-        let range = Range::new(device, 8, HINT);
-        assert_eq!(range.start, HINT);
-    }
-}
-
 fn a_taken_hint_gives_other_addresses(device: &Device) {
     let first = Range::new(device, 8, HINT);
     let second = Range::new(device, 8, HINT);
@@ -172,13 +163,6 @@ fn nothing_can_be_mapped_over_a_mapping(device: &Device) {
     range.unmap(1, 2);
     release(device, page);
     release(device, other);
-}
-
-fn nothing_can_be_mapped_beyond_a_range(device: &Device) {
-    let range = Range::new(device, 2, HINT);
-    let page = range.page(2);
-    assert_eq!(code(range.map(1, 2, page)), Code::INVALID_VALUE);
-    release(device, page);
 }
 
 fn a_page_is_a_multiple_of_the_granularity(device: &Device) {

@@ -130,12 +130,16 @@ impl Pages {
         self.seen.retain(|seen, _| !(start..end).contains(seen));
     }
 
-    /// Whether a page may be mapped there: inside one range, over nothing.
-    fn is_mappable(&self, start: u64, bytes: u64) -> bool {
+    /// Whether one range has all of it. A driver does not look: what it does beyond is undefined.
+    fn is_reserved(&self, start: u64, bytes: u64) -> bool {
         let inside = self.ranges.range(..=start).next_back();
-        let inside = inside.is_some_and(|(range, size)| start + bytes <= range + size);
+        inside.is_some_and(|(range, size)| start + bytes <= range + size)
+    }
+
+    /// Whether nothing is mapped there.
+    fn is_mappable(&self, start: u64, bytes: u64) -> bool {
         let before = self.mappings.range(..start + bytes).next_back();
-        inside && before.is_none_or(|(other, mapping)| other + mapping.bytes <= start)
+        before.is_none_or(|(other, mapping)| other + mapping.bytes <= start)
     }
 
     /// The memory of a new mapping: that of before if somebody views it, as fresh memory is.
@@ -266,6 +270,11 @@ impl PageCalls for Sim {
             ),
             _ => panic!("page_map of {page:?}, which is not live"),
         }
+        assert!(
+            pages.is_reserved(address.0, bytes),
+            "page_map of {bytes} bytes at {:#x}, which no range has",
+            address.0
+        );
         if !address.0.is_multiple_of(GRANULARITY) || !pages.is_mappable(address.0, bytes) {
             return Err(refuse(call, Code::INVALID_VALUE));
         }
