@@ -166,7 +166,8 @@ def test_replays_inside_fork_rng_leave_the_state_outside_alone(lab: Lab) -> None
     with cgraph.graph(graph):
         y = torch.rand(64, device=lab.device)
     before = state(lab)
-    with torch.random.fork_rng():
+    devices = [torch.cuda.current_device()] if lab.device == "cuda" else []
+    with torch.random.fork_rng(devices):
         torch.manual_seed(8)
         graph.replay()
         found = y.clone()

@@ -9,7 +9,6 @@ state, and is needed only where the capture drew numbers. Where torch keeps that
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
@@ -394,9 +393,7 @@ def _kept(handle: PoolHandle, ordinal: int, side: torch.cuda.Stream, owner: obje
 
 
 def _quietly(end: Callable[[], None]) -> None:
-    """Without torch's warning about an empty graph: cgraph gives its own."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with _torch.quiet():
         end()
 
 

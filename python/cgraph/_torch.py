@@ -64,6 +64,7 @@ __all__ = [
     "leaf_names",
     "leave_mode",
     "new_pool_handle",
+    "quiet",
     "share_tracing_rules",
     "tensor_reader",
     "tree_flatten",
@@ -153,6 +154,20 @@ def share_tracing_rules(pairs: Iterable[tuple[Any, Any]]) -> None:
             rules[first] = rules[second] = rule
 
 
+_quiet_lock = threading.RLock()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's warning about an empty graph: cgraph gives its own.
+
+    One thread at a time: Python's filters of warnings are the process's.
+    """
+    with _quiet_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
 def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
     """A graph of one kernel that draws from a generator into a tensor, to be looked at.
 
@@ -160,8 +175,7 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
     """
     graph = HostGraph()
     graph.register_generator_state(generator)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with quiet():
         graph.capture_begin(None, "relaxed")
         try:
             out.uniform_(generator=generator)
@@ -281,8 +295,7 @@ class PoolKeeper:
 
 def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
     graph = HostGraph()
-    with torch.cuda.stream(side), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
+    with torch.cuda.stream(side), quiet():
         graph.capture_begin(handle, "relaxed")
         graph.capture_end()
     return graph
