@@ -14,7 +14,7 @@ from torch.testing import assert_close
 from cgraph import graph_pool_handle, make_graphed_callables
 from cgraph.errors import StateError
 from lab import Lab, fresh
-from test_callables import LAYOUTS, leaf, network
+from networks import LAYOUTS, leaf, network
 
 
 class Block(nn.Module):

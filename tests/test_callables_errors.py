@@ -26,7 +26,7 @@ from cgraph.errors import (
     StateError,
 )
 from lab import Lab, SimLab, fresh
-from test_callables import leaf, network, random_state
+from networks import leaf, network, random_state
 
 
 @dataclasses.dataclass
@@ -385,3 +385,20 @@ def test_each_failing_driver_call_of_a_step_is_raised_and_the_next_step_is_right
         assert_close(result, y.sin())
         assert_close(y.grad, y.cos())
     assert failures > 1
+
+
+def test_trap_T104_the_warm_ups_results_are_gone_when_the_capture_begins(lab: Lab) -> None:
+    made: list[weakref.ref[Tensor]] = []
+    alive: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        alive.append(sum(one() is not None for one in made))
+        result = x.sin()
+        made.append(weakref.ref(result))
+        return result
+
+    with without_gc():
+        graphed = make_graphed_callables(function, (leaf(lab, 4),))
+    assert alive[-1] == 0
+    assert all(one() is None for one in made)
+    del graphed

@@ -203,7 +203,7 @@ class Graphed:
         self._backward(fed)
         if self._clone:
             return tuple(None if g is None else g.detach().clone() for g in self._grad_inputs)
-        loans: list[Loan] = self._lent_parameters
+        loans: list[Loan] = []
         found: list[torch.Tensor | None] = []
         for owner, own in zip(owners, self._grad_inputs):  # noqa: B905
             if own is None:
@@ -213,8 +213,9 @@ class Graphed:
             else:
                 found.append(own.detach())
                 if isinstance(owner, torch.Tensor):
-                    loans = [*loans, (owner, own)]
-        self._order.lend(self._captured.backward_number, loans)
+                    loans.append((owner, own))
+        for lent in (self._lent_parameters, loans):
+            self._order.lend(self._captured.backward_number, lent)
         # Each time new objects, which autograd may keep as ``.grad`` without a copy.
         for own in self._grad_inputs[self._count :]:
             found.append(None if own is None else own.detach())

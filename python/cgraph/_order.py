@@ -105,7 +105,8 @@ class Order:
 
     def lend(self, number: int, loans: Sequence[Loan]) -> None:
         """Autograd may keep these gradients, which the graph of this number leaves."""
-        self._lent.append((number, loans))
+        if loans:
+            self._lent.append((number, loans))
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:

@@ -5,6 +5,7 @@ Source: https://docs.pytorch.org/docs/stable/generated/torch.cuda.make_graphed_c
 
 from __future__ import annotations
 
+import copy
 import functools
 import types
 import warnings
@@ -77,7 +78,11 @@ def make_graphed_callables(
     its submodules are part of what is captured: their work on the device is replayed, their Python
     runs only now. A call whose tensors have other shapes, types or devices than the sample raises
     ``ArgumentError``; other strides are copied correctly. Backward works once for each call, before
-    the next one; a second derivative is refused.
+    the next one; a second derivative is refused. Several callables of one pool are called in the
+    order of the tuple, and their backward passes run in the reverse one; a backward pass whose
+    saved tensors another replay has overwritten is refused. Gradients accumulate as in eager. What
+    a callable writes into its arguments does not reach those of the caller. A deep copy of a
+    graphed module is not graphed.
     """
     driver = _driver.current()
     if torch.is_autocast_enabled(driver.device_type) and torch.is_autocast_cache_enabled():
@@ -364,28 +369,42 @@ def _installed(function: Any, graphed: Graphed) -> Any:
             return graphed(*args, **kwargs)
 
         return graphed_function
-    training = function.training
-    forward = function.forward
-    # Neither may refer to the module: it would live until the garbage collector finds the circle,
-    # and the graphs with it.
-    module_ref = weakref.ref(function)
-    original: Any = forward
-    if isinstance(forward, types.MethodType) and forward.__self__ is function:
-        original = forward.__func__
-    bound = original is not forward
+    function.forward = _Forward(function, graphed)
+    return function
 
-    def graphed_forward(*args: Any, **kwargs: Any) -> Any:
-        module = module_ref()
+
+class _Forward:
+    """The forward of a graphed module, which is graphed in the mode that it was captured in.
+
+    Does not refer to the module: it would live until the garbage collector finds the circle, and
+    the graphs with it.
+    """
+
+    def __init__(self, module: torch.nn.Module, graphed: Graphed) -> None:
+        forward: Any = module.forward
+        self._module = weakref.ref(module)
+        self._training = module.training
+        self._graphed = graphed
+        self._is_method = isinstance(forward, types.MethodType) and forward.__self__ is module
+        self._original = forward.__func__ if self._is_method else forward
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        module = self._module()
         if module is None:
             raise StateError(
                 "the graphed module has been freed; its forward cannot be called on its own"
             )
-        if module.training == training:
-            return graphed(*args, **kwargs)
-        return original(module, *args, **kwargs) if bound else original(*args, **kwargs)
+        if module.training == self._training:
+            return self._graphed(*args, **kwargs)
+        if self._is_method:
+            return self._original(module, *args, **kwargs)
+        return self._original(*args, **kwargs)
 
-    function.forward = graphed_forward
-    return function
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The original forward, of the copy of the module: the graphs know only this one."""
+        if not self._is_method:
+            return copy.deepcopy(self._original, memo)
+        return types.MethodType(self._original, copy.deepcopy(self._module(), memo))
 
 
 @contextmanager
