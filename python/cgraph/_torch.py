@@ -32,6 +32,7 @@ from torch.utils._pytree import (
     tree_map,
     tree_unflatten,
 )
+from torch.utils.weak import TensorWeakRef
 
 from cgraph import _core
 from cgraph._driver import Handle
@@ -44,10 +45,12 @@ __all__ = [
     "HostGraph",
     "PoolKeeper",
     "PoolLease",
+    "TensorWeakRef",
     "TorchDispatchMode",
     "WeakStorage",
     "apply",
     "autograd_sequence",
+    "base_of",
     "capturable_on_cpu",
     "captured_draw",
     "current_graph_lookup",
@@ -63,9 +66,11 @@ __all__ = [
     "lazy_view",
     "leaf_names",
     "leave_mode",
+    "memory_of",
     "new_pool_handle",
     "quiet",
     "share_tracing_rules",
+    "storage_id",
     "tensor_reader",
     "tree_flatten",
     "tree_iter",
@@ -74,6 +79,7 @@ __all__ = [
     "wants_gc",
     "watch_pools",
     "without_modes",
+    "wrapped",
 ]
 
 _NEEDED = (
@@ -427,6 +433,39 @@ class WeakStorage:
 
     def __del__(self) -> None:
         torch.UntypedStorage._free_weak_ref(self._pointer)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of a tensor that has one with memory: not sparse, meta, fake or a wrapper."""
+    if not torch._C._has_storage(tensor):
+        return None
+    storage = tensor.untyped_storage()
+    if storage.device.type == "meta":
+        return None
+    try:
+        storage.data_ptr()
+    except RuntimeError:  # of a wrapper around other tensors
+        return None
+    return storage
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """A number that no other living storage has; it stays where memory is resized."""
+    return int(storage._cdata)
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that autograd knows this one as a view of; itself if it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors inside a wrapper, however deep; a tensor itself if it is none."""
+    if python_dispatch.is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from wrapped(getattr(tensor, name))
+    else:
+        yield tensor
 
 
 def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Tensor:

@@ -1,0 +1,305 @@
+"""Undoes what running a function did to tensors, their gradients and random state.
+
+A dispatch mode sees each operator before it runs and copies what it is about to write. It stands on
+two facts. Operators get a parameter as the very object that the module holds, in forward, backward
+and optimiser alike, so that its ``.grad`` can be noted there. And what an operator makes is new:
+its storage needs no copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _torch
+from cgraph._torch import TorchDispatchMode, tree_iter
+
+__all__ = ["Rollback"]
+
+# Arguments that kernels write although no schema says so: the statistics of a batch norm in
+# training, cuDNN's random state of a recurrent network.
+_UNDECLARED = {"running_mean", "running_var", "dropout_state"}
+
+
+class Rollback:
+    """Notes what a function changes in a ``with`` block, to put it back.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> with Rollback() as rollback:
+    ...     _ = x.mul_(3)
+    >>> rollback.undo()
+    >>> x
+    tensor([1., 2.])
+
+    What is put back, bit by bit: the contents of storages that operators wrote, and their sizes;
+    where tensors lie in them, and that a tensor had no autograd history; ``.grad`` of leaves, to
+    the very object; the states of generators.
+
+    What is not: anything of Python's own, such as counters, ``requires_grad`` flags, and entries
+    that an optimiser makes in its ``state`` at its first step (they stay, with the contents of
+    that step). Version counters. The history of a tensor that had another one, or of a view that
+    now has one. Writes that torch's dispatcher does not see: through NumPy, ``untyped_storage()``,
+    a kernel launched by hand, the replay of a graph, an operator whose schema hides them, another
+    thread than the block's (those of autograd are seen). What is made inside without an operator,
+    as from a literal or from NumPy, counts as from before: writes to it are taken back too.
+
+    While a capture is open, nothing is computed, so nothing is copied. A capture on the simulator
+    takes operators before they are seen here: a leaf that nothing has read before it must be given.
+
+    Args:
+        leaves: Tensors whose ``.grad`` is noted at once. Of others, it is noted when an operator
+            first gets them, which is too late if ``zero_grad()`` comes first. For one with a
+            history, the leaves behind it are noted.
+        generators: Whose state is put back. The default generators of the CPU and of the current
+            CUDA device always are.
+        is_capturing: Whether a capture is open; asked at each operator that writes.
+    """
+
+    def __init__(
+        self,
+        *,
+        leaves: Iterable[torch.Tensor] = (),
+        generators: Iterable[torch.Generator] = (),
+        is_capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._leaves = list(leaves)
+        self._generators = list(generators)
+        self._is_capturing = is_capturing
+        self._watch = _Watch(is_capturing)
+        self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+
+    def __enter__(self) -> Rollback:
+        """Note the leaves and the random state, and watch operators from now on."""
+        generators = [torch.default_generator, *self._generators]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        self._states = [(generator, generator.get_state()) for generator in generators]
+        self._watch = _Watch(self._is_capturing)
+        for leaf in _with_leaves_behind(self._leaves):
+            self._watch.note(leaf)
+        _torch.enter_mode(self._watch)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop watching; nothing is put back yet."""
+        self._watch.over = True
+        _torch.leave_mode(self._watch)
+
+    def undo(self) -> None:
+        """Put everything back; once is enough. No capture may be open.
+
+        It waits for the CUDA devices that it copies to, before and after.
+        """
+        watch = self._watch
+        devices = {one.storage.device for one in watch.storages.values()}
+        on_gpu = [device for device in devices if device.type == "cuda"]
+        with torch.no_grad(), _torch.without_modes():
+            for device in on_gpu:
+                torch.cuda.synchronize(device)
+            for tensor in watch.tensors.values():
+                tensor.undo_place()
+            # Two storages may lie on the same memory: what was copied first comes last.
+            for storage in reversed(watch.storages.values()):
+                storage.undo()
+            for tensor in watch.tensors.values():
+                tensor.undo_autograd()
+            for generator, state in self._states:
+                generator.set_state(state)
+            for device in on_gpu:
+                torch.cuda.synchronize(device)
+        watch.tensors.clear()
+        watch.storages.clear()
+
+
+class _Watch(TorchDispatchMode):
+    """Sees the operators.
+
+    Attributes:
+        tensors: How tensors were before, by ``id``.
+        storages: How storages were before, by number.
+        over: The block has ended; where the mode could not be left, it does nothing.
+    """
+
+    supports_higher_order_operators = True  # newer torch refuses them otherwise
+
+    def __init__(self, is_capturing: Callable[[], bool]) -> None:
+        super().__init__()
+        self.tensors: dict[int, _Tensor] = {}
+        self.storages: dict[int, _Storage] = {}
+        self.over = False
+        self._is_capturing = is_capturing
+        # A weak reference lets the memory go, but not the number: no other storage gets it.
+        self._fresh: dict[int, _torch.WeakStorage] = {}
+        # Autograd has a thread for each GPU.
+        self._lock = threading.Lock()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note what the operator may change, and run it."""
+        kwargs = kwargs or {}
+        if self.over:
+            return func(*args, **kwargs)
+        given = list(_tensors((args, kwargs)))
+        written = list(_written(func, args, kwargs))
+        with self._lock:
+            for tensor in given:
+                if tensor.requires_grad and tensor.is_leaf:
+                    self.note(tensor)
+            if written:
+                self._note_written(written)
+        result = func(*args, **kwargs)
+        self._note_fresh(given, result)
+        return result
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Remember how a tensor is, unless it is known or was made in the block."""
+        known = self.tensors.get(id(tensor))
+        memory = _torch.memory_of(tensor)
+        is_fresh = memory is not None and _torch.storage_id(memory) in self._fresh
+        if is_fresh or (known is not None and known.tensor() is tensor):
+            return
+        with _torch.without_modes():
+            like = None
+            if memory is not None:
+                like = tensor.detach()
+            elif tensor.layout is not torch.strided and not self._is_capturing():
+                like = tensor.detach().clone()
+            self.tensors[id(tensor)] = _Tensor(tensor, like)
+
+    def _note_written(self, written: list[torch.Tensor]) -> None:
+        is_capturing = self._is_capturing()
+        for tensor in written:
+            for one in (tensor, _torch.base_of(tensor)):
+                self.note(one)
+            memory = _torch.memory_of(tensor)
+            if is_capturing or memory is None:
+                continue
+            number = _torch.storage_id(memory)
+            if number not in self._fresh and number not in self.storages:
+                nbytes = memory.nbytes()
+                with _torch.without_modes():
+                    self.storages[number] = _Storage(memory, nbytes, _bytes(memory).clone())
+
+    def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
+        """Note the storages that an operator made: those of its results that none was given."""
+        is_given = {id(tensor) for tensor in given}
+        made = [tensor for tensor in _tensors(result) if id(tensor) not in is_given]
+        if not made:
+            return
+        memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]
+        old = {_torch.storage_id(memory) for memory in memories}
+        for tensor in made:
+            memory = _torch.memory_of(tensor)
+            if memory is not None and (number := _torch.storage_id(memory)) not in old:
+                if number not in self.storages and number not in self._fresh:
+                    self._fresh[number] = _torch.WeakStorage(tensor)
+
+
+class _Tensor:
+    """How a tensor was: one that has died since needs nothing.
+
+    Args:
+        tensor: The tensor.
+        like: Another one of the same place in the same storage, or a copy of one without storage;
+            None if neither can be had.
+    """
+
+    def __init__(self, tensor: torch.Tensor, like: torch.Tensor | None) -> None:
+        self.tensor = _torch.TensorWeakRef(tensor)
+        self._like = like
+        self._requires_grad = tensor.requires_grad
+        self._is_leaf = tensor.is_leaf
+        self._grad = tensor.grad if tensor.is_leaf else None
+
+    def undo_place(self) -> None:
+        """Let it lie where it was."""
+        tensor = self.tensor()
+        if tensor is not None and self._like is not None and _place(tensor) != _place(self._like):
+            tensor.data = self._like
+
+    def undo_autograd(self) -> None:
+        """Take a history away that it did not have, and put its gradient back."""
+        tensor = self.tensor()
+        if tensor is None or not self._is_leaf:
+            return
+        if not self._requires_grad and not tensor.is_leaf and _torch.base_of(tensor) is tensor:
+            tensor.detach_()
+        if tensor.is_leaf and tensor.grad is not self._grad:
+            tensor.grad = self._grad
+
+
+class _Storage(NamedTuple):
+    """How a storage was; it is kept alive, so that its number stays its own."""
+
+    storage: torch.UntypedStorage
+    nbytes: int
+    copy: torch.Tensor
+
+    def undo(self) -> None:
+        """Give it its size and contents back."""
+        if self.storage.nbytes() != self.nbytes:
+            self.storage.resize_(self.nbytes)
+        _bytes(self.storage).copy_(self.copy)
+
+
+def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor of all bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
+    """Where a tensor lies, in which form; two without a storage are never the same."""
+    memory = _torch.memory_of(tensor)
+    if memory is None:
+        return (id(tensor),)
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return (_torch.storage_id(memory), tensor.storage_offset(), shape, stride, tensor.dtype)
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that an operator writes; all, if it does not say which."""
+    arguments = _written_arguments(func)
+    values: list[Any] = [args, kwargs]
+    if arguments is not None:
+        values = [kwargs.get(n, args[i] if i < len(args) else None) for i, n in arguments]
+    for tensor in _tensors(values):
+        yield from _torch.wrapped(tensor)
+
+
+@functools.cache
+def _written_arguments(func: Any) -> list[tuple[int, str]] | None:
+    """Places and names of the arguments that an operator writes; None for one without a schema."""
+    if not hasattr(func, "_schema"):
+        return None
+    return [
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.name in _UNDECLARED
+        or (argument.alias_info is not None and argument.alias_info.is_write)
+    ]
+
+
+def _with_leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """Tensors, and the leaves that a backward pass from them would give gradients to."""
+    seen: set[Any] = set()
+    for tensor in tensors:
+        yield tensor
+        nodes = [tensor.grad_fn]
+        while nodes:
+            node = nodes.pop()
+            if node is None or node in seen:
+                continue
+            seen.add(node)
+            variable = getattr(node, "variable", None)
+            if isinstance(variable, torch.Tensor):
+                yield variable
+            nodes += [after for after, _ in node.next_functions]
