@@ -209,9 +209,9 @@ impl Template {
         Ok(())
     }
 
-    /// Whether there is no node.
-    pub fn is_empty(&self) -> Result<bool> {
-        Ok(self.state().graph.nodes()?.is_empty())
+    /// How many nodes there are; those of child graphs are not counted.
+    pub fn node_count(&self) -> Result<usize> {
+        Ok(self.state().graph.nodes()?.len())
     }
 
     /// Removes all nodes. Execs made before keep them.

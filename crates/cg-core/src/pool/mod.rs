@@ -159,8 +159,8 @@ impl Pool {
     /// for the device, as `cuMemFree` does.
     ///
     /// It cannot fail. While something holds [`Self::retained`], the memory stays until that is gone.
-    /// While a capture is open, nobody can wait: then it goes at a later release or [`Self::trim`]. A
-    /// capture that this crate does not know of may be broken by the attempt to wait
+    /// While a capture is open, nobody can wait: then it goes at a later release or
+    /// [`Self::settle`]. A capture that this crate does not know of may be broken by the attempt to wait
     /// ([`Device::mark_capture`]).
     #[expect(clippy::must_use_candidate, reason = "called for what it releases")]
     pub fn release_segment(&self, address: Address) -> bool {

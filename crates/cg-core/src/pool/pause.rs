@@ -4,6 +4,7 @@ use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use super::Pool;
 use super::segment::{Backing, replacements};
+use crate::driver::is_exiting;
 use crate::driver::owned::pages;
 use crate::error::{Error, Result};
 
@@ -109,19 +110,29 @@ impl Pool {
         self.shared.gate.is_closed()
     }
 
-    /// Drops released segments, if nothing can touch them any more. Whoever has the turn may have
-    /// dropped something that calls this: then it happens later.
-    ///
-    /// Nothing foreign is dropped: who releases a segment may hold a lock that such a drop takes.
-    pub(super) fn settle(&self) {
+    /// Tries again to give back segments that [`Self::release_segment`] could not give back at once;
+    /// how many bytes still wait. Drops nothing else, so that it can be called with any lock held.
+    #[expect(clippy::must_use_candidate, reason = "called for what it gives back")]
+    pub fn settle(&self) -> u64 {
+        self.try_settle();
+        let book = self.shared.book();
+        let leaving = book.leaving.iter().map(|leaving| leaving.backing.bytes());
+        leaving.sum()
+    }
+
+    fn try_settle(&self) {
+        // Whoever has the turn may have dropped something that calls this: then it happens later.
         let _turn = match self.shared.turn.try_lock() {
             Err(TryLockError::WouldBlock) => return,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Ok(turn) => turn,
         };
         let released = self.shared.book().leaving.len();
-        let waited = released == 0
-            || self.is_paused()
+        // While the process exits, nothing is given back and nobody can be waited for.
+        if released == 0 || is_exiting() {
+            return;
+        }
+        let waited = self.is_paused()
             || (!self.device.has_captures() && pages::synchronize(&**self.device.driver()).is_ok());
         if waited {
             let mut book = self.shared.book();
