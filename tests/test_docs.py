@@ -9,7 +9,15 @@ from pathlib import Path
 
 import pytest
 
-MODULES = ["cgraph", "cgraph.sim", "cgraph.graphs", "cgraph.patch", "cgraph.picture"]
+MODULES = [
+    "cgraph",
+    "cgraph._timeline_page",
+    "cgraph.graphs",
+    "cgraph.patch",
+    "cgraph.picture",
+    "cgraph.sim",
+    "cgraph.timeline",
+]
 README = Path(__file__).parent.parent / "README.md"
 
 

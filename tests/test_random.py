@@ -227,7 +227,7 @@ class Counter:
 def test_the_native_step_stores_seed_and_offset_and_moves_the_offset_by_its_step() -> None:
     sim = _core.Sim()
     device = _core.Device.sim(sim)
-    stream, pool = _core.Stream(device), _core.Pool(device, sim)
+    stream, pool = _core.Stream(device), _core.Pool(device, sim=sim)
     words = pool.allocate(stream, 32)
     memory = (ctypes.c_uint64 * 4).from_address(words.host_address)
     seen: list[list[int]] = []

@@ -31,11 +31,13 @@ from cgraph.hooks import (
     register_graph_replay_start_hook,
 )
 from cgraph.labels import annotate
+from cgraph.mempool import MemPool
 from cgraph.patch import patch_torch
 
 __all__ = [
     "CUDAGraph",
     "CgraphError",
+    "MemPool",
     "annotate",
     "errors",
     "export_dot",

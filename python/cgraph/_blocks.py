@@ -3,15 +3,27 @@
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
 from cgraph._driver import Handle
 
-__all__ = ["Blocks"]
+__all__ = ["Blocks", "addressed"]
 
 _NO_POOL = (0, 0)
+
+
+def addressed(segment: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
+    """Start, bytes and state of the blocks of a segment; ``active…`` is one that is in use.
+
+    A block that was freed while other streams may still use it counts as in use.
+    """
+    start = segment["address"]
+    for block in segment["blocks"]:
+        yield start, block["size"], block["state"]
+        start += block["size"]
 
 
 class Blocks:
@@ -42,11 +54,9 @@ class Blocks:
         segment = self._segment(address)
         if segment is None:
             return None
-        start = segment["address"]
-        for block in segment["blocks"]:
-            if start <= address < start + block["size"]:
-                return (start, block["size"]) if block["state"].startswith("active") else None
-            start += block["size"]
+        for start, size, state in addressed(segment):
+            if start <= address < start + size:
+                return (start, size) if state.startswith("active") else None
         return None
 
     def is_active_in_pool(self, address: int) -> bool:

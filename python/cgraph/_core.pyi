@@ -147,8 +147,8 @@ class Template:
     @property
     def graph_id(self) -> int | None:
         """The number by which tools know the graph; None from a driver older than CUDA 13.1."""
-    def is_empty(self) -> bool:
-        """Whether it has no node."""
+    def node_count(self) -> int:
+        """How many nodes it has; those of child graphs are not counted."""
     def count(self) -> int:
         """How many nodes it has, those of child graphs included."""
     def addresses(self) -> list[tuple[str | None, int, int, int]]:
@@ -274,21 +274,47 @@ class Inputs:
 
 @final
 class Pool:
-    """Segments of the simulator that a set of captures allocates from."""
+    """Segments that a set of captures allocates from."""
 
-    def __new__(cls, device: Device, sim: Sim) -> Self: ...
+    def __new__(
+        cls,
+        device: Device,
+        *,
+        sim: Sim | None = None,
+        limit: int | None = None,
+        base: int | None = None,
+        range_bytes: int | None = None,
+    ) -> Self: ...
     @property
     def id(self) -> int:
         """A number that no other pool has."""
     @property
     def device(self) -> Device:
         """Its device."""
+    @property
+    def limit(self) -> int | None:
+        """The most bytes that its segments may have."""
+    @property
+    def is_paused(self) -> bool:
+        """Whether its memory is given back."""
+    def functions(self) -> tuple[int, int, int]:
+        """A number for the functions that torch's allocator calls, and their addresses."""
     def allocate(self, stream: Stream, bytes: int) -> Block:
         """A block for work on a stream; given back when the last reference to it goes."""
     def segments(self) -> list[Block]:
-        """The segments, whole."""
-    def stats(self) -> tuple[int, int, int]:
-        """Bytes in use, the most that was in use, and bytes reserved."""
+        """The segments of the simulator, whole."""
+    def stats(self) -> list[tuple[str, int]]:
+        """Bytes by name; see ``cgraph.MemPool.stats``."""
+    def segment_stats(self) -> list[tuple[int, int, int]]:
+        """Address, bytes and bytes in use of each segment."""
+    def ranges(self) -> list[tuple[int, int]]:
+        """Start and bytes of each range of addresses."""
+    def trim(self) -> int:
+        """Gives wholly free segments back; how many bytes that were."""
+    def pause(self, keep: str) -> None:
+        """Gives all memory back: `discard` or `host` says what becomes of the contents."""
+    def resume(self) -> None:
+        """Maps memory at the same addresses again."""
 
 @final
 class Block:

@@ -15,25 +15,19 @@ from typing import Any
 
 import torch
 
-from cgraph import _core, _liveness, _random, _torch
+from cgraph import _core, _cuda_pools, _liveness, _random, _torch
+from cgraph._blocks import addressed
+from cgraph._cuda_pools import CudaMemPool, PoolHandle
 from cgraph._driver import Captured, Handle, Pool
+from cgraph._footprint import Footprint, Meter, PoolState, is_recording
 from cgraph._labels import Recorder
-from cgraph.errors import ArgumentError, CaptureError, ForeignError
+from cgraph._source import user_line
+from cgraph.errors import CaptureError, ForeignError
 from cgraph.labels import Label
+from cgraph.mempool import MemPool
+from cgraph.timeline import Action, Event
 
 __all__ = ["Cuda"]
-
-
-class PoolHandle(tuple[int, int]):
-    """A token that keeps its pool alive, so that it can be captured into again and again.
-
-    Attributes:
-        keeper: What keeps the pool, from the first capture on.
-        ordinal: The number of the device where the pool has memory, from then on.
-    """
-
-    keeper: _torch.PoolKeeper | None = None
-    ordinal: int | None = None
 
 
 class Cuda:
@@ -71,7 +65,7 @@ class Cuda:
                 " end the first one before"
             )
         side = self._side_stream(device, ordinal)
-        handle = _resolve(pool, ordinal, side)
+        handle = _cuda_pools.resolve(pool, ordinal, side)
         watch = _liveness.Watch() if check_liveness else None
         return Recording(
             device, ordinal, stream, side, handle, mode, watch, generators, labels, statics
@@ -84,7 +78,15 @@ class Cuda:
     def pool_handle(self) -> Handle:
         """A token of a new pool."""
         self._require_gpu()
-        return PoolHandle(_torch.new_pool_handle())
+        return _cuda_pools.new_handle()
+
+    def mem_pool_class(self) -> type[MemPool]:
+        """The class of its pools."""
+        return CudaMemPool
+
+    def mem_pool(self, handle: Handle) -> MemPool | None:
+        """The living pool of a token, if its segments are cgraph's."""
+        return _cuda_pools.known(handle)
 
     def new_stream(self) -> torch.cuda.Stream:
         """A stream of the current device."""
@@ -155,6 +157,8 @@ class Recording:
         self._leases: list[_torch.PoolLease] = []
         self._watch = watch
         self._labels = labels
+        self._footprint: Footprint | None = None
+        self._history: _torch.History | None = None
         self._streams: dict[int, _core.Stream] = {}
         self._host = _torch.HostGraph()
         self._companion = _torch.HostGraph() if _torch.draws_from_companion() else None
@@ -200,6 +204,7 @@ class Recording:
             failure.__cause__ = error
             raise failure
         try:
+            self._footprint = self._meter.finish(_torch.clear_workspaces, self._events())
             return self._captured()
         except BaseException:
             self._close()
@@ -215,6 +220,14 @@ class Recording:
         return None if error is None else _first_line(error)
 
     def _begin(self, mode: str) -> None:
+        # What the capture uses of them is to be in its own pool, and to be there as long as its graph:
+        # another capture's could go with that one, and be in use by it at the same time.
+        _torch.clear_workspaces()
+        self._meter = Meter(self._handle, self._pool_state, user_line() or "?")
+        if is_recording():
+            self._history = _torch.History(self._ordinal)
+        # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
+        self._mark: _core.CaptureMark | None = self._device.mark_capture()
         if self._companion is not None:
             with torch.cuda.stream(self._side):
                 self._companion.capture_begin(None, "relaxed")
@@ -236,6 +249,32 @@ class Recording:
                 self._end()
                 raise
 
+    def _forget_mark(self) -> None:
+        """Go on with what had to wait for the end of the capture."""
+        self._mark = None
+        _core.settle_pools()
+
+    def _pool_state(self) -> PoolState:
+        segments = _torch.pool_segments(self._handle)
+        blocks = [
+            (start, size)
+            for segment in segments
+            for start, size, state in addressed(segment)
+            if state.startswith("active")
+        ]
+        return PoolState([(one["address"], one["total_size"]) for one in segments], blocks)
+
+    def _events(self) -> list[Event] | None:
+        """What happened to the pool since the begin, if that was recorded."""
+        if self._history is None:
+            return None
+        actions: dict[str, Action] = {"alloc": "alloc", "free_completed": "free"}
+        return [
+            Event(actions[entry["action"]], entry["addr"], -(-entry["size"] // 512) * 512, entry["stream"])
+            for entry in self._history.entries()
+            if entry["action"] in actions
+        ]
+
     def _current_stream(self) -> _core.Stream:
         handle = _torch.current_raw_stream(self._ordinal)
         if handle not in self._streams:
@@ -245,6 +284,7 @@ class Recording:
     def _end(self) -> Exception | None:
         """End both captures and what watches them, whatever fails on the way."""
         with ExitStack() as last:
+            last.callback(self._forget_mark)
             last.callback(self._context.close)
             last.callback(self._end_companion)
             if self._labels is not None:
@@ -292,6 +332,11 @@ class Recording:
             host_template.clear()
             self._host.instantiate()
             self._companion, owner = self._host, None
+        for handle in (self._handle, *(lease.handle for lease in self._leases)):
+            mem_pool = _cuda_pools.known(handle)
+            if mem_pool is not None:
+                # From here on a replay while it is paused is refused.
+                template.retain_pool(mem_pool._core)
         drawn = self._drawn()
         companion = self._companion if drawn else None
         if companion is None:
@@ -304,7 +349,8 @@ class Recording:
             reader = _torch.tensor_reader()
             inputs = _core.Inputs(template, reader, list(self._statics), words)
             # An exec's inputs are set through its template, which must therefore stay.
-            template.retain((owner, companion))
+            # The pool last: its memory goes back when it goes as its last user.
+            template.retain((self._handle, owner, companion))
             owner = None
         pools: list[Handle] = [self._handle, *(PoolHandle(lease.handle) for lease in self._leases)]
         watch = self._watch
@@ -319,6 +365,7 @@ class Recording:
             generators=[(draw.generator, draw.step) for draw in draws or ()],
             retained=(self._handle, self._leases, companion),
             owner=owner,
+            footprint=self._footprint,
             labels=labels,
         )
 
@@ -346,6 +393,10 @@ class Recording:
             self._leases.append(_torch.PoolLease(self._ordinal, handle))
 
     def _close(self) -> None:
+        if self._history is not None:
+            self._history.close()
+            self._history = None
+        _torch.clear_workspaces()
         self._host.reset()
         if self._companion is not None:
             self._companion.reset()
@@ -361,35 +412,6 @@ def _copied(
         return template.copy(), {}
     copy, nodes = template.copy_mapped()
     return copy, {nodes[node]: label for node, label in labels.items()}
-
-
-def _resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHandle:
-    """The token of the pool argument, whose pool is kept from here on."""
-    if pool is None:
-        pool = PoolHandle(_torch.new_pool_handle())
-    if isinstance(pool, torch.cuda.MemPool):
-        return _kept(PoolHandle(pool.id), ordinal, side, pool)
-    if getattr(pool, "simulated", False):
-        raise ForeignError(f"pool {pool} is of the simulator, expected one of CUDA")
-    if isinstance(pool, PoolHandle):
-        if pool.ordinal not in (None, ordinal):
-            raise ForeignError(
-                f"pool {tuple(pool)} is of cuda:{pool.ordinal}, expected one of cuda:{ordinal},"
-                " where the capture is to begin"
-            )
-        return pool if pool.keeper is not None else _kept(pool, ordinal, side, None)
-    if isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(half, int) for half in pool):
-        if bool(pool[0]) != bool(pool[1]):
-            return _kept(PoolHandle(pool), ordinal, side, None)
-    raise ArgumentError(
-        f"pool is {pool!r}, expected a torch.cuda.MemPool, graph_pool_handle() or other.pool()"
-    )
-
-
-def _kept(handle: PoolHandle, ordinal: int, side: torch.cuda.Stream, owner: object) -> PoolHandle:
-    handle.keeper = _torch.PoolKeeper((handle[0], handle[1]), side, owner)
-    handle.ordinal = ordinal
-    return handle
 
 
 def _quietly(end: Callable[[], None]) -> None:

@@ -12,7 +12,9 @@ from cgraph.errors import ArgumentError
 from cgraph.labels import Label
 
 if TYPE_CHECKING:
+    from cgraph._footprint import Footprint
     from cgraph._labels import Recorder
+    from cgraph.mempool import MemPool
 
 __all__ = ["MODES", "Captured", "Driver", "Handle", "Pool", "Recording", "current", "override"]
 
@@ -23,7 +25,7 @@ Handle = tuple[int, int]
 """An opaque token of a memory pool, as torch has it."""
 
 Pool = Any
-"""A :data:`Handle` or a ``torch.cuda.MemPool``."""
+"""A :data:`Handle`, a :class:`cgraph.MemPool` or a ``torch.cuda.MemPool``."""
 
 
 class Captured:
@@ -43,6 +45,7 @@ class Captured:
         retained: Kept alive until no replay is in flight.
         owner: Owns the template, where cgraph does not.
         labels: Where the template's nodes come from, by raw node.
+        footprint: Bytes and seconds of the capture.
     """
 
     def __init__(
@@ -61,7 +64,9 @@ class Captured:
         retained: object = None,
         owner: object = None,
         labels: dict[int, Label] | None = None,
+        footprint: Footprint | None = None,
     ) -> None:
+        self.footprint = footprint
         self.template: _core.Template | None = template
         self.pools = pools
         self.current = current
@@ -121,6 +126,12 @@ class Driver(Protocol):
 
     def pool_handle(self) -> Handle:
         """A token of a new pool."""
+
+    def mem_pool_class(self) -> type[MemPool]:
+        """The class of its pools."""
+
+    def mem_pool(self, handle: Handle) -> MemPool | None:
+        """The living pool of a token, if it is one of cgraph's."""
 
     def new_stream(self) -> Any:
         """A stream to capture on."""

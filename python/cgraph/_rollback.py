@@ -159,9 +159,10 @@ class _Watch(TorchDispatchMode):
     def note(self, tensor: torch.Tensor) -> None:
         """Remember how a tensor is, unless it is known or was made in the block."""
         known = self.tensors.get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            return
         memory = _torch.memory_of(tensor)
-        is_fresh = memory is not None and _torch.storage_id(memory) in self._fresh
-        if is_fresh or (known is not None and known.tensor() is tensor):
+        if memory is not None and _torch.storage_id(memory) in self._fresh:
             return
         with _torch.without_modes():
             like = None

@@ -7,19 +7,17 @@ the same memory. Views are made at once, as they touch no memory.
 
 from __future__ import annotations
 
-import bisect
-import ctypes
 import functools
 import threading
-import weakref
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cgraph import _core, _labels, _torch
-from cgraph._driver import Captured, Handle, Pool
+from cgraph._driver import Captured, Handle
 from cgraph._liveness import Outside
+from cgraph._sim_pools import SimHandle, SimMemPool
 from cgraph._torch import (
     DataDependentOutputException,
     DynamicOutputShapeException,
@@ -29,12 +27,12 @@ from cgraph._torch import (
     tree_map,
     tree_unflatten,
 )
-from cgraph.errors import ArgumentError, CaptureError, DriverError, ForeignError
+from cgraph.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:
     from cgraph.sim import Simulator
 
-__all__ = ["Pools", "Recording"]
+__all__ = ["Recording"]
 
 aten = torch.ops.aten
 
@@ -54,103 +52,6 @@ _RETURNS_INPUT = {aten._unsafe_view.default, aten.lift_fresh.default}
 _imagining = threading.RLock()
 
 
-class SimHandle(tuple[int, int]):
-    """A token of a simulated pool.
-
-    Attributes:
-        memory: The pool, kept alive.
-    """
-
-    memory: Memory
-    simulated = True
-
-
-class Memory:
-    """A pool whose blocks are CPU tensors."""
-
-    def __init__(self, device: _core.Device, sim: _core.Sim) -> None:
-        self.core = _core.Pool(device, sim)
-        self._starts: list[int] = []
-        self._segments: list[torch.Tensor] = []
-
-    def tensor(self, stream: _core.Stream, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the given layout in a new block, full of poison."""
-        if like.numel() == 0:
-            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
-        last = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
-        block = self.core.allocate(stream, (last + 1) * like.element_size())
-        block.poison()
-        return _over(block, like.dtype, 0, tuple(like.shape), like.stride())
-
-    def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor again, over its whole segment instead of its block; None outside the pool."""
-        address = tensor.untyped_storage().data_ptr()
-        segment = self._segment(address)
-        if segment is None:
-            self._refresh()
-            segment = self._segment(address)
-        if segment is None:
-            return None
-        offset = address - segment.data_ptr() + tensor.storage_offset() * tensor.element_size()
-        return torch.empty(0, dtype=tensor.dtype).set_(
-            segment.untyped_storage(),
-            offset // tensor.element_size(),
-            tensor.shape,
-            tensor.stride(),
-        )
-
-    def _segment(self, address: int) -> torch.Tensor | None:
-        place = bisect.bisect_right(self._starts, address) - 1
-        if place < 0:
-            return None
-        segment = self._segments[place]
-        return segment if address < segment.data_ptr() + segment.numel() else None
-
-    def _refresh(self) -> None:
-        known = set(self._starts)
-        for block in self.core.segments():
-            if block.host_address not in known:
-                whole = _over(block, torch.uint8, 0, (block.nbytes,), (1,))
-                self._segments.append(whole)
-        self._segments.sort(key=torch.Tensor.data_ptr)
-        self._starts = [segment.data_ptr() for segment in self._segments]
-
-
-class Pools:
-    """The pools of a simulated device, by token."""
-
-    def __init__(self, device: _core.Device, sim: _core.Sim) -> None:
-        self._device = device
-        self._sim = sim
-        self._known: weakref.WeakValueDictionary[Handle, Memory] = weakref.WeakValueDictionary()
-
-    def new_handle(self) -> SimHandle:
-        """A token of a new pool."""
-        return self._token(Memory(self._device, self._sim))
-
-    def resolve(self, pool: Pool | None) -> tuple[SimHandle, Memory]:
-        """The token and the pool of a ``pool`` argument."""
-        if pool is None:
-            handle = self.new_handle()
-            return handle, handle.memory
-        is_token = isinstance(pool, tuple) and len(pool) == 2
-        if not is_token or not all(isinstance(half, int) for half in pool):
-            raise ArgumentError(f"pool is {pool!r}, expected graph_pool_handle() or other.pool()")
-        memory = self._known.get((pool[0], pool[1]))
-        if memory is None or getattr(pool, "memory", memory) is not memory:
-            raise ForeignError(
-                f"pool {tuple(pool)} is of another device or its last user is gone, expected a"
-                f" living pool of {self._device.name}"
-            )
-        return self._token(memory), memory
-
-    def _token(self, memory: Memory) -> SimHandle:
-        handle = SimHandle((0, memory.core.id))
-        handle.memory = memory
-        self._known[(0, memory.core.id)] = memory
-        return handle
-
-
 class Recording:
     """An open capture on the simulator."""
 
@@ -159,7 +60,6 @@ class Recording:
         simulator: Simulator,
         capture: _core.Capture,
         handle: SimHandle,
-        memory: Memory,
         check_liveness: bool,
         generators: list[torch.Generator],
         labels: _labels.Recorder | None,
@@ -172,7 +72,7 @@ class Recording:
         self._handle = handle
         self._check_liveness = check_liveness
         self._thread = threading.get_ident()
-        self._recorder = Recorder(simulator, memory, generators)
+        self._recorder = Recorder(simulator, handle.mem_pool, generators)
         self._labels = labels
         _torch.enter_mode(self._recorder)
         if labels is not None:
@@ -212,7 +112,7 @@ class Recording:
                 raise
         self._end_recording()
         template = self._capture.finish()
-        template.retain_pool(self._handle.memory.core)
+        template.retain_pool(self._handle.mem_pool._core)
         return Captured(
             template,
             pools=[self._handle],
@@ -279,7 +179,7 @@ class Recorder(TorchDispatchMode):
     """
 
     def __init__(
-        self, simulator: Simulator, memory: Memory, generators: list[torch.Generator]
+        self, simulator: Simulator, memory: SimMemPool, generators: list[torch.Generator]
     ) -> None:
         super().__init__()
         self.over = False
@@ -446,23 +346,3 @@ def _imagine(mode: FakeTensorMode, leaf: Any) -> Any:
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)
-
-
-@functools.lru_cache(maxsize=512)
-def _bytes_type(nbytes: int) -> type[Any]:
-    """A ctypes array whose instances can keep their block alive."""
-    return type("Bytes", (ctypes.c_ubyte * nbytes,), {})
-
-
-def _over(
-    block: _core.Block,
-    dtype: torch.dtype,
-    offset: int,
-    shape: tuple[int, ...],
-    stride: tuple[int, ...],
-) -> torch.Tensor:
-    """A tensor over a block, which lives as long as the tensor's storage."""
-    memory = _bytes_type(block.nbytes).from_address(block.host_address)
-    memory.block = block
-    whole = torch.frombuffer(memory, dtype=torch.uint8)
-    return torch.empty(0, dtype=dtype).set_(whole.untyped_storage(), offset, shape, stride)

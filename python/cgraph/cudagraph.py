@@ -144,7 +144,7 @@ class CUDAGraph(_core.Graph):
         captured = recording.finish()
         template, captured.template = captured.template, None
         assert template is not None
-        empty = template.is_empty()
+        empty = template.node_count() == 0
         self._adopt(
             template,
             current=captured.current,

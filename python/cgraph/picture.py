@@ -18,7 +18,7 @@ from xml.sax.saxutils import escape
 from cgraph.cudagraph import CUDAGraph
 from cgraph.labels import Label, as_dict
 
-__all__ = ["family", "save", "short_name", "svg"]
+__all__ = ["family", "plural", "save", "short_name", "svg"]
 
 # The first that matches the essence of a kernel's name, or another node's kind, decides.
 _FAMILIES = [
@@ -114,7 +114,7 @@ def svg(
     edges = [(edge["from"], edge["to"]) for edge in data["edges"]]
     places, width, height = _places(_rows(len(nodes), edges))
     families = [family(node) for node in nodes]
-    count = f"{_plural(len(nodes), 'node')}, {_plural(len(edges), 'edge')}"
+    count = f"{plural(len(nodes), 'node')}, {plural(len(edges), 'edge')}"
     legend, legend_width = _legend(Counter(families))
     width = max(width, legend_width, 480)
     parts = [
@@ -153,6 +153,11 @@ def short_name(name: str) -> str:
     while (shorter := _AFFIXES.sub("", word)) not in ("", word):
         word = shorter
     return word
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun, as in ``1 node`` and ``2 nodes``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _essence(name: str) -> list[str]:
@@ -260,7 +265,7 @@ def _box(node: dict[str, Any], place: _Place, named: str, origin: Label | None) 
         name = origin.operator
     label = short_name(name) if name else node["kind"].replace("_", " ")
     if node.get("bodies"):
-        label = f"graph of {_plural(sum(len(body['nodes']) for body in node['bodies']), 'node')}"
+        label = f"graph of {plural(sum(len(body['nodes']) for body in node['bodies']), 'node')}"
     if len(label) > _LETTERS:
         label = label[: _LETTERS - 1] + "…"
     middle = place.y + _BOX_HEIGHT / 2 + 4
@@ -312,7 +317,3 @@ def _edge(before: _Place, after: _Place) -> str:
         kind, middle = "edge", (y0 + y1) / 2
         path = f"M{x0},{y0} C{x0},{middle} {x1},{middle} {x1},{y1}"
     return f'<path class="{kind}" d="{path}" marker-end="url(#tip)"/>'
-
-
-def _plural(count: int, noun: str) -> str:
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"

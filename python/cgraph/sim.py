@@ -29,6 +29,7 @@ from cgraph.errors import ArgumentError, CaptureError, ForeignError
 
 if TYPE_CHECKING:
     from cgraph._labels import Recorder
+    from cgraph.mempool import MemPool
 
 __all__ = ["Simulator", "default", "use"]
 
@@ -60,9 +61,9 @@ class Simulator:
         self.asynchronous = asynchronous
         self.default_stream = _core.Stream(self.device, handle=0)
         self._current = threading.local()
-        from cgraph._sim import Pools
+        from cgraph._sim_pools import Pools
 
-        self.pools = Pools(self.device, self.core)
+        self.pools = Pools(self.device)
 
     # What a test wants to control and see.
 
@@ -118,9 +119,9 @@ class Simulator:
                 f"capture_begin() while {self.current_stream()!r} captures already: captures cannot"
                 " be nested; end the first one before"
             )
-        handle, memory = self.pools.resolve(pool)
+        handle = self.pools.resolve(pool)
         capture = _core.Capture.begin(self.current_stream(), mode)
-        return Recording(self, capture, handle, memory, check_liveness, generators, labels, statics)
+        return Recording(self, capture, handle, check_liveness, generators, labels, statics)
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""
@@ -129,6 +130,16 @@ class Simulator:
     def pool_handle(self) -> Handle:
         """A token of a new pool."""
         return self.pools.new_handle()
+
+    def mem_pool_class(self) -> type[MemPool]:
+        """The class of its pools."""
+        from cgraph._sim_pools import SimMemPool
+
+        return SimMemPool
+
+    def mem_pool(self, handle: Handle) -> MemPool | None:
+        """The living pool of a token."""
+        return self.pools.known.get((handle[0], handle[1]))
 
     def new_stream(self) -> _core.Stream:
         """A new stream of the device."""

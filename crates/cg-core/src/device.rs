@@ -2,12 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use crate::code::Code;
 use crate::driver::Driver;
 use crate::driver::handle::Address;
-use crate::driver::owned::pages;
+use crate::driver::owned::{pages, relaxed};
 use crate::driver::sim::Sim;
 use crate::error::{Error, Result};
 use crate::inputs;
@@ -25,6 +26,8 @@ struct Inner {
     limbo: Limbo,
     /// The captures that have a guard or retain something, by id.
     captured: Mutex<HashMap<u64, Captured>>,
+    /// How many captures there are that others have begun ([`Device::mark_capture`]).
+    marked: AtomicUsize,
     /// The kernels of [`crate::Inputs`], loaded as long as there are some.
     inputs_kernels: Mutex<Weak<inputs::Kernels>>,
     /// Where pools lie.
@@ -36,6 +39,18 @@ struct Captured {
     guarded: bool,
     /// What the work recorded so far names.
     retained: Vec<Retained>,
+}
+
+/// A capture that others have begun; see [`Device::mark_capture`].
+#[derive(Debug)]
+pub struct CaptureMark {
+    device: Device,
+}
+
+impl Drop for CaptureMark {
+    fn drop(&mut self) {
+        self.device.inner.marked.fetch_sub(1, Ordering::AcqRel);
+    }
 }
 
 /// Memory of a device, in bytes.
@@ -100,8 +115,8 @@ impl Device {
     /// Waits until all work on the device has finished, whosever it is.
     ///
     /// # Errors
-    /// [`Error::Capture`] while a stream of the device captures. A capture that this crate did not
-    /// begin may be broken by the attempt.
+    /// [`Error::Capture`] while a stream of the device captures. A capture that this crate does not
+    /// know of may be broken by the attempt ([`Self::mark_capture`]).
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
         let refused = |code| Error::Capture {
@@ -122,6 +137,16 @@ impl Device {
         })
     }
 
+    /// Says that others have begun a capture on the device, as long as the result is held: nothing of
+    /// this crate then tries to wait for the device, which would break it.
+    #[must_use]
+    pub fn mark_capture(&self) -> CaptureMark {
+        self.inner.marked.fetch_add(1, Ordering::AcqRel);
+        CaptureMark {
+            device: self.clone(),
+        }
+    }
+
     /// Drops what was kept alive only for work that has finished by now; returns how many things
     /// still wait. Happens by itself whenever execs and captures come and go.
     #[expect(clippy::must_use_candidate, reason = "called for what it drops")]
@@ -136,9 +161,22 @@ impl Device {
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
+                marked: AtomicUsize::new(0),
                 inputs_kernels: Mutex::default(),
             }),
         }
+    }
+
+    /// What `work` returns, and by how many bytes the free memory fell meanwhile. It runs with the
+    /// thread's capture mode relaxed.
+    pub(crate) fn measure<T>(&self, work: impl FnOnce() -> T) -> Result<(T, u64)> {
+        let driver = &**self.driver();
+        relaxed(driver, || {
+            let (before, _) = driver.mem_info()?;
+            let done = work();
+            let (after, _) = driver.mem_info()?;
+            Ok((done, before.saturating_sub(after)))
+        })
     }
 
     pub(crate) fn limbo(&self) -> &Limbo {
@@ -198,9 +236,10 @@ impl Device {
         self.captured().get(&id).is_some_and(|entry| entry.guarded)
     }
 
-    /// Whether a guard of any open capture exists.
+    /// Whether a guard or a mark of any open capture exists.
     pub(crate) fn has_captures(&self) -> bool {
-        self.captured().values().any(|entry| entry.guarded)
+        self.inner.marked.load(Ordering::Acquire) > 0
+            || self.captured().values().any(|entry| entry.guarded)
     }
 
     pub(crate) fn bases(&self) -> &Arc<Bases> {

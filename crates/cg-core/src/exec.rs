@@ -28,6 +28,7 @@ pub struct Exec {
     template: u64,
     /// Here as well, so that it can be asked for while a launch holds the state.
     handle: ExecHandle,
+    device_bytes: u64,
     /// Taken only by `drop`.
     state: Mutex<Option<State>>,
 }
@@ -54,6 +55,7 @@ impl Exec {
         device: &Device,
         template: u64,
         owned: OwnedExec,
+        device_bytes: u64,
         retained: Vec<Retained>,
         inputs: Vec<Arc<Shared>>,
     ) -> Self {
@@ -61,6 +63,7 @@ impl Exec {
             device: device.clone(),
             template,
             handle: owned.handle(),
+            device_bytes,
             state: Mutex::new(Some(State {
                 owned: Arc::new(owned),
                 gates: Gates::of(&retained),
@@ -83,6 +86,15 @@ impl Exec {
     #[must_use]
     pub fn handle(&self) -> ExecHandle {
         self.handle
+    }
+
+    /// By how many bytes the device's free memory fell while it was made. CUDA takes memory for execs
+    /// in steps of some MiB, so that one pays for those after it; what others allocated meanwhile
+    /// counts too. The sum over many execs is what they take.
+    #[must_use]
+    #[doc(alias = "cuMemGetInfo")]
+    pub fn device_bytes(&self) -> u64 {
+        self.device_bytes
     }
 
     /// The number by which profilers and other tools know the exec; none from a driver older than

@@ -24,7 +24,7 @@ pub use address::NodeAddress;
 pub use capture::Capture;
 pub use code::{Call, Code};
 pub use data::{EdgeData, NodeData, TemplateData};
-pub use device::{Device, MemoryInfo};
+pub use device::{CaptureMark, Device, MemoryInfo};
 pub use driver::handle::{Address, GraphHandle, NodeHandle, StreamHandle};
 pub use driver::sim::{KernelCall, Live, Sim, SimBuilder, SimMemory};
 pub use driver::spec::{Condition, Dim3, EdgeKind, NodeDetail, NodeIds};

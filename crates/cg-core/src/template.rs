@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use crate::device::Device;
 use crate::driver::InstantiateFlags;
 use crate::driver::handle::{GraphHandle, NodeHandle};
-use crate::driver::owned::{OwnedGraph, relaxed, same_driver};
+use crate::driver::owned::{OwnedGraph, same_driver};
 use crate::driver::spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
@@ -209,9 +209,9 @@ impl Template {
         Ok(())
     }
 
-    /// Whether there is no node.
-    pub fn is_empty(&self) -> Result<bool> {
-        Ok(self.state().graph.nodes()?.is_empty())
+    /// How many nodes there are; those of child graphs are not counted.
+    pub fn node_count(&self) -> Result<usize> {
+        Ok(self.state().graph.nodes()?.len())
     }
 
     /// Removes all nodes. Execs made before keep them.
@@ -311,7 +311,7 @@ impl Template {
         self.device.collect();
         let state = self.state();
         // CUDA counts it among the calls that break a capture of another thread.
-        let instantiated = relaxed(&**self.device.driver(), || state.graph.instantiate(flags));
+        let (instantiated, bytes) = self.device.measure(|| state.graph.instantiate(flags))?;
         let owned = instantiated.map_err(|failure| {
             let node = failure.node.map(|node| describe(&state.graph, node));
             Error::Instantiate {
@@ -319,9 +319,9 @@ impl Template {
                 node,
             }
         })?;
-        let retained = state.all_retained();
+        let (device, retained) = (&self.device, state.all_retained());
         let inputs = state.inputs.clone();
-        Ok(Exec::new(&self.device, self.id, owned, retained, inputs))
+        Ok(Exec::new(device, self.id, owned, bytes, retained, inputs))
     }
 
     /// Keeps something alive as long as the template and its execs.

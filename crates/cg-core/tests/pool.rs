@@ -3,8 +3,8 @@
 mod support;
 
 use cg_core::{
-    Capture, CaptureMode, Error, FreeList, InstantiateFlags, Live, Memory, Pool, PoolStats, Sim,
-    Stream, Template, Work,
+    Address, Capture, CaptureMode, Error, FreeList, InstantiateFlags, Keep, Live, Memory, Pool,
+    PoolStats, Sim, Stream, Template, Work,
 };
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -433,4 +433,66 @@ fn a_checkpoint_is_of_one_pool_and_ends_with_its_segments() {
     let refused = error(pool.restore(&checkpoint));
     assert!(refused.to_string().contains("trimmed"), "{refused}");
     assert_eq!(pool.stats().in_use, 0);
+}
+
+/// What is done to a pool's whole segments.
+#[derive(Debug, Clone)]
+enum Change {
+    /// Takes a segment of so many smallest ones.
+    Take(u64),
+    Release(Index),
+    Pause(Keep),
+}
+
+fn changes() -> impl Strategy<Value = Vec<Change>> {
+    let keep = prop_oneof![Just(Keep::Discard), Just(Keep::Host)];
+    let change = prop_oneof![
+        4 => (1..4_u64).prop_map(Change::Take),
+        2 => any::<Index>().prop_map(Change::Release),
+        1 => keep.prop_map(Change::Pause),
+    ];
+    prop::collection::vec(change, 1..24)
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn whole_segments_lose_no_byte_through_pauses_and_releases(changes in changes()) {
+        let (sim, device) = sim();
+        let in_use = || {
+            let info = device.memory_info().unwrap();
+            info.total - info.free
+        };
+        let pool = Pool::new(&device);
+        let mut segments: Vec<(Address, u64)> = Vec::new();
+        let sum = |segments: &[(Address, u64)]| segments.iter().map(|one| one.1).sum::<u64>();
+        for change in changes {
+            match change {
+                Change::Take(units) => {
+                    let bytes = units * SEGMENT;
+                    segments.push((pool.allocate_segment(bytes).unwrap(), bytes));
+                }
+                Change::Release(index) if !segments.is_empty() => {
+                    let (address, _) = segments.swap_remove(index.index(segments.len()));
+                    prop_assert!(pool.release_segment(address));
+                }
+                Change::Release(_) => prop_assert!(!pool.release_segment(Address(SEGMENT))),
+                Change::Pause(keep) => {
+                    pool.pause(keep).unwrap();
+                    prop_assert_eq!(in_use(), 0);
+                    pool.resume().unwrap();
+                    prop_assert_eq!(in_use(), sum(&segments));
+                }
+            }
+            let (stats, bytes) = (pool.stats(), sum(&segments));
+            prop_assert_eq!([stats.in_use, stats.reserved, stats.leaving], [bytes, bytes, 0]);
+            prop_assert_eq!(in_use(), stats.mapped);
+            prop_assert!(are_apart(segments.iter().map(|(start, bytes)| (start.0, *bytes))));
+        }
+        for (address, _) in segments {
+            prop_assert!(pool.release_segment(address));
+        }
+        prop_assert_eq!((in_use(), sim.live().pages), (0, 0));
+    }
 }

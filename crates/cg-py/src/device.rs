@@ -68,6 +68,13 @@ impl Device {
         enter(py, || raw::word(&self.core, address))
     }
 
+    /// Says that others have begun a capture, until the result is dropped.
+    fn mark_capture(&self) -> CaptureMark {
+        CaptureMark {
+            _core: self.core.mark_capture(),
+        }
+    }
+
     /// Drops what only finished work still used; returns how many things wait.
     fn collect(&self, py: Python<'_>) -> usize {
         py.detach(|| self.core.collect())
@@ -84,6 +91,12 @@ impl Device {
     fn __repr__(&self) -> String {
         format!("cgraph.Device({})", self.core.name())
     }
+}
+
+/// A capture that others have begun.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct CaptureMark {
+    _core: cg_core::CaptureMark,
 }
 
 /// Tells cgraph that the interpreter exits: no object calls the driver any more.

@@ -279,6 +279,12 @@ impl Graph {
         }
     }
 
+    /// By how much free device memory fell when the exec was made.
+    #[getter]
+    fn _exec_bytes(&self) -> Option<u64> {
+        self.ready().map(|ready| ready.exec.device_bytes())
+    }
+
     /// The raw exec.
     #[getter]
     fn _exec_handle(&self) -> Option<u64> {

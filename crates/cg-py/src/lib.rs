@@ -1,6 +1,7 @@
 //! `cgraph._core`: cg-core for Python. Each class converts and calls; decisions are made in cg-core
 //! or in the Python package.
 
+mod allocator;
 mod capture;
 mod cycle;
 mod device;
@@ -25,9 +26,11 @@ use pyo3::prelude::*;
 #[pymodule(gil_used = true)]
 mod _core {
     #[pymodule_export]
+    use super::allocator::{settle_pools, take_refusal};
+    #[pymodule_export]
     use super::capture::{Capture, Tracker, begin_and_hand_over, end_broken};
     #[pymodule_export]
-    use super::device::{Device, begin_exit, version};
+    use super::device::{CaptureMark, Device, begin_exit, version};
     #[pymodule_export]
     use super::graph::Graph;
     #[pymodule_export]

@@ -1,10 +1,12 @@
-//! `Pool` and `Block`: memory of the simulator that torch's CPU tensors can lie in.
+//! `Pool` and `Block`: segments for torch, and memory of the simulator that CPU tensors can lie in.
 
-use cg_core::{Sim, SimMemory};
+use cg_core::{Address, Keep, Sim, SimMemory};
 use pyo3::prelude::*;
 
+use crate::allocator::Lease;
 use crate::device::Device;
 use crate::enter::enter;
+use crate::error::{argument, state};
 use crate::sim;
 use crate::stream::Stream;
 
@@ -12,17 +14,42 @@ use crate::stream::Stream;
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Pool {
     pub(crate) core: cg_core::Pool,
-    sim: Sim,
+    /// That of a simulated device; torch takes segments only on others.
+    sim: Option<Sim>,
+    lease: Option<Lease>,
 }
 
 #[pymethods]
 impl Pool {
     #[new]
-    fn new(device: &Device, sim: &sim::Sim) -> Self {
-        Self {
-            core: cg_core::Pool::new(&device.core),
-            sim: sim.core.clone(),
+    #[pyo3(signature = (device, *, sim=None, limit=None, base=None, range_bytes=None))]
+    fn new(
+        device: &Device,
+        sim: Option<&sim::Sim>,
+        limit: Option<u64>,
+        base: Option<u64>,
+        range_bytes: Option<u64>,
+    ) -> PyResult<Self> {
+        let mut builder = cg_core::Pool::builder(&device.core);
+        if let Some(limit) = limit {
+            builder = builder.limit(limit);
         }
+        if let Some(base) = base {
+            builder = builder.base(Address(base));
+        }
+        if let Some(bytes) = range_bytes {
+            builder = builder.range_bytes(bytes);
+        }
+        let core = builder.build();
+        let lease = match sim {
+            None => Some(Lease::new(&core)?),
+            Some(_) => None,
+        };
+        Ok(Self {
+            core,
+            sim: sim.map(|sim| sim.core.clone()),
+            lease,
+        })
     }
 
     /// A number that no other pool has.
@@ -39,25 +66,97 @@ impl Pool {
         }
     }
 
-    /// A block for work on a stream; given back when the last reference to it goes.
-    fn allocate(&self, py: Python<'_>, stream: &Stream, bytes: u64) -> PyResult<Block> {
-        let memory = enter(py, || self.core.allocate(&stream.core, bytes))?;
-        Ok(Block::new(&self.sim, memory))
+    /// The most bytes that its segments may have.
+    #[getter]
+    fn limit(&self) -> Option<u64> {
+        self.core.limit()
     }
 
-    /// The segments, whole.
+    /// Whether its memory is given back.
+    #[getter]
+    fn is_paused(&self) -> bool {
+        self.core.is_paused()
+    }
+
+    /// A number for the functions that torch's allocator is to call, and their addresses; of a CUDA
+    /// device only.
+    fn functions(&self) -> PyResult<(usize, usize, usize)> {
+        let lease = self.lease.as_ref();
+        let lease = lease.ok_or_else(|| state("torch takes no segments of the simulator"))?;
+        Ok(lease.functions())
+    }
+
+    /// A block for work on a stream; given back when the last reference to it goes. Of the simulator
+    /// only.
+    fn allocate(&self, py: Python<'_>, stream: &Stream, bytes: u64) -> PyResult<Block> {
+        let sim = self.sim.as_ref();
+        let sim = sim.ok_or_else(|| state("blocks of a CUDA pool are torch's"))?;
+        let memory = enter(py, || self.core.allocate(&stream.core, bytes))?;
+        Ok(Block::new(sim, memory))
+    }
+
+    /// The segments of the simulator, whole.
     fn segments(&self) -> Vec<Block> {
-        let segments = self.core.segments();
-        segments
-            .into_iter()
-            .map(|memory| Block::new(&self.sim, memory))
+        let views = self.sim.iter().flat_map(|sim| {
+            let segments = self.core.segments();
+            segments.into_iter().map(|memory| Block::new(sim, memory))
+        });
+        views.collect()
+    }
+
+    /// Bytes by name, as `cg_core::PoolStats` has them.
+    fn stats(&self) -> [(&'static str, u64); 7] {
+        let stats = self.core.stats();
+        [
+            ("in_use", stats.in_use),
+            ("peak", stats.peak),
+            ("reserved", stats.reserved),
+            ("mapped", stats.mapped),
+            ("leaving", stats.leaving),
+            ("kept", stats.kept),
+            ("addresses", stats.addresses),
+        ]
+    }
+
+    /// Address, bytes and bytes in use of each segment.
+    fn segment_stats(&self) -> Vec<(u64, u64, u64)> {
+        let segments = self.core.stats().segments;
+        let sizes = segments
+            .iter()
+            .map(|segment| (segment.address.0, segment.bytes, segment.in_use));
+        sizes.collect()
+    }
+
+    /// Start and bytes of each range of addresses.
+    fn ranges(&self) -> Vec<(u64, u64)> {
+        let ranges = self.core.ranges();
+        ranges
+            .iter()
+            .map(|(start, bytes)| (start.0, *bytes))
             .collect()
     }
 
-    /// Bytes: `in_use`, `peak`, `reserved`.
-    fn stats(&self) -> (u64, u64, u64) {
-        let stats = self.core.stats();
-        (stats.in_use, stats.peak, stats.reserved)
+    /// Gives wholly free segments back; how many bytes that were.
+    fn trim(&self, py: Python<'_>) -> PyResult<u64> {
+        enter(py, || self.core.trim())
+    }
+
+    /// Gives all memory back: `discard` or `host` says what becomes of the contents.
+    fn pause(&self, py: Python<'_>, keep: &str) -> PyResult<()> {
+        let keep = match keep {
+            "discard" => Keep::Discard,
+            "host" => Keep::Host,
+            other => {
+                let given = format!("{other:?}");
+                return Err(argument("keep", &given, "\"discard\" or \"host\""));
+            }
+        };
+        enter(py, || self.core.pause(keep))
+    }
+
+    /// Maps memory at the same addresses again.
+    fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || self.core.resume())
     }
 }
 

@@ -48,9 +48,9 @@ impl Template {
         enter(py, || self.core.graph_id())
     }
 
-    /// Whether it has no node.
-    fn is_empty(&self, py: Python<'_>) -> PyResult<bool> {
-        enter(py, || self.core.is_empty())
+    /// How many nodes it has; those of child graphs are not counted.
+    fn node_count(&self, py: Python<'_>) -> PyResult<usize> {
+        enter(py, || self.core.node_count())
     }
 
     /// How many nodes it has, those of child graphs included.

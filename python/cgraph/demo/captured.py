@@ -62,7 +62,7 @@ class CapturedStep:
         """Bytes of the segments in the graph's pool."""
         pool = self.graph.pool()
         if self._device.type != "cuda":
-            reserved: int = pool.memory.core.stats()[2]
+            reserved: int = pool.mem_pool.stats()["reserved"]
             return reserved
         segments = torch.cuda.memory_snapshot()
         return sum(s["total_size"] for s in segments if tuple(s["segment_pool_id"]) == tuple(pool))

@@ -15,11 +15,18 @@ pub(super) struct Book {
     pub(super) segments: BTreeMap<u64, Segment>,
     /// The blocks in use, by number.
     pub(super) blocks: BTreeMap<u64, Placed>,
-    /// Whole segments that were released, until the device has been waited for.
-    pub(super) leaving: Vec<Arc<Backing>>,
+    /// Whole segments that were released and could not go yet.
+    pub(super) leaving: Vec<Leaving>,
     pub(super) in_use: u64,
     pub(super) peak: u64,
     next: u64,
+}
+
+/// A whole segment that was released.
+pub(super) struct Leaving {
+    pub(super) backing: Arc<Backing>,
+    /// The device has been waited for since then.
+    pub(super) passed: bool,
 }
 
 /// One segment.
@@ -134,7 +141,10 @@ impl Book {
         }
         if let Some(segment) = self.segments.remove(&address.0) {
             self.in_use -= segment.backing.bytes();
-            self.leaving.push(segment.backing);
+            self.leaving.push(Leaving {
+                backing: segment.backing,
+                passed: false,
+            });
         }
         true
     }
@@ -144,9 +154,23 @@ impl Book {
         self.backings().map(|backing| backing.bytes()).sum()
     }
 
+    /// Bytes of physical memory. A page that several segments share counts once, and wholly.
+    pub(super) fn mapped(&self) -> u64 {
+        let pages = self.backings().filter_map(|backing| backing.mapped());
+        let distinct: BTreeMap<_, _> = pages
+            .map(|mapped| (Arc::as_ptr(&mapped), mapped.bytes()))
+            .collect();
+        distinct.values().sum()
+    }
+
+    /// Bytes that count against a limit: what is mapped, and what will be after a pause.
+    pub(super) fn taken(&self) -> u64 {
+        self.mapped().max(self.reserved())
+    }
+
     pub(super) fn backings(&self) -> impl Iterator<Item = &Arc<Backing>> {
         let segments = self.segments.values().map(|segment| &segment.backing);
-        segments.chain(&self.leaving)
+        segments.chain(self.leaving.iter().map(|leaving| &leaving.backing))
     }
 
     fn enter(&mut self, block: u64, placed: Placed) {

@@ -39,7 +39,7 @@ use crate::memory::Memory;
 use crate::retain::Retained;
 use crate::stream::Stream;
 use addresses::Addresses;
-use blocks::{Block, Book, Usage};
+use blocks::{Block, Book, Leaving, Usage};
 use gate::Gate;
 use segment::Backing;
 
@@ -158,9 +158,10 @@ impl Pool {
     /// Takes back what [`Self::allocate_segment`] gave; false if no such segment starts there. Waits
     /// for the device, as `cuMemFree` does.
     ///
-    /// It cannot fail. Where memory cannot go back at once, because a capture is open or something
-    /// holds [`Self::retained`], it does so at a later release or [`Self::trim`]. A capture that this
-    /// crate did not begin may be broken by the attempt to wait ([`Device::synchronize`]).
+    /// It cannot fail. While something holds [`Self::retained`], the memory stays until that is gone.
+    /// While a capture is open, nobody can wait: then it goes at a later release or
+    /// [`Self::settle`]. A capture that this crate does not know of may be broken by the attempt to wait
+    /// ([`Device::mark_capture`]).
     #[expect(clippy::must_use_candidate, reason = "called for what it releases")]
     pub fn release_segment(&self, address: Address) -> bool {
         let released = self.shared.book().release(address);
@@ -192,6 +193,26 @@ impl Pool {
 }
 
 impl Shared {
+    /// Whether templates or execs know addresses of any segment.
+    fn is_held(&self) -> bool {
+        self.holds.load(Ordering::Acquire) > 0
+    }
+
+    /// Drops the released segments that nothing can touch any more.
+    fn let_go(&self) {
+        if self.is_held() {
+            return;
+        }
+        let mut book = self.book();
+        let (gone, stay) = std::mem::take(&mut book.leaving)
+            .into_iter()
+            .partition(|leaving| leaving.passed);
+        book.leaving = stay;
+        drop(book);
+        // Unmapped here, with the lock open.
+        drop::<Vec<Leaving>>(gone);
+    }
+
     fn book(&self) -> MutexGuard<'_, Book> {
         self.book.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -199,7 +220,7 @@ impl Shared {
     /// Memory for another segment, if the limit allows it.
     fn grow(&self, book: &Book, requested: u64) -> Result<Arc<Backing>> {
         let bytes = round_up(requested, self.addresses.granularity()?);
-        let reserved = book.reserved();
+        let reserved = book.taken();
         if let Some(limit) = self.limit
             && bytes > limit.saturating_sub(reserved)
         {
@@ -229,6 +250,7 @@ impl Hold {
 impl Drop for Hold {
     fn drop(&mut self) {
         self.shared.holds.fetch_sub(1, Ordering::AcqRel);
+        self.shared.let_go();
     }
 }
 

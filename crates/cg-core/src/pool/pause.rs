@@ -1,10 +1,11 @@
 //! Giving memory back: [`Pool::trim`], [`Pool::pause`] and [`Pool::resume`].
 
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError, TryLockError};
 
 use super::Pool;
-use super::segment::Backing;
+use super::segment::{Backing, replacements};
+use crate::driver::is_exiting;
+use crate::driver::owned::pages;
 use crate::error::{Error, Result};
 
 /// What a pause does with the contents of a pool.
@@ -32,21 +33,23 @@ impl Pool {
         // passed goes with it.
         self.device().synchronize()?;
         let mut spare = Vec::new();
-        {
+        let before = {
             let mut book = self.shared.book();
-            if !self.is_held() {
-                spare.append(&mut book.leaving);
+            let before = book.mapped();
+            book.leaving.iter_mut().for_each(|one| one.passed = true);
+            if !self.shared.is_held() {
                 book.segments.retain(|_, segment| {
                     let is_free = segment.is_free();
                     spare.extend(is_free.then(|| Arc::clone(&segment.backing)));
                     !is_free
                 });
             }
-        }
-        let bytes = spare.iter().map(|backing| backing.bytes()).sum();
+            before
+        };
         // Unmapped here, with the lock open.
         drop(spare);
-        Ok(bytes)
+        self.shared.let_go();
+        Ok(before.saturating_sub(self.shared.book().mapped()))
     }
 
     /// Gives all memory back and keeps the addresses: graphs and blocks stay valid, and
@@ -94,40 +97,49 @@ impl Pool {
                 "one that is paused",
             ));
         }
-        let mut replacements = Vec::new();
-        for backing in self.backings() {
-            if let Some(page) = backing.replacement()? {
-                replacements.push((backing, page));
-            }
-        }
-        for (backing, page) in replacements {
-            backing.come_back(page);
+        for (backing, mapped) in replacements(&self.backings())? {
+            backing.come_back(mapped);
         }
         gate.set_closed(false);
         Ok(())
     }
 
-    /// Whether its memory is given back for now.
+    /// Whether it is paused: it has addresses and no memory.
     #[must_use]
     pub fn is_paused(&self) -> bool {
         self.shared.gate.is_closed()
     }
 
-    /// Drops released segments, if nothing can touch them any more. Whoever has the turn may have
-    /// dropped something that calls this: then it happens later.
-    pub(super) fn settle(&self) {
+    /// Tries again to give back segments that [`Self::release_segment`] could not give back at once;
+    /// how many bytes still wait. Drops nothing else, so that it can be called with any lock held.
+    #[expect(clippy::must_use_candidate, reason = "called for what it gives back")]
+    pub fn settle(&self) -> u64 {
+        self.try_settle();
+        let book = self.shared.book();
+        let leaving = book.leaving.iter().map(|leaving| leaving.backing.bytes());
+        leaving.sum()
+    }
+
+    fn try_settle(&self) {
+        // Whoever has the turn may have dropped something that calls this: then it happens later.
         let _turn = match self.shared.turn.try_lock() {
             Err(TryLockError::WouldBlock) => return,
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Ok(turn) => turn,
         };
-        if self.is_held() || self.shared.book().leaving.is_empty() {
+        let released = self.shared.book().leaving.len();
+        // While the process exits, nothing is given back and nobody can be waited for.
+        if released == 0 || is_exiting() {
             return;
         }
-        if self.is_paused() || self.device().synchronize().is_ok() {
-            let gone = std::mem::take(&mut self.shared.book().leaving);
-            drop(gone);
+        let waited = self.is_paused()
+            || (!self.device.has_captures() && pages::synchronize(&**self.device.driver()).is_ok());
+        if waited {
+            let mut book = self.shared.book();
+            let seen = book.leaving.iter_mut().take(released);
+            seen.for_each(|one| one.passed = true);
         }
+        self.shared.let_go();
     }
 
     fn leave(&self, keep: Keep) -> Result<()> {
@@ -147,13 +159,11 @@ impl Pool {
         Ok(())
     }
 
+    /// In the order of their addresses.
     fn backings(&self) -> Vec<Arc<Backing>> {
-        self.shared.book().backings().cloned().collect()
-    }
-
-    /// Whether templates or execs know addresses of any segment.
-    fn is_held(&self) -> bool {
-        self.shared.holds.load(Ordering::Acquire) > 0
+        let mut backings: Vec<_> = self.shared.book().backings().cloned().collect();
+        backings.sort_by_key(|backing| backing.address());
+        backings
     }
 
     /// Keeps others from pausing, resuming and trimming.

@@ -10,29 +10,40 @@ use crate::error::Result;
 use crate::memory::Memory;
 use crate::retain::Retained;
 
+/// The most bytes that neighbours share as one page. Mapping costs by the page rather than by the
+/// byte, and a page goes only when the last of its segments has gone.
+const MOST_SHARED: u64 = 512 << 20;
+
 /// One segment: addresses that stay, and memory that may go and come again.
 pub(super) struct Backing {
     gate: Arc<Gate>,
     /// Before the place: what is mapped goes before its addresses.
     physical: Mutex<Physical>,
-    place: Place,
+    place: Arc<Place>,
     addresses: Arc<Addresses>,
 }
 
 enum Physical {
-    Mapped(OwnedPage),
+    Mapped(Arc<Mapped>),
     /// Given back, with what was kept of the contents.
     Away(Option<PinnedCopy>),
+}
+
+/// A mapped page: that of one segment, or of neighbours that came back together.
+pub(super) struct Mapped {
+    page: OwnedPage,
+    /// After the page: until it is unmapped, nobody else may have its addresses.
+    _places: Vec<Arc<Place>>,
 }
 
 impl Backing {
     /// Takes addresses and maps memory there.
     pub(super) fn new(addresses: &Arc<Addresses>, gate: &Arc<Gate>, bytes: u64) -> Result<Self> {
-        let place = addresses.take(bytes)?;
-        let page = OwnedPage::map(place.range(), place.address(), bytes)?;
+        let place = Arc::new(addresses.take(bytes)?);
+        let mapped = Mapped::new(&[Arc::clone(&place)])?;
         Ok(Self {
             gate: Arc::clone(gate),
-            physical: Mutex::new(Physical::Mapped(page)),
+            physical: Mutex::new(Physical::Mapped(Arc::new(mapped))),
             place,
             addresses: Arc::clone(addresses),
         })
@@ -50,8 +61,20 @@ impl Backing {
         self.place.bytes()
     }
 
-    pub(super) fn is_mapped(&self) -> bool {
-        matches!(*self.physical(), Physical::Mapped(_))
+    /// Its page; none if the memory is away.
+    pub(super) fn mapped(&self) -> Option<Arc<Mapped>> {
+        match &*self.physical() {
+            Physical::Mapped(mapped) => Some(Arc::clone(mapped)),
+            Physical::Away(_) => None,
+        }
+    }
+
+    /// Bytes of the host that keep its contents.
+    pub(super) fn kept(&self) -> u64 {
+        match &*self.physical() {
+            Physical::Away(Some(_)) => self.bytes(),
+            _ => 0,
+        }
     }
 
     /// A part of it, kept alive by `owner`.
@@ -62,10 +85,9 @@ impl Backing {
 
     /// A copy of the contents; none if the memory is away.
     pub(super) fn copy(&self) -> Result<Option<PinnedCopy>> {
-        match &*self.physical() {
-            Physical::Mapped(page) => PinnedCopy::of(page).map(Some),
-            Physical::Away(_) => Ok(None),
-        }
+        let mapped = self.mapped();
+        let copy = mapped.map(|mapped| PinnedCopy::of(&mapped.page, self.address(), self.bytes()));
+        copy.transpose()
     }
 
     /// Gives the memory back, and keeps a copy of what it held.
@@ -75,26 +97,71 @@ impl Backing {
         drop(before);
     }
 
-    /// New memory at the addresses, with what was kept of the contents; none if nothing is away.
-    pub(super) fn replacement(&self) -> Result<Option<OwnedPage>> {
-        let physical = self.physical();
-        let Physical::Away(copy) = &*physical else {
-            return Ok(None);
-        };
-        let page = OwnedPage::map(self.place.range(), self.address(), self.bytes())?;
-        if let Some(copy) = copy {
-            copy.restore(&page)?;
-        }
-        Ok(Some(page))
+    /// Takes the memory that [`replacements`] made.
+    pub(super) fn come_back(&self, mapped: Arc<Mapped>) {
+        let before = std::mem::replace(&mut *self.physical(), Physical::Mapped(mapped));
+        drop(before);
     }
 
-    /// Takes the memory that [`Self::replacement`] made.
-    pub(super) fn come_back(&self, page: OwnedPage) {
-        let before = std::mem::replace(&mut *self.physical(), Physical::Mapped(page));
-        drop(before);
+    /// Copies kept contents to the memory that is to replace it.
+    fn restore(&self, mapped: &Mapped) -> Result<()> {
+        match &*self.physical() {
+            Physical::Away(Some(copy)) => copy.restore(&mapped.page, self.address()),
+            _ => Ok(()),
+        }
     }
 
     fn physical(&self) -> MutexGuard<'_, Physical> {
         self.physical.lock().unwrap_or_else(PoisonError::into_inner)
     }
+}
+
+impl Mapped {
+    /// New memory behind places that follow each other.
+    fn new(places: &[Arc<Place>]) -> Result<Self> {
+        let first = &places[0];
+        let bytes = places.iter().map(|place| place.bytes()).sum();
+        Ok(Self {
+            page: OwnedPage::map(first.range(), first.address(), bytes)?,
+            _places: places.to_vec(),
+        })
+    }
+
+    pub(super) fn bytes(&self) -> u64 {
+        self.page.bytes()
+    }
+}
+
+/// New memory for segments whose own is away, with what was kept of the contents; `backings` are in
+/// the order of their addresses.
+pub(super) fn replacements(backings: &[Arc<Backing>]) -> Result<Vec<(Arc<Backing>, Arc<Mapped>)>> {
+    let away: Vec<_> = backings
+        .iter()
+        .filter(|one| one.mapped().is_none())
+        .collect();
+    let mut replaced = Vec::new();
+    let mut rest = &away[..];
+    while !rest.is_empty() {
+        let (run, behind) = rest.split_at(run_length(rest));
+        rest = behind;
+        let places: Vec<_> = run.iter().map(|one| Arc::clone(&one.place)).collect();
+        let mapped = Arc::new(Mapped::new(&places)?);
+        for backing in run {
+            backing.restore(&mapped)?;
+            replaced.push((Arc::clone(backing), Arc::clone(&mapped)));
+        }
+    }
+    Ok(replaced)
+}
+
+/// How many of the first segments can share a page: they follow each other in one range.
+fn run_length(backings: &[&Arc<Backing>]) -> usize {
+    let mut bytes = backings[0].bytes();
+    let pairs = backings.windows(2).take_while(|pair| {
+        let (one, next) = (&pair[0].place, &pair[1].place);
+        bytes += next.bytes();
+        let follows = one.address().offset(one.bytes()) == next.address();
+        follows && Arc::ptr_eq(one.range(), next.range()) && bytes <= MOST_SHARED
+    });
+    1 + pairs.count()
 }

@@ -13,8 +13,13 @@ pub struct PoolStats {
     pub peak: u64,
     /// In segments, mapped or not.
     pub reserved: u64,
-    /// Physical memory: that of all segments, and none while the pool is paused.
+    /// Physical memory: that of all segments, and none while the pool is paused. More than reserved
+    /// where neighbours have shared a page since a pause, and some of them are gone.
     pub mapped: u64,
+    /// In segments that were released and have not gone back to the device yet.
+    pub leaving: u64,
+    /// Of the host, where a pause keeps contents.
+    pub kept: u64,
     /// Reserved addresses, which cost no memory.
     pub addresses: u64,
     /// The segments, by address.
@@ -37,6 +42,12 @@ pub struct SegmentStats {
 }
 
 impl Pool {
+    /// The most bytes that its segments may have together; none if only the device limits them.
+    #[must_use]
+    pub fn limit(&self) -> Option<u64> {
+        self.shared.limit
+    }
+
     /// How many bytes it has.
     #[must_use]
     pub fn stats(&self) -> PoolStats {
@@ -55,12 +66,14 @@ impl Pool {
                 stream,
             }
         });
-        let mapped = book.backings().filter(|backing| backing.is_mapped());
+        let leaving = book.leaving.iter().map(|leaving| leaving.backing.bytes());
         PoolStats {
             in_use: book.in_use,
             peak: book.peak,
             reserved: book.reserved(),
-            mapped: mapped.map(|backing| backing.bytes()).sum(),
+            mapped: book.mapped(),
+            leaving: leaving.sum(),
+            kept: book.backings().map(|backing| backing.kept()).sum(),
             addresses: ranges.iter().map(|(_, bytes)| bytes).sum(),
             segments: segments.collect(),
         }

@@ -27,6 +27,9 @@ on_every_driver! {
     a_trim_gives_back_what_is_wholly_free,
     nothing_is_trimmed_that_a_graph_knows,
     a_whole_segment_is_memory_until_it_is_released,
+    a_segment_that_a_graph_knows_goes_with_the_graph,
+    a_segment_released_beside_a_capture_goes_after_it,
+    segments_that_came_back_together_go_together,
     a_pool_keeps_to_its_limit,
 }
 
@@ -356,18 +359,73 @@ fn a_whole_segment_is_memory_until_it_is_released(device: &Device) {
     assert_eq!((pool.stats().in_use, pool.stats().reserved), (0, 0));
     assert_eq!(pool.allocate_segment(1).unwrap(), address);
     assert_eq!(pool.stats().reserved, unit);
-
-    // While a graph knows the pool, the memory stays; afterwards the next release takes it along.
-    let held = pool.retained();
-    let other = pool.allocate_segment(1).unwrap();
-    assert!(pool.release_segment(other));
-    assert_eq!(
-        (pool.stats().in_use, pool.stats().reserved),
-        (unit, 2 * unit)
-    );
-    drop(held);
     assert!(pool.release_segment(address));
-    assert_eq!(pool.stats().reserved, 0);
+}
+
+/// The bytes of a pool: in use, mapped and leaving.
+fn sizes(pool: &Pool) -> [u64; 3] {
+    let stats = pool.stats();
+    [stats.in_use, stats.mapped, stats.leaving]
+}
+
+fn a_segment_that_a_graph_knows_goes_with_the_graph(device: &Device) {
+    let pool = Pool::new(device);
+    let address = pool.allocate_segment(LARGE).unwrap();
+    let (held, also) = (pool.retained(), pool.retained());
+    let during = free(device);
+    assert!(pool.release_segment(address));
+    drop(held);
+    assert_eq!(sizes(&pool), [0, LARGE, LARGE]);
+    drop(also);
+    assert_eq!(sizes(&pool), [0, 0, 0]);
+    assert!(free(device) >= during + LARGE);
+}
+
+fn a_segment_released_beside_a_capture_goes_after_it(device: &Device) {
+    let (pool, stream) = (Pool::new(device), Stream::new(device).unwrap());
+    let [first, second] = [1, 2].map(|_| pool.allocate_segment(LARGE).unwrap());
+    let word = block(&Pool::new(device), &stream);
+    // As somebody else begins one: the core has no guard of it.
+    let mark = device.mark_capture();
+    let capture = Capture::begin(&stream, CaptureMode::Global).unwrap();
+    stream.enqueue(&Work::memset(&word, 7).unwrap()).unwrap();
+    assert!(pool.release_segment(first));
+    assert_eq!(sizes(&pool), [LARGE, 2 * LARGE, LARGE]);
+    capture.finish().unwrap();
+    let refused = error(pool.pause(Keep::Discard));
+    assert!(matches!(refused, Error::Capture { code: None, .. }));
+    assert!(!pool.is_paused());
+    drop(mark);
+    assert_eq!(pool.trim().unwrap(), LARGE);
+    assert!(pool.release_segment(second));
+    assert_eq!(sizes(&pool), [0, 0, 0]);
+}
+
+#[expect(unsafe_code, reason = "names an address that the test holds")]
+fn segments_that_came_back_together_go_together(device: &Device) {
+    let pool = Pool::builder(device).limit(4 * LARGE).build();
+    let segments = [1, 2, 3].map(|_| pool.allocate_segment(LARGE).unwrap());
+    // SAFETY: the segments are released only below.
+    let last = unsafe { Memory::from_raw(device, segments[2], BYTES) };
+    last.write(&bytes(&random(1))).unwrap();
+    pool.pause(Keep::Host).unwrap();
+    assert_eq!(
+        (pool.stats().kept, sizes(&pool)),
+        (3 * LARGE, [3 * LARGE, 0, 0])
+    );
+    pool.resume().unwrap();
+    assert!(pool.release_segment(segments[0]));
+    assert!(pool.release_segment(segments[1]));
+    assert_eq!(words(&last), random(1));
+    assert_eq!(sizes(&pool), [LARGE, 3 * LARGE, 0]);
+    // What is still mapped counts, and its addresses are nobody else's.
+    let other = pool.allocate_segment(LARGE).unwrap();
+    assert!(!segments.contains(&other));
+    let refused = error(pool.allocate_segment(1));
+    assert!(matches!(refused, Error::OutOfMemory { reserved, .. } if reserved == 4 * LARGE));
+    assert!(pool.release_segment(segments[2]));
+    assert_eq!(sizes(&pool), [LARGE, LARGE, 0]);
+    assert_eq!(pool.allocate_segment(LARGE).unwrap(), segments[0]);
 }
 
 fn a_pool_keeps_to_its_limit(device: &Device) {

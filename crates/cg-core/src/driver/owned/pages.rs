@@ -80,6 +80,17 @@ impl OwnedPage {
             })
         })
     }
+
+    /// How many bytes it has.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.bytes
+    }
+
+    /// Whether all of a part lies inside.
+    fn has(&self, address: Address, bytes: u64) -> bool {
+        let end = self.address.0 + self.bytes;
+        self.address <= address && address.0 <= end && bytes <= end - address.0
+    }
 }
 
 impl Drop for OwnedPage {
@@ -108,14 +119,18 @@ pub(crate) struct PinnedCopy {
 }
 
 impl PinnedCopy {
-    /// Copies what a page holds.
-    pub(crate) fn of(page: &OwnedPage) -> Result<Self> {
+    /// Copies what a part of a page holds.
+    ///
+    /// # Panics
+    /// If the part does not lie inside the page.
+    pub(crate) fn of(page: &OwnedPage, address: Address, bytes: u64) -> Result<Self> {
+        assert!(page.has(address, bytes), "a copy of what a page has not");
         let driver = Arc::clone(&page.range.driver);
         let none = || {
             let expected = "no more than the host has free, or Keep::Discard";
-            Error::invalid("bytes to keep on the host", &page.bytes, expected)
+            Error::invalid("bytes to keep on the host", &bytes, expected)
         };
-        let bytes = usize::try_from(page.bytes).map_err(|_| none())?;
+        let bytes = usize::try_from(bytes).map_err(|_| none())?;
         let mut buffer: Vec<u8> = Vec::new();
         let whole = bytes + HOST_PAGE;
         buffer.try_reserve_exact(whole).map_err(|_| none())?;
@@ -135,19 +150,25 @@ impl PinnedCopy {
         };
         let into = &mut copy.buffer[start..start + bytes];
         relaxed(&*copy.driver, || {
-            // SAFETY: the page is mapped for as many bytes as long as it is borrowed.
-            unsafe { copy.driver.memcpy_to_host(into, page.address) }
+            // SAFETY: the page is mapped as long as it is borrowed, and has so many bytes from there,
+            // as was asserted.
+            unsafe { copy.driver.memcpy_to_host(into, address) }
         })?;
         Ok(copy)
     }
 
-    /// Copies the bytes to a page of the same size.
-    pub(crate) fn restore(&self, page: &OwnedPage) -> Result<()> {
-        let bytes = usize::try_from(page.bytes).map_or(self.bytes, |page| page.min(self.bytes));
-        let from = &self.buffer[self.start..self.start + bytes];
+    /// Copies the bytes to an address of a page.
+    ///
+    /// # Panics
+    /// If not all of them lie inside the page there.
+    pub(crate) fn restore(&self, page: &OwnedPage, address: Address) -> Result<()> {
+        let inside = page.has(address, self.bytes as u64);
+        assert!(inside, "a copy to where a page has no room for it");
+        let from = &self.buffer[self.start..self.start + self.bytes];
         relaxed(&*self.driver, || {
-            // SAFETY: the page is mapped for at least as many bytes as long as it is borrowed.
-            unsafe { self.driver.memcpy_to_device(page.address, from) }
+            // SAFETY: the page is mapped as long as it is borrowed, and has so many bytes from there,
+            // as was asserted.
+            unsafe { self.driver.memcpy_to_device(address, from) }
         })
     }
 }

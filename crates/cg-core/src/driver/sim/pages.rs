@@ -44,7 +44,8 @@ struct Page {
 struct Mapping {
     bytes: u64,
     page: u64,
-    memory: SimMemory,
+    /// The memory behind it by address, without gaps: more than one where views are of before.
+    parts: BTreeMap<u64, SimMemory>,
 }
 
 struct Seen {
@@ -82,14 +83,18 @@ impl Pages {
                  mapped"
             )
         };
-        let offset = start - base.0;
-        assert!(
-            offset + bytes <= size,
-            "{user} touches {bytes} bytes at {start:#x}, beyond the end of the page of {size} bytes \
-             at {:#x}",
-            base.0
-        );
-        Some(self.mappings[&base.0].memory.part(offset, bytes))
+        let parts = self.mappings[&base.0].parts.range(..=start).next_back();
+        let part = parts.map(|(first, memory)| (start - first, memory));
+        match part {
+            Some((offset, memory)) if offset + bytes <= memory.bytes() as u64 => {
+                Some(memory.part(offset, bytes))
+            }
+            _ => panic!(
+                "{user} touches {bytes} bytes at {start:#x}, beyond the end of the page of {size} \
+                 bytes at {:#x}, or of what was one before",
+                base.0
+            ),
+        }
     }
 
     fn is_free(&self, start: u64, bytes: u64) -> bool {
@@ -142,26 +147,50 @@ impl Pages {
         before.is_none_or(|(other, mapping)| other + mapping.bytes <= start)
     }
 
-    /// The memory of a new mapping: that of before if somebody views it, as fresh memory is.
-    fn memory_at(&mut self, start: u64, bytes: u64) -> SimMemory {
-        let seen = self.seen.get(&start).and_then(|seen| {
-            let memory = SimMemory {
-                bytes: seen.bytes.upgrade()?,
-                range: seen.range.clone(),
+    /// The memory of a new mapping: that of before where somebody views it, as fresh memory is.
+    fn memory_at(&mut self, start: u64, bytes: u64) -> BTreeMap<u64, SimMemory> {
+        let end = start + bytes;
+        self.seen.retain(|_, seen| seen.bytes.strong_count() > 0);
+        let mut parts = BTreeMap::new();
+        let mut next = start;
+        for (first, seen) in &self.seen {
+            let Some(memory) = seen.memory() else {
+                continue;
             };
-            (memory.bytes() as u64 == bytes).then_some(memory)
-        });
-        if let Some(memory) = seen {
-            memory.poison();
-            return memory;
+            let last = first + memory.bytes() as u64;
+            let (from, to) = (next.max(*first), end.min(last));
+            if from >= to {
+                continue;
+            }
+            if next < from {
+                parts.insert(next, SimMemory::poisoned(from - next));
+            }
+            let part = memory.part(from - first, to - from);
+            part.poison();
+            parts.insert(from, part);
+            next = to;
         }
-        let memory = SimMemory::poisoned(bytes);
-        let seen = Seen {
-            bytes: Arc::downgrade(&memory.bytes),
-            range: memory.range.clone(),
-        };
-        self.seen.insert(start, seen);
-        memory
+        if next < end {
+            parts.insert(next, SimMemory::poisoned(end - next));
+        }
+        for (first, memory) in &parts {
+            // Views of a part of what was seen keep all of it.
+            let seen = Seen {
+                bytes: Arc::downgrade(&memory.bytes),
+                range: memory.range.clone(),
+            };
+            self.seen.entry(*first).or_insert(seen);
+        }
+        parts
+    }
+}
+
+impl Seen {
+    fn memory(&self) -> Option<SimMemory> {
+        Some(SimMemory {
+            bytes: self.bytes.upgrade()?,
+            range: self.range.clone(),
+        })
     }
 }
 
@@ -190,6 +219,8 @@ fn unmap(state: &mut State, address: Address, bytes: u64) {
     if let Some(mapping) = pages.mappings.remove(&address.0)
         && let Some(page) = pages.created.get_mut(&mapping.page)
     {
+        // A view of before shows at once that nothing is there any more.
+        mapping.parts.values().for_each(SimMemory::poison);
         page.mappings -= 1;
         collect(state, mapping.page);
     }
@@ -281,7 +312,7 @@ impl PageCalls for Sim {
         let mapping = Mapping {
             bytes,
             page: page.0,
-            memory: pages.memory_at(address.0, bytes),
+            parts: pages.memory_at(address.0, bytes),
         };
         pages.mappings.insert(address.0, mapping);
         if let Some(page) = pages.created.get_mut(&page.0) {

@@ -1,0 +1,125 @@
+"""What one capture does to the memory of its pool."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from cgraph._driver import Handle
+from cgraph.timeline import Event, Timeline
+
+__all__ = ["Footprint", "Meter", "PoolState", "is_recording", "record_memory"]
+
+
+class PoolState(NamedTuple):
+    """A pool at one moment.
+
+    Attributes:
+        segments: Start and bytes of each segment.
+        blocks: Start and bytes of each block that is in use.
+    """
+
+    segments: list[tuple[int, int]]
+    blocks: list[tuple[int, int]]
+
+    def reserved(self) -> int:
+        """Bytes of all segments."""
+        return sum(size for _, size in self.segments)
+
+    def in_use(self) -> int:
+        """Bytes of all blocks that are in use."""
+        return sum(size for _, size in self.blocks)
+
+
+@dataclass(frozen=True)
+class Footprint:
+    """Bytes and seconds of one capture.
+
+    Attributes:
+        reserved: By how much its pool's segments grew.
+        held: Bytes of the blocks that it allocated and that were in use at its end.
+        workspace: Bytes of library workspaces that it took from the pool and gave back at its end.
+        timeline: Its blocks in order, where :func:`record_memory` was on.
+        seconds: From its begin to its end.
+    """
+
+    reserved: int
+    held: int
+    workspace: int
+    timeline: Timeline | None
+    seconds: float
+
+    @property
+    def peak(self) -> int | None:
+        """The most bytes in blocks at once, those in use before it included, if it was recorded."""
+        return None if self.timeline is None else self.timeline.peak
+
+
+class Meter:
+    """Measures a capture, from its making to :meth:`finish`.
+
+    Args:
+        handle: The pool's token.
+        look: Gives the pool's state.
+        where: The line of the capture.
+    """
+
+    def __init__(self, handle: Handle, look: Callable[[], PoolState], where: str) -> None:
+        self._handle = handle
+        self._look = look
+        self._where = where
+        self._before = look()
+        self._began = time.perf_counter()
+
+    def finish(
+        self, release_workspaces: Callable[[], None], events: list[Event] | None
+    ) -> Footprint:
+        """What the capture, which has ended, has done.
+
+        Args:
+            release_workspaces: Lets library workspaces go.
+            events: What happened to the pool meanwhile, if that was recorded.
+        """
+        seconds = time.perf_counter() - self._began
+        with_workspaces = self._look().in_use()
+        release_workspaces()
+        after = self._look()
+        timeline = None
+        if events is not None:
+            title = f"pool {self._handle[0] or self._handle[1]}"
+            marks = ((0, self._where),)
+            timeline = Timeline.of(title, after.segments, events, self._before.blocks, marks)
+        return Footprint(
+            reserved=max(0, after.reserved() - self._before.reserved()),
+            held=max(0, after.in_use() - self._before.in_use()),
+            workspace=with_workspaces - after.in_use(),
+            timeline=timeline,
+            seconds=seconds,
+        )
+
+
+_recorders = 0
+
+
+def is_recording() -> bool:
+    """Whether :func:`record_memory` is on."""
+    return _recorders > 0
+
+
+@contextmanager
+def record_memory() -> Iterator[None]:
+    """Record the blocks of all captures that begin inside the ``with`` block, in all threads.
+
+    Graphs captured there know the most bytes that were in blocks at once, and can draw them:
+    ``graph.memory().plot("pool.svg")``. On CUDA this turns torch's own record of its allocator on,
+    without stacks, for the time of each capture; one that is on already is left alone and used.
+    """
+    global _recorders
+    _recorders += 1
+    try:
+        yield
+    finally:
+        _recorders -= 1

@@ -1,0 +1,153 @@
+"""Everything that is private in torch: names, where they exist, and a message when one is gone.
+
+The rest of cgraph uses only torch's public names and this package. The simulator's tests ran with
+torch 2.8, 2.11 and 2.15, the GPU's with 2.11.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensorMode,
+)
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
+from torch.utils.weak import TensorWeakRef
+
+from cgraph._torch.history import History
+from cgraph._torch.host import (
+    HostGraph,
+    captured_draw,
+    current_graph_lookup,
+    current_raw_stream,
+    current_stream_source,
+    draws_from_companion,
+    is_capturing,
+    is_torch_graph,
+    quiet,
+    share_tracing_rules,
+)
+from cgraph._torch.pools import (
+    PoolKeeper,
+    PoolLease,
+    allocator,
+    clear_workspaces,
+    empty_cache,
+    end_routing,
+    explain_refusals,
+    new_pool_handle,
+    pool_segments,
+    takes_allocators,
+    watch_pools,
+    watch_routing,
+)
+from cgraph._torch.tensors import (
+    WeakStorage,
+    apply,
+    autograd_sequence,
+    base_of,
+    capturable_on_cpu,
+    demangled,
+    enter_mode,
+    evaluating_node,
+    is_same,
+    lazy_view,
+    leaf_names,
+    leave_mode,
+    memory_of,
+    storage_id,
+    tensor_reader,
+    wants_gc,
+    without_modes,
+    wrapped,
+)
+from cgraph.errors import NoDriverError, TorchError
+
+__all__ = [
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "FakeTensorMode",
+    "History",
+    "HostGraph",
+    "PoolKeeper",
+    "PoolLease",
+    "TensorWeakRef",
+    "TorchDispatchMode",
+    "WeakStorage",
+    "allocator",
+    "apply",
+    "autograd_sequence",
+    "base_of",
+    "capturable_on_cpu",
+    "captured_draw",
+    "clear_workspaces",
+    "current_graph_lookup",
+    "current_raw_stream",
+    "current_stream_source",
+    "demangled",
+    "draws_from_companion",
+    "empty_cache",
+    "end_routing",
+    "enter_mode",
+    "evaluating_node",
+    "explain_refusals",
+    "is_capturing",
+    "is_same",
+    "is_torch_graph",
+    "lazy_view",
+    "leaf_names",
+    "leave_mode",
+    "memory_of",
+    "new_pool_handle",
+    "pool_segments",
+    "quiet",
+    "require_cuda",
+    "share_tracing_rules",
+    "storage_id",
+    "takes_allocators",
+    "tensor_reader",
+    "tree_flatten",
+    "tree_iter",
+    "tree_map",
+    "tree_unflatten",
+    "wants_gc",
+    "watch_pools",
+    "watch_routing",
+    "without_modes",
+    "wrapped",
+]
+
+_NEEDED = (
+    "_CUDAGraph",
+    "_cuda_attach_out_of_memory_observer",
+    "_cuda_beginAllocateCurrentThreadToPool",
+    "_cuda_clearCublasWorkspaces",
+    "_cuda_customAllocator",
+    "_cuda_endAllocateToPool",
+    "_cuda_isCurrentStreamCapturing",
+    "_cuda_memorySnapshot",
+    "_cuda_releasePool",
+    "_graph_pool_handle",
+)
+
+
+def require_cuda() -> None:
+    """Raise unless this torch can host captures.
+
+    Raises:
+        NoDriverError: torch is built without CUDA.
+        TorchError: torch lacks a name that cgraph uses.
+    """
+    if not hasattr(torch._C, "_CudaStreamBase"):
+        raise NoDriverError(
+            f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch 2.8 or"
+            " newer, or choose the simulator by name (CGRAPH_DRIVER=sim, cgraph.sim.use())"
+        )
+    missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
+    if missing:
+        raise TorchError(
+            f"torch {torch.__version__} has no torch._C.{missing[0]}, which cgraph needs: use a"
+            " torch that this cgraph supports (2.8 to 2.15)"
+        )

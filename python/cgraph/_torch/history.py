@@ -1,0 +1,62 @@
+"""Torch's record of what its allocator does."""
+
+from __future__ import annotations
+
+import threading
+from typing import Any
+
+import torch
+
+__all__ = ["History"]
+
+_MOST_ENTRIES = 1 << 20
+_lock = threading.Lock()
+_users = 0
+_is_ours = False
+
+
+class History:
+    """A part of the record of one device, from its making to :meth:`close`.
+
+    The record is turned on for it, without stacks, unless it is on already.
+
+    Args:
+        ordinal: The device's number.
+    """
+
+    def __init__(self, ordinal: int) -> None:
+        global _users, _is_ours
+        self._ordinal = ordinal
+        with _lock:
+            if _users == 0:
+                _is_ours = not torch._C._cuda_isHistoryEnabled()
+                if _is_ours:
+                    _switch("all")
+            _users += 1
+        self._skipped = len(self._entries())
+
+    def entries(self) -> list[dict[str, Any]]:
+        """What has happened since, in order."""
+        return self._entries()[self._skipped :]
+
+    def close(self) -> None:
+        """Turn the record off again, if it was turned on for this and no other part is open."""
+        global _users
+        with _lock:
+            _users -= 1
+            if _users == 0 and _is_ours:
+                _switch(None)
+
+    def _entries(self) -> list[dict[str, Any]]:
+        traces: list[list[dict[str, Any]]]
+        traces = torch.cuda.memory._snapshot()["device_traces"]
+        return traces[self._ordinal] if self._ordinal < len(traces) else []
+
+
+def _switch(enabled: str | None) -> None:
+    torch.cuda.memory._record_memory_history(
+        enabled,  # type: ignore[arg-type]
+        context=None,
+        stacks="python",
+        max_entries=_MOST_ENTRIES,
+    )

@@ -1,0 +1,130 @@
+"""Torch's own graph object, and what it knows of captures."""
+
+from __future__ import annotations
+
+import functools
+import sys
+import threading
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+__all__ = [
+    "HostGraph",
+    "captured_draw",
+    "current_graph_lookup",
+    "current_raw_stream",
+    "current_stream_source",
+    "draws_from_companion",
+    "is_capturing",
+    "is_torch_graph",
+    "quiet",
+    "share_tracing_rules",
+]
+
+
+def HostGraph() -> Any:
+    """Torch's own graph object, which opens and closes the captures that torch work is part of."""
+    return _host_class()(True)
+
+
+@functools.cache
+def _host_class() -> Any:
+    base: Any = torch._C._CUDAGraph
+    if not hasattr(base, "_retain_pool"):
+        return base
+
+    class Host(base):  # type: ignore[misc]
+        """Takes what ``use_mem_pool`` hands to the graph that captures: a pool, not its token."""
+
+        def _retain_pool(self, pool: Any) -> None:
+            super()._retain_pool(getattr(pool, "id", pool))
+
+    return Host
+
+
+def is_torch_graph(graph: object) -> bool:
+    """Whether a graph is of torch's own class."""
+    return isinstance(graph, torch._C._CUDAGraph)
+
+
+def current_graph_lookup() -> dict[str, Any]:
+    """What torch newer than 2.11 asks its ``CUDAGraph`` for the capture under way, if it does.
+
+    The answer is the host of that capture, which ``use_mem_pool`` and control flow then act on.
+    """
+    name = "get_currently_capturing_graph"
+    lookup = getattr(torch._C._CUDAGraph, name, None)
+    return {} if lookup is None else {name: staticmethod(lookup)}
+
+
+def share_tracing_rules(pairs: Iterable[tuple[Any, Any]]) -> None:
+    """Let Dynamo trace the two functions of each pair alike, as it is told for one of them.
+
+    It knows some functions of torch by what their names meant when it was imported.
+    """
+    tracing = sys.modules.get("torch._dynamo.trace_rules")
+    rules: dict[Any, Any] = getattr(tracing, "get_torch_obj_rule_map", dict)()
+    for first, second in pairs:
+        rule = rules.get(first) or rules.get(second)
+        if rule is not None:
+            rules[first] = rules[second] = rule
+
+
+_quiet_lock = threading.RLock()
+
+
+@contextmanager
+def quiet() -> Iterator[None]:
+    """Without torch's warning about an empty graph: cgraph gives its own.
+
+    One thread at a time: Python's filters of warnings are the process's.
+    """
+    with _quiet_lock, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
+    """A graph of one kernel that draws from a generator into a tensor, to be looked at.
+
+    The current stream is one that does not capture.
+    """
+    graph = HostGraph()
+    graph.register_generator_state(generator)
+    with quiet():
+        graph.capture_begin(None, "relaxed")
+        try:
+            out.uniform_(generator=generator)
+        finally:
+            graph.capture_end()
+    return graph
+
+
+def draws_from_companion() -> bool:
+    """Whether a second, empty capture around the first collects its random draws.
+
+    Up to torch 2.11 a capture registers its generators when it begins, so an enclosing capture sees
+    the draws. Newer ones keep a state for each capture, and only the capture's own object replays
+    it; those have ``capture_end_pre``.
+    """
+    return not hasattr(torch._C._CUDAGraph, "capture_end_pre")
+
+
+def is_capturing() -> bool:
+    """Whether torch's current stream captures; creates no context."""
+    return torch.cuda.is_initialized() and bool(torch._C._cuda_isCurrentStreamCapturing())
+
+
+def current_stream_source() -> object:
+    """How the native half finds torch's current stream: DLPack's table, or a function."""
+    capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
+
+
+def current_raw_stream(ordinal: int) -> int:
+    """Torch's current stream of a device, as a raw handle."""
+    return int(torch._C._cuda_getCurrentRawStream(ordinal))

@@ -1,0 +1,244 @@
+"""Pools of torch's allocators."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph import _core
+from cgraph._driver import Handle
+from cgraph._torch.host import HostGraph, quiet
+from cgraph.errors import ForeignError, OutOfMemoryError, TorchError
+
+__all__ = [
+    "PoolKeeper",
+    "PoolLease",
+    "allocator",
+    "clear_workspaces",
+    "empty_cache",
+    "end_routing",
+    "explain_refusals",
+    "new_pool_handle",
+    "pool_segments",
+    "takes_allocators",
+    "watch_pools",
+    "watch_routing",
+]
+
+
+def new_pool_handle() -> Handle:
+    """A token of a new memory pool."""
+    first, second = torch._C._graph_pool_handle()
+    return first, second
+
+
+def empty_cache() -> None:
+    """Give unused cached memory back, device and pinned.
+
+    The pinned allocator keeps some 50 KiB for each pool that ever was, until this is called.
+    """
+    torch.cuda.empty_cache()
+    host_empty_cache = getattr(torch._C, "_host_emptyCache", None)
+    if host_empty_cache is not None:
+        host_empty_cache()
+
+
+def takes_allocators() -> bool:
+    """Whether pools of torch can have segments of somebody else."""
+    return torch.cuda.get_allocator_backend() == "native"
+
+
+@functools.cache
+def allocator(number: int, allocate: int, free: int) -> Any:
+    """What a ``torch.cuda.MemPool`` takes segments with.
+
+    It is never let go: torch 2.8 calls it without keeping it, for as long as tensors are alive.
+
+    Args:
+        number: One for each pair of functions.
+        allocate: The address of ``void* (ssize_t bytes, int device, cudaStream_t)``.
+        free: The address of ``void (void*, size_t bytes, int device, cudaStream_t)``.
+    """
+    return torch._C._cuda_customAllocator(allocate, free)
+
+
+@functools.cache
+def explain_refusals() -> None:
+    """Let torch raise what a pool of cgraph has against an allocation.
+
+    An allocator can only say no, and torch would take the device for full.
+    """
+    torch._C._cuda_attach_out_of_memory_observer(_explain_refusal)
+
+
+def _explain_refusal(device: int, asked: int, total: int, free: int) -> None:
+    refused = _core.take_refusal(asked)
+    if isinstance(refused, OutOfMemoryError):
+        raise _of_both(str(refused)) from None
+    if refused is not None:
+        raise refused
+
+
+@functools.cache
+def _out_of_memory_class() -> type[OutOfMemoryError]:
+    """Callers that know torch's class shall catch ours."""
+
+    class OfPool(OutOfMemoryError, torch.OutOfMemoryError):  # type: ignore[misc]
+        __doc__ = OutOfMemoryError.__doc__
+
+    OfPool.__name__ = OfPool.__qualname__ = OutOfMemoryError.__name__
+    OfPool.__module__ = OutOfMemoryError.__module__
+    return OfPool
+
+
+def _of_both(text: str) -> OutOfMemoryError:
+    return _out_of_memory_class()(text)
+
+
+def clear_workspaces() -> None:
+    """Let the workspaces go that torch keeps for each cuBLAS handle and stream.
+
+    A capture that finds none takes one from its own pool.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+
+
+@functools.cache
+def _snapshots_have_a_choice() -> bool:
+    return "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
+
+
+def pool_segments(handle: Handle) -> list[dict[str, Any]]:
+    """The segments of a pool as torch's allocator knows them, with their blocks."""
+    key: Any = (handle[0], handle[1], False) if _snapshots_have_a_choice() else tuple(handle)
+    segments: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(key)["segments"]
+    return [one for one in segments if tuple(one["segment_pool_id"]) == tuple(handle)]
+
+
+class PoolKeeper:
+    """Keeps a pool of torch's allocators, device and pinned, in use as a captured graph does.
+
+    It is an empty graph, captured into the pool: both allocators count it as a user until it is
+    reset. Without a user a pool can be freed, and can never be captured into again.
+
+    Args:
+        handle: The pool's token.
+        side: A stream that does not capture.
+        owner: Kept alive too, such as the ``MemPool`` of the token.
+    """
+
+    def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
+        self.handle = handle
+        try:
+            self._graph = _empty_graph(handle, side)
+        except RuntimeError as error:
+            # A capture that began badly leaves the random state capturing; one that goes well
+            # ends that.
+            _empty_graph(None, side)
+            raise ForeignError(
+                f"pool {tuple(handle)} cannot be captured into: its last user is gone, or another"
+                " capture or use_mem_pool is using it. Keep a graph of the pool alive, or take the"
+                " handle from cgraph.graph_pool_handle(), which keeps its pool; begin the capture"
+                " outside of use_mem_pool"
+            ) from error
+        # After the graph, and so gone after it: the pool's memory goes back when the owner goes as
+        # its last user.
+        self._owner = owner
+
+
+def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
+    graph = HostGraph()
+    with torch.cuda.stream(side), quiet():
+        graph.capture_begin(handle, "relaxed")
+        graph.capture_end()
+    return graph
+
+
+class PoolLease:
+    """Keeps a pool in use that torch's device allocator routes to already.
+
+    Args:
+        ordinal: The device's number.
+        handle: The pool's token.
+    """
+
+    def __init__(self, ordinal: int, handle: Handle) -> None:
+        self.ordinal = ordinal
+        self.handle = handle
+        self._held = False
+        # Beginning counts the pool as used once more; only releasing takes that back. The filter is
+        # this thread's, and nothing is allocated in between.
+        torch._C._cuda_beginAllocateCurrentThreadToPool(ordinal, handle)
+        torch._C._cuda_endAllocateToPool(ordinal, handle)
+        self._held = True
+
+    def release(self) -> None:
+        """Let the pool go; once is enough."""
+        if self._held:
+            self._held = False
+            torch._C._cuda_releasePool(self.ordinal, self.handle)
+
+    def __del__(self) -> None:
+        if torch is not None and getattr(torch, "_C", None) is not None:
+            self.release()
+
+
+def end_routing(ordinal: int, handle: Handle) -> None:
+    """End the allocator's routing to a pool where a failed capture has left it."""
+    torch._C._cuda_endAllocateToPool(ordinal, handle)
+
+
+_watchers: dict[tuple[int, int], Callable[[Handle], None]] = {}
+
+
+_routing_checks: list[Callable[[Handle], None]] = []
+
+
+@functools.cache
+def watch_routing(check: Callable[[Handle], None]) -> None:
+    """Call ``check`` with the pool of each ``torch.cuda.use_mem_pool``; what it raises comes out."""
+    _install_pool_watch()
+    _routing_checks.append(check)
+
+
+@contextmanager
+def watch_pools(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
+    """Report the pools of a device that ``torch.cuda.use_mem_pool`` routes this thread to.
+
+    torch newer than 2.11 keeps such pools itself.
+    """
+    _install_pool_watch()
+    key = (threading.get_ident(), ordinal)
+    _watchers[key] = seen
+    try:
+        yield
+    finally:
+        _watchers.pop(key, None)
+
+
+@functools.cache
+def _install_pool_watch() -> None:
+    module: Any = torch.cuda.memory
+    name = "_cuda_beginAllocateCurrentThreadToPool"
+    begin = getattr(module, name, None)
+    if begin is None:
+        raise TorchError(
+            f"torch {torch.__version__} has no torch.cuda.memory.{name}, through which cgraph sees"
+            " the pools of use_mem_pool: use a torch that this cgraph supports (2.8 to 2.15)"
+        )
+
+    def watched(device: int, handle: Handle) -> None:
+        for check in _routing_checks:
+            check(handle)
+        watcher = _watchers.get((threading.get_ident(), device))
+        if watcher is not None:
+            watcher(handle)
+        begin(device, handle)
+
+    setattr(module, name, watched)

@@ -1,0 +1,222 @@
+"""What is private of tensors, modes, autograd and optimisers."""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+import torch.optim
+from torch.utils import _python_dispatch as python_dispatch
+from torch.utils._pytree import keystr, tree_flatten_with_path
+
+from cgraph import _core
+
+__all__ = [
+    "WeakStorage",
+    "apply",
+    "autograd_sequence",
+    "base_of",
+    "capturable_on_cpu",
+    "demangled",
+    "enter_mode",
+    "evaluating_node",
+    "is_same",
+    "lazy_view",
+    "leaf_names",
+    "leave_mode",
+    "memory_of",
+    "storage_id",
+    "tensor_reader",
+    "wants_gc",
+    "without_modes",
+    "wrapped",
+]
+
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
+    """``function.apply(*args)``, without a search for what functorch left where it is not used."""
+    if torch._C._are_functorch_transforms_active():
+        return function.apply(*args)
+    return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
+
+
+def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
+    """How the leaves of positional and keyword arguments are found, as ``args[0]['x']``."""
+    args, kwargs = arguments
+    paths = [("args", path) for path, _ in tree_flatten_with_path(args)[0]]
+    paths += [("kwargs", path) for path, _ in tree_flatten_with_path(kwargs)[0]]
+    return [name + keystr(path) for name, path in paths]
+
+
+def tensor_reader() -> _core.TensorReader:
+    """What reads tensors natively, through DLPack's table where this torch has one."""
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    return _core.TensorReader(torch.Tensor, api)
+
+
+def autograd_sequence() -> int:
+    """The number that the next autograd node of this thread gets."""
+    return int(torch._C._autograd._get_sequence_nr())
+
+
+def evaluating_node() -> Any:
+    """The autograd node whose backward runs on this thread; None outside a backward pass."""
+    return torch._C._current_autograd_node()
+
+
+def demangled(name: str) -> str:
+    """A C++ name as a person would write it; the name itself where torch cannot tell."""
+    demangle = getattr(torch._C, "_demangle", None)
+    return name if demangle is None else str(demangle(name))
+
+
+_stranded: list[Any] = []
+
+
+def enter_mode(mode: Any) -> None:
+    """Enter a dispatch mode until :func:`leave_mode`."""
+    for other in [m for m in _stranded if m in python_dispatch._get_current_dispatch_mode_stack()]:
+        _stranded.remove(other)
+        leave_mode(other)
+    mode.__enter__()
+
+
+def leave_mode(mode: Any) -> None:
+    """Leave a dispatch mode, also where the user has entered others inside it and not left them.
+
+    Only the thread that entered it can. In another one it stays, and goes when that thread enters
+    the next mode; torch does not keep it alive until then.
+    """
+    inner = []
+    if mode not in python_dispatch._get_current_dispatch_mode_stack():
+        _stranded.append(mode)
+        return
+    while (top := python_dispatch._get_current_dispatch_mode_stack()[-1]) is not mode:
+        inner.append(python_dispatch._pop_mode())
+        assert inner[-1] is top
+    mode.__exit__(None, None, None)
+    for other in reversed(inner):
+        python_dispatch._push_mode(other)
+
+
+def without_modes() -> Any:
+    """A context in which no dispatch mode is active."""
+    return python_dispatch._disable_current_modes()
+
+
+class WeakStorage:
+    """A tensor's storage, not kept alive.
+
+    Args:
+        tensor: The tensor.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        storage = tensor.untyped_storage()
+        self.address = storage.data_ptr()
+        self._pointer = storage._weak_ref()
+
+    def get(self) -> torch.UntypedStorage | None:
+        """The storage, if it is alive."""
+        storage: torch.UntypedStorage | None
+        storage = torch.UntypedStorage._new_with_weak_ptr(self._pointer)
+        return storage
+
+    def __del__(self) -> None:
+        torch.UntypedStorage._free_weak_ref(self._pointer)
+
+
+def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
+    """The storage of a tensor that has one with memory: not sparse, meta, fake or a wrapper."""
+    try:
+        storage = tensor.untyped_storage()
+        if storage.device.type == "meta":
+            return None
+        storage.data_ptr()
+    except RuntimeError:
+        return None
+    return storage
+
+
+def storage_id(storage: torch.UntypedStorage) -> int:
+    """A number that no other living storage has; it stays where memory is resized."""
+    return int(storage._cdata)
+
+
+def base_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor that autograd knows this one as a view of; itself if it is none."""
+    return tensor if tensor._base is None else tensor._base
+
+
+def wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors inside a wrapper, however deep; a tensor itself if it is none."""
+    if python_dispatch.is_traceable_wrapper_subclass(tensor):
+        for name in tensor.__tensor_flatten__()[0]:
+            yield from wrapped(getattr(tensor, name))
+    else:
+        yield tensor
+
+
+def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Tensor:
+    """A view whose elements are conjugated or negated when they are read."""
+    if conjugate:
+        tensor = tensor.conj()
+    return torch._neg_view(tensor) if negative else tensor
+
+
+def is_same(first: torch.Generator, second: torch.Generator) -> bool:
+    """Whether two Python objects are one generator."""
+    return int(first._cdata) == int(second._cdata)  # type: ignore[attr-defined]
+
+
+def wants_gc() -> bool:
+    """Whether a collection is asked for before each capture (``TORCH_CUDAGRAPH_GC``)."""
+    config = getattr(torch.compiler, "config", None)
+    default = os.environ.get("TORCH_CUDAGRAPH_GC", "0") == "1"
+    return bool(getattr(config, "force_cudagraph_gc", default))
+
+
+_capturable: dict[str, Any] = {"users": 0, "before": []}
+
+
+_capturable_lock = threading.Lock()
+
+
+@contextmanager
+def capturable_on_cpu() -> Iterator[None]:
+    """Let optimisers with ``capturable=True`` step on CPU tensors, which stand for a GPU's."""
+    with _capturable_lock:
+        _capturable["users"] += 1
+        if _capturable["users"] == 1:
+            _capturable["before"] = _allow_cpu()
+    try:
+        yield
+    finally:
+        with _capturable_lock:
+            _capturable["users"] -= 1
+            if _capturable["users"] == 0:
+                for module, original in _capturable["before"]:
+                    setattr(module, _SUPPORTED_DEVICES, original)
+
+
+_SUPPORTED_DEVICES = "_get_capturable_supported_devices"
+
+
+def _allow_cpu() -> list[tuple[Any, Any]]:
+    """Add the CPU to the devices of every optimiser; returns what to put back."""
+    modules = [m for key, m in sys.modules.items() if key.startswith("torch.optim.")]
+    before = [
+        (m, getattr(m, _SUPPORTED_DEVICES)) for m in modules if hasattr(m, _SUPPORTED_DEVICES)
+    ]
+
+    def supported(*args: Any, **kwargs: Any) -> list[str]:
+        return [*before[0][1](*args, **kwargs), "cpu"]
+
+    for module, _ in before:
+        setattr(module, _SUPPORTED_DEVICES, supported)
+    return before

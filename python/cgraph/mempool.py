@@ -1,0 +1,186 @@
+"""``MemPool``: memory that captures allocate from, known to the byte, with a limit and a pause."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from typing_extensions import Self
+
+from cgraph import _core, _driver
+from cgraph._driver import Handle
+from cgraph.errors import ArgumentError, ForeignError
+
+if TYPE_CHECKING:
+    from cgraph.cudagraph import CUDAGraph
+    from cgraph.timeline import Timeline
+
+__all__ = ["MemPool"]
+
+_GRANULARITY = 2 << 20
+_END_OF_ADDRESSES = 1 << 47
+
+
+class MemPool:
+    """A memory pool of the current device, for captures and for ``torch.cuda.use_mem_pool``.
+
+    On CUDA it is a ``torch.cuda.MemPool`` whose segments come from cgraph: torch's allocator makes
+    blocks of them as always, and its snapshots and statistics show them. The segments lie at
+    addresses of their own, so that their memory can be given back and come again while all graphs
+    stay valid. A capture without a ``pool`` gets one for itself.
+
+    The memory goes back to the device when the last graph and the object are gone. What tensors
+    still use then stays, and goes when torch empties its cache: at ``torch.cuda.empty_cache()``, at
+    the next :class:`cgraph.graph`, or when memory is short.
+
+    Args:
+        limit: The most bytes that its segments may have together. A capture or allocation that needs
+            more raises an :class:`~cgraph.errors.OutOfMemoryError` that is also torch's. Default:
+            what the device has.
+        base: Where its addresses are to start, a multiple of 2 MiB. If they are not free there, the
+            driver chooses. Default: an address that is the same in every process that makes its
+            pools in the same order.
+        use_on_oom: As for ``torch.cuda.MemPool``; without meaning on the simulator.
+        no_split: As for ``torch.cuda.MemPool``; without meaning on the simulator.
+
+    Raises:
+        ArgumentError: A limit or base that cannot be.
+        StateError: There are 1024 pools already.
+
+    >>> import torch, cgraph
+    >>> with cgraph.sim.use():
+    ...     pool, graph = cgraph.MemPool(limit=64 << 20), cgraph.CUDAGraph()
+    ...     x = torch.tensor([1.0, 2.0])
+    ...     with cgraph.graph(graph, pool=pool):
+    ...         y = x * 2
+    ...     pool.pause()  # no memory, and the graph stays valid
+    ...     pool.resume()
+    ...     graph.replay()
+    ...     print(y, pool.stats()["mapped"] >> 20, "MiB")
+    tensor([2., 4.]) 2 MiB
+    """
+
+    _core: _core.Pool
+    _timeline: Timeline | None = None
+    """What :func:`cgraph.record_memory` has seen of the captures into it."""
+
+    def __new__(cls, *args: Any, **options: Any) -> Self:
+        """Create a pool of the driver in force."""
+        own: Any = _driver.current().mem_pool_class() if cls is MemPool else cls
+        made: Self = super().__new__(own)
+        return made
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        base: int | None = None,
+        *,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+    ) -> None: ...
+
+    @staticmethod
+    def of(source: CUDAGraph | Handle | MemPool) -> MemPool:
+        """The pool of a graph's capture or of a token, such as that of a capture without ``pool``.
+
+        Raises:
+            ForeignError: The pool is torch's own, or it is gone.
+            StateError: The graph has captured nothing.
+        """
+        if isinstance(source, MemPool):
+            return source
+        handle = source if isinstance(source, tuple) else source.pool()
+        found = _driver.current().mem_pool(handle)
+        if found is None:
+            raise ForeignError(
+                f"pool {tuple(handle)} is no cgraph.MemPool: it is torch's own, or it is gone. Capture"
+                " with pool=cgraph.MemPool(), or without a pool"
+            )
+        return found
+
+    @property
+    def limit(self) -> int | None:
+        """The most bytes that its segments may have together."""
+        return self._core.limit
+
+    @property
+    def is_paused(self) -> bool:
+        """Whether its memory is given back."""
+        return self._core.is_paused
+
+    def pause(self, keep: str = "discard") -> None:
+        """Give all memory back to the device and keep the addresses; all graphs stay valid.
+
+        Waits for all work of the device. Until :meth:`resume`, captures into the pool and replays of
+        its graphs raise :class:`~cgraph.errors.StateError`. Nothing can keep other work from tensors
+        that lie in the pool: on a GPU it fails with an illegal address, which ends all work of the
+        process there.
+
+        Args:
+            keep: What becomes of the contents: ``"discard"`` loses them, ``"host"`` keeps them in
+                pinned host memory.
+
+        Raises:
+            StateError: It is paused already.
+            CaptureError: A capture is open on the device.
+            ArgumentError: An unknown ``keep``, or the host has no room for the contents.
+        """
+        self._core.pause(keep)
+
+    def resume(self) -> None:
+        """Map memory at the same addresses again, with what was kept of the contents.
+
+        Raises:
+            ArgumentError: It is not paused.
+            OutOfMemoryError: The device has not enough; it is still paused then.
+        """
+        self._core.resume()
+
+    def trim(self) -> int:
+        """Give segments back that nothing uses and no graph knows; how many bytes that were.
+
+        On CUDA these are segments that torch has released and that had to wait, as for a capture.
+        Waits for the device.
+        """
+        return self._core.trim()
+
+    def stats(self) -> dict[str, int]:
+        """Bytes, by name.
+
+        - ``in_use`` and ``peak``: in segments that torch has, now and at most; on the simulator in
+          blocks.
+        - ``reserved``: in segments; ``mapped``: of them with memory, none while it is paused.
+        - ``leaving``: in segments that torch has released and that go back later.
+        - ``kept``: contents that a pause keeps on the host.
+        - ``addresses``: reserved addresses, which cost nothing.
+        """
+        return dict(self._core.stats())
+
+    def segments(self) -> list[tuple[int, int]]:
+        """Start and bytes of each segment, by address."""
+        return [(address, size) for address, size, _ in self._core.segment_stats()]
+
+    def ranges(self) -> list[tuple[int, int]]:
+        """Start and bytes of each range of addresses that it has reserved."""
+        return self._core.ranges()
+
+    def __repr__(self) -> str:
+        """Say which pool it is, and how much it has."""
+        state = "paused" if self.is_paused else f"{self.stats()['mapped']} bytes"
+        return f"<cgraph.MemPool {self._core.id} of {self._core.device.name}: {state}>"
+
+
+def require_options(limit: object, base: object) -> None:
+    """Raise unless a limit and a base can be."""
+    if limit is not None and not _is_count(limit, 1, 1 << 63):
+        raise ArgumentError(f"limit is {limit!r}, expected None or a number of bytes, at least 1")
+    if base is not None and not (
+        _is_count(base, _GRANULARITY, _END_OF_ADDRESSES) and int(base) % _GRANULARITY == 0  # type: ignore[call-overload]
+    ):
+        raise ArgumentError(
+            f"base is {base!r}, expected None or an address below 2**47 that is a multiple of 2 MiB"
+            f" ({_GRANULARITY})"
+        )
+
+
+def _is_count(value: object, least: int, end: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and least <= value < end
