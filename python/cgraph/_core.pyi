@@ -8,6 +8,7 @@ from typing_extensions import Self, disjoint_base
 __all__ = [
     "Block",
     "Capture",
+    "CaptureMark",
     "Device",
     "Event",
     "Graph",
@@ -24,11 +25,19 @@ __all__ = [
     "begin_exit",
     "end_broken",
     "register_for_all",
+    "settle_pools",
+    "take_refusal",
     "version",
 ]
 
 def begin_exit() -> None:
     """Tell cgraph that the interpreter exits: no object calls the driver any more."""
+
+def settle_pools() -> None:
+    """Gives back what torch has released and what could not go back at once."""
+
+def take_refusal(bytes: int) -> BaseException | None:
+    """The exception for the last segment of so many bytes that this thread was refused."""
 
 def version() -> str:
     """The version of the native half."""
@@ -68,6 +77,8 @@ class Device:
         """Start and size of the allocation that an address lies in; None if nothing is there."""
     def word(self, address: int) -> int | None:
         """The eight bytes at an address, as a number; None if nothing is there."""
+    def mark_capture(self) -> CaptureMark:
+        """Says that others have begun a capture, until the result is dropped."""
     def collect(self) -> int:
         """Drop what only finished work still used; returns how many things wait."""
     def __eq__(self, other: object, /) -> bool: ...
@@ -209,6 +220,8 @@ class Graph:
     @property
     def _template(self) -> Template: ...
     @property
+    def _exec_bytes(self) -> int | None: ...
+    @property
     def _exec_handle(self) -> int | None: ...
     @property
     def _exec_id(self) -> int | None: ...
@@ -271,6 +284,10 @@ class Inputs:
 
         It is the tensor's own where nothing is to be copied, or where torch has just copied.
         """
+
+@final
+class CaptureMark:
+    """A capture that others have begun."""
 
 @final
 class Pool:

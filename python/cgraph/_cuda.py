@@ -21,13 +21,14 @@ from cgraph._cuda_pools import CudaMemPool, PoolHandle
 from cgraph._driver import Captured, Handle, Pool
 from cgraph._footprint import Footprint, Meter, PoolState, is_recording
 from cgraph._labels import Recorder
-from cgraph._source import user_line
 from cgraph.errors import CaptureError, ForeignError
 from cgraph.labels import Label
 from cgraph.mempool import MemPool
 from cgraph.timeline import Action, Event
 
 __all__ = ["Cuda"]
+
+_BLOCK_BYTES = 512
 
 
 class Cuda:
@@ -220,10 +221,10 @@ class Recording:
         return None if error is None else _first_line(error)
 
     def _begin(self, mode: str) -> None:
-        # What the capture uses of them is to be in its own pool, and to be there as long as its graph:
+        # What the capture uses of them is to be in its own pool, and there as long as its graph:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
-        self._meter = Meter(self._handle, self._pool_state, user_line() or "?")
+        self._meter = Meter(self._handle.mem_pool, self._pool_state)
         if is_recording():
             self._history = _torch.History(self._ordinal)
         # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
@@ -270,9 +271,9 @@ class Recording:
             return None
         actions: dict[str, Action] = {"alloc": "alloc", "free_completed": "free"}
         return [
-            Event(actions[entry["action"]], entry["addr"], -(-entry["size"] // 512) * 512, entry["stream"])
-            for entry in self._history.entries()
-            if entry["action"] in actions
+            Event(actions[one["action"]], one["addr"], _rounded(one["size"]), one["stream"])
+            for one in self._history.entries()
+            if one["action"] in actions
         ]
 
     def _current_stream(self) -> _core.Stream:
@@ -417,6 +418,11 @@ def _copied(
 def _quietly(end: Callable[[], None]) -> None:
     with _torch.quiet():
         end()
+
+
+def _rounded(size: int) -> int:
+    """The bytes of torch's block for a request."""
+    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _first_line(error: BaseException) -> str:

@@ -90,15 +90,11 @@ def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHan
         side: A stream that does not capture.
     """
     handle = _handle(pool)
-    if (
-        handle is pool
-        and handle.keeper is None
-        and ordinal != getattr(handle.mem_pool, "ordinal", ordinal)
-    ):
-        # A token that was asked for elsewhere and is used here first: torch gives it memory here.
-        handle.mem_pool = None
     mem_pool = handle.mem_pool
     home = handle.ordinal if mem_pool is None else mem_pool.ordinal
+    if handle is pool and handle.keeper is None and home != ordinal:
+        # A token that was asked for elsewhere and is used here first: torch gives it memory here.
+        handle.mem_pool = mem_pool = home = None
     if home not in (None, ordinal):
         raise ForeignError(
             f"pool {tuple(handle)} is of cuda:{home}, expected one of cuda:{ordinal}, where the"

@@ -6,10 +6,13 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from cgraph._driver import Handle
+from cgraph._source import user_line
 from cgraph.timeline import Event, Timeline
+
+if TYPE_CHECKING:
+    from cgraph.mempool import MemPool
 
 __all__ = ["Footprint", "Meter", "PoolState", "is_recording", "record_memory"]
 
@@ -62,15 +65,14 @@ class Meter:
     """Measures a capture, from its making to :meth:`finish`.
 
     Args:
-        handle: The pool's token.
+        mem_pool: The pool, where it is cgraph's.
         look: Gives the pool's state.
-        where: The line of the capture.
     """
 
-    def __init__(self, handle: Handle, look: Callable[[], PoolState], where: str) -> None:
-        self._handle = handle
+    def __init__(self, mem_pool: MemPool | None, look: Callable[[], PoolState]) -> None:
+        self._mem_pool = mem_pool
         self._look = look
-        self._where = where
+        self._where = user_line() or "?"
         self._before = look()
         self._began = time.perf_counter()
 
@@ -87,11 +89,7 @@ class Meter:
         with_workspaces = self._look().in_use()
         release_workspaces()
         after = self._look()
-        timeline = None
-        if events is not None:
-            title = f"pool {self._handle[0] or self._handle[1]}"
-            marks = ((0, self._where),)
-            timeline = Timeline.of(title, after.segments, events, self._before.blocks, marks)
+        timeline = None if events is None else self._timeline(after, events)
         return Footprint(
             reserved=max(0, after.reserved() - self._before.reserved()),
             held=max(0, after.in_use() - self._before.in_use()),
@@ -99,6 +97,26 @@ class Meter:
             timeline=timeline,
             seconds=seconds,
         )
+
+    def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
+        """The blocks of this capture; the pool's timeline goes on with them."""
+        marks, before = ((0, self._where),), self._before.blocks
+        title = "pool" if self._mem_pool is None else repr(self._mem_pool)
+        timeline = Timeline.of(title, after.segments, events, before, marks)
+        if self._mem_pool is not None:
+            earlier = self._mem_pool._timeline
+            if earlier is not None:
+                # What ended since then is known only from its absence.
+                here = {address for address, _ in before}
+                ended = [
+                    Event("free", span.address, span.bytes)
+                    for span in earlier.spans
+                    if span.end is None and span.address not in here
+                ]
+                between = Timeline.of(title, after.segments, ended)
+                earlier = earlier.joined(between).joined(timeline)
+            self._mem_pool._timeline = earlier or timeline
+        return timeline
 
 
 _recorders = 0

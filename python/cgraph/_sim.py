@@ -16,6 +16,7 @@ import torch
 
 from cgraph import _core, _labels, _torch
 from cgraph._driver import Captured, Handle
+from cgraph._footprint import Meter, is_recording
 from cgraph._liveness import Outside
 from cgraph._sim_pools import SimHandle, SimMemPool
 from cgraph._torch import (
@@ -74,6 +75,9 @@ class Recording:
         self._thread = threading.get_ident()
         self._recorder = Recorder(simulator, handle.mem_pool, generators)
         self._labels = labels
+        self._meter = Meter(handle.mem_pool, handle.mem_pool.state)
+        if is_recording():
+            handle.mem_pool.record()
         _torch.enter_mode(self._recorder)
         if labels is not None:
             # Inside the recorder's mode, so that it sees an operator before it becomes a node.
@@ -112,6 +116,7 @@ class Recording:
                 raise
         self._end_recording()
         template = self._capture.finish()
+        footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded())
         template.retain_pool(self._handle.mem_pool._core)
         return Captured(
             template,
@@ -122,11 +127,13 @@ class Recording:
             feed=self._feed,
             retained=self._handle,
             labels=None if self._labels is None else self._labels.found,
+            footprint=footprint,
         )
 
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
         self._end_recording()
+        self._handle.mem_pool.recorded()
         try:
             self._capture.finish()
         except CaptureError as error:
@@ -138,6 +145,10 @@ class Recording:
             self._labels.stop()
         self._recorder.over = True
         _torch.leave_mode(self._recorder)
+
+
+def _no_workspaces() -> None:
+    """Let go of library workspaces, which the simulator has not."""
 
 
 class Feed:

@@ -12,13 +12,17 @@ import torch
 
 from cgraph import _core, _driver
 from cgraph._driver import Handle, Pool
+from cgraph._footprint import PoolState
 from cgraph.errors import ArgumentError, ForeignError, StateError
 from cgraph.mempool import MemPool, require_options
+from cgraph.timeline import Action, Event
 
 if TYPE_CHECKING:
     from cgraph.sim import Simulator
 
 __all__ = ["Pools", "SimHandle", "SimMemPool"]
+
+_BLOCK_BYTES = 512
 
 
 class SimHandle(tuple[int, int]):
@@ -51,6 +55,8 @@ class SimMemPool(MemPool):
         self._core = _core.Pool(device, sim=sim, limit=limit, base=base)
         self._starts: list[int] = []
         self._segments: list[torch.Tensor] = []
+        self._blocks: dict[int, int] = {}
+        self._events: list[Event] | None = None
         simulator.pools.known[self.id] = self
 
     @property
@@ -65,6 +71,9 @@ class SimMemPool(MemPool):
         last = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
         block = self._core.allocate(stream, (last + 1) * like.element_size())
         block.poison()
+        self._note("alloc", block.address, block.nbytes)
+        end = weakref.finalize(block, self._note, "free", block.address, block.nbytes)
+        end.atexit = False
         return _over(block, like.dtype, 0, tuple(like.shape), like.stride())
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
@@ -83,6 +92,28 @@ class SimMemPool(MemPool):
             tensor.shape,
             tensor.stride(),
         )
+
+    def state(self) -> PoolState:
+        """Its segments and the blocks in use."""
+        return PoolState(self.segments(), list(self._blocks.items()))
+
+    def record(self) -> None:
+        """Record what happens to blocks from here on, until :meth:`recorded`."""
+        self._events = []
+
+    def recorded(self) -> list[Event] | None:
+        """What was recorded; None if nothing was to be."""
+        events, self._events = self._events, None
+        return events
+
+    def _note(self, action: Action, address: int, size: int) -> None:
+        size = -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+        if action == "alloc":
+            self._blocks[address] = size
+        else:
+            del self._blocks[address]
+        if self._events is not None:
+            self._events.append(Event(action, address, size))
 
     def _segment(self, address: int) -> torch.Tensor | None:
         place = bisect.bisect_right(self._starts, address) - 1

@@ -33,9 +33,9 @@ class MemPool:
     the next :class:`cgraph.graph`, or when memory is short.
 
     Args:
-        limit: The most bytes that its segments may have together. A capture or allocation that needs
-            more raises an :class:`~cgraph.errors.OutOfMemoryError` that is also torch's. Default:
-            what the device has.
+        limit: The most bytes that its segments may have together. What needs more raises an
+            :class:`~cgraph.errors.OutOfMemoryError` that is also torch's. Default: what the device
+            has.
         base: Where its addresses are to start, a multiple of 2 MiB. If they are not free there, the
             driver chooses. Default: an address that is the same in every process that makes its
             pools in the same order.
@@ -92,8 +92,8 @@ class MemPool:
         found = _driver.current().mem_pool(handle)
         if found is None:
             raise ForeignError(
-                f"pool {tuple(handle)} is no cgraph.MemPool: it is torch's own, or it is gone. Capture"
-                " with pool=cgraph.MemPool(), or without a pool"
+                f"pool {tuple(handle)} is no cgraph.MemPool: it is torch's own, or it is gone."
+                " Capture with pool=cgraph.MemPool(), or without a pool"
             )
         return found
 
@@ -110,10 +110,10 @@ class MemPool:
     def pause(self, keep: str = "discard") -> None:
         """Give all memory back to the device and keep the addresses; all graphs stay valid.
 
-        Waits for all work of the device. Until :meth:`resume`, captures into the pool and replays of
-        its graphs raise :class:`~cgraph.errors.StateError`. Nothing can keep other work from tensors
-        that lie in the pool: on a GPU it fails with an illegal address, which ends all work of the
-        process there.
+        Waits for all work of the device. Until :meth:`resume`, captures into the pool and replays
+        of its graphs raise :class:`~cgraph.errors.StateError`. Nothing can keep other work from
+        tensors that lie in the pool: on a GPU it fails with an illegal address, which ends all
+        work of the process there.
 
         Args:
             keep: What becomes of the contents: ``"discard"`` loses them, ``"host"`` keeps them in

@@ -21,7 +21,11 @@ from typing import Literal
 
 from cgraph.errors import ArgumentError
 
-__all__ = ["Event", "Segment", "Span", "Timeline"]
+__all__ = ["Action", "Event", "Segment", "Span", "Timeline"]
+
+
+Action = Literal["alloc", "free"]
+"""What can happen to a block."""
 
 
 @dataclass(frozen=True)
@@ -36,7 +40,7 @@ class Event:
         label: Where it comes from, as in ``captured at model.py:33``, or an operator; may be empty.
     """
 
-    action: Literal["alloc", "free"]
+    action: Action
     address: int
     bytes: int
     stream: int = 0

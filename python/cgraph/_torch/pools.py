@@ -74,7 +74,7 @@ def explain_refusals() -> None:
 
     An allocator can only say no, and torch would take the device for full.
     """
-    torch._C._cuda_attach_out_of_memory_observer(_explain_refusal)
+    torch._C._cuda_attach_out_of_memory_observer(_explain_refusal)  # type: ignore[attr-defined]
 
 
 def _explain_refusal(device: int, asked: int, total: int, free: int) -> None:
@@ -89,7 +89,7 @@ def _explain_refusal(device: int, asked: int, total: int, free: int) -> None:
 def _out_of_memory_class() -> type[OutOfMemoryError]:
     """Callers that know torch's class shall catch ours."""
 
-    class OfPool(OutOfMemoryError, torch.OutOfMemoryError):  # type: ignore[misc]
+    class OfPool(OutOfMemoryError, torch.OutOfMemoryError):
         __doc__ = OutOfMemoryError.__doc__
 
     OfPool.__name__ = OfPool.__qualname__ = OutOfMemoryError.__name__
@@ -202,7 +202,7 @@ _routing_checks: list[Callable[[Handle], None]] = []
 
 @functools.cache
 def watch_routing(check: Callable[[Handle], None]) -> None:
-    """Call ``check`` with the pool of each ``torch.cuda.use_mem_pool``; what it raises comes out."""
+    """Call ``check`` with the pool of each ``torch.cuda.use_mem_pool``, before it begins."""
     _install_pool_watch()
     _routing_checks.append(check)
 
