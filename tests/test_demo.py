@@ -13,10 +13,10 @@ import torch
 import cgraph
 from cgraph import demo
 from cgraph.__main__ import main
+from cgraph._text import table
 from cgraph.demo.captured import CapturedStep
 from cgraph.demo.check import CheckError, Comparison, require_fall
 from cgraph.demo.generate import generate
-from cgraph.demo.measure import table
 from cgraph.demo.model import Decoder, Size
 from cgraph.demo.text import Text
 from cgraph.demo.train import Trainer, train

@@ -11,8 +11,12 @@ import pytest
 
 MODULES = [
     "cgraph",
-    "cgraph._timeline_page",
+    "cgraph._rollback",
+    "cgraph._text",
+    "cgraph.dryrun",
     "cgraph.graphs",
+    "cgraph.ledger",
+    "cgraph.mempool",
     "cgraph.patch",
     "cgraph.picture",
     "cgraph.sim",

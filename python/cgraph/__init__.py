@@ -16,10 +16,12 @@ import atexit as _atexit
 from cgraph import errors, hooks, labels, sim
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
+from cgraph._footprint import record_memory
 from cgraph.callables import make_graphed_callables
 from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all
 from cgraph.data import export_dot, export_graph_data, graph_data
+from cgraph.dryrun import dry_run
 from cgraph.errors import CgraphError
 from cgraph.graphs import graph, graph_pool_handle, is_current_stream_capturing
 from cgraph.hooks import (
@@ -31,6 +33,7 @@ from cgraph.hooks import (
     register_graph_replay_start_hook,
 )
 from cgraph.labels import annotate
+from cgraph.ledger import memory
 from cgraph.mempool import MemPool
 from cgraph.patch import patch_torch
 
@@ -39,6 +42,7 @@ __all__ = [
     "CgraphError",
     "MemPool",
     "annotate",
+    "dry_run",
     "errors",
     "export_dot",
     "export_graph_data",
@@ -49,7 +53,9 @@ __all__ = [
     "is_current_stream_capturing",
     "labels",
     "make_graphed_callables",
+    "memory",
     "patch_torch",
+    "record_memory",
     "register_graph_capture_end_hook",
     "register_graph_capture_start_hook",
     "register_graph_destroy_hook",

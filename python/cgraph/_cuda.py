@@ -9,6 +9,7 @@ state, and is needed only where the capture drew numbers. Where torch keeps that
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import Any
@@ -16,7 +17,6 @@ from typing import Any
 import torch
 
 from cgraph import _core, _cuda_pools, _liveness, _random, _torch
-from cgraph._blocks import addressed
 from cgraph._cuda_pools import CudaMemPool, PoolHandle
 from cgraph._driver import Captured, Handle, Pool
 from cgraph._footprint import Footprint, Meter, PoolState, is_recording
@@ -88,6 +88,14 @@ class Cuda:
     def mem_pool(self, handle: Handle) -> MemPool | None:
         """The living pool of a token, if its segments are cgraph's."""
         return _cuda_pools.known(handle)
+
+    def mem_pools(self) -> list[Handle]:
+        """The tokens of the living pools of cgraph."""
+        return _cuda_pools.all_known()
+
+    def pool_state(self, handle: Handle) -> PoolState:
+        """The segments and the blocks in use of any living pool."""
+        return _cuda_pools.state(handle)
 
     def new_stream(self) -> torch.cuda.Stream:
         """A stream of the current device."""
@@ -224,7 +232,8 @@ class Recording:
         # What the capture uses of them is to be in its own pool, and there as long as its graph:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
-        self._meter = Meter(self._handle.mem_pool, self._pool_state)
+        state = functools.partial(_cuda_pools.state, self._handle)
+        self._meter = Meter(self._handle.mem_pool, state)
         if is_recording():
             self._history = _torch.History(self._ordinal)
         # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
@@ -254,16 +263,6 @@ class Recording:
         """Go on with what had to wait for the end of the capture."""
         self._mark = None
         _core.settle_pools()
-
-    def _pool_state(self) -> PoolState:
-        segments = _torch.pool_segments(self._handle)
-        blocks = [
-            (start, size)
-            for segment in segments
-            for start, size, state in addressed(segment)
-            if state.startswith("active")
-        ]
-        return PoolState([(one["address"], one["total_size"]) for one in segments], blocks)
 
     def _events(self) -> list[Event] | None:
         """What happened to the pool since the begin, if that was recorded."""

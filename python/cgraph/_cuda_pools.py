@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import warnings
 import weakref
+from typing import Any
 
 import torch
 
 from cgraph import _core, _torch
+from cgraph._blocks import addressed
 from cgraph._driver import Handle, Pool
+from cgraph._footprint import PoolState
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, ForeignError, StateError
 from cgraph.mempool import MemPool, require_options
 
-__all__ = ["CudaMemPool", "PoolHandle", "known", "new_handle", "resolve"]
+__all__ = ["CudaMemPool", "PoolHandle", "all_known", "known", "new_handle", "resolve", "state"]
 
 # Addresses that the pool of one capture reserves at once. There may be thousands of captures, and a
 # process has no more than 128 TiB of addresses.
@@ -48,6 +51,14 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         torch.cuda.MemPool.__init__(self, allocator, use_on_oom, no_split)
         _known[self.id] = self
 
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+        """The pool's segments and blocks as torch's allocator knows them.
+
+        Args:
+            include_traces: Without meaning: what ``torch.cuda.MemPool`` returns has none.
+        """
+        return _torch.pool_segments(self.id)
+
 
 class PoolHandle(tuple[int, int]):
     """A token that keeps its pool alive, so that it can be captured into again and again.
@@ -66,6 +77,23 @@ class PoolHandle(tuple[int, int]):
 def known(handle: Handle) -> CudaMemPool | None:
     """The living pool of a token, if its segments are cgraph's."""
     return _known.get((handle[0], handle[1]))
+
+
+def all_known() -> list[Handle]:
+    """The tokens of the living pools whose segments are cgraph's."""
+    return [(handle[0], handle[1]) for handle in _known]
+
+
+def state(handle: Handle) -> PoolState:
+    """The segments of a pool and its blocks in use, as torch's allocator knows them."""
+    segments = _torch.pool_segments(handle)
+    blocks = [
+        (start, size)
+        for segment in segments
+        for start, size, state in addressed(segment)
+        if state.startswith("active")
+    ]
+    return PoolState([(one["address"], one["total_size"]) for one in segments], blocks)
 
 
 def new_handle() -> PoolHandle:

@@ -12,7 +12,7 @@ from cgraph.errors import ArgumentError
 from cgraph.labels import Label
 
 if TYPE_CHECKING:
-    from cgraph._footprint import Footprint
+    from cgraph._footprint import Footprint, PoolState
     from cgraph._labels import Recorder
     from cgraph.mempool import MemPool
 
@@ -132,6 +132,12 @@ class Driver(Protocol):
 
     def mem_pool(self, handle: Handle) -> MemPool | None:
         """The living pool of a token, if it is one of cgraph's."""
+
+    def mem_pools(self) -> list[Handle]:
+        """The tokens of the living pools of cgraph."""
+
+    def pool_state(self, handle: Handle) -> PoolState:
+        """The segments and the blocks in use of any living pool."""
 
     def new_stream(self) -> Any:
         """A stream to capture on."""

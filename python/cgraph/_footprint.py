@@ -46,6 +46,7 @@ class Footprint:
         held: Bytes of the blocks that it allocated and that were in use at its end.
         workspace: Bytes of library workspaces that it took from the pool and gave back at its end.
         timeline: Its blocks in order, where :func:`record_memory` was on.
+        where: The line that began it.
         seconds: From its begin to its end.
     """
 
@@ -53,6 +54,7 @@ class Footprint:
     held: int
     workspace: int
     timeline: Timeline | None
+    where: str
     seconds: float
 
     @property
@@ -95,6 +97,7 @@ class Meter:
             held=max(0, after.in_use() - self._before.in_use()),
             workspace=with_workspaces - after.in_use(),
             timeline=timeline,
+            where=self._where,
             seconds=seconds,
         )
 

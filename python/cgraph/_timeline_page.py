@@ -6,10 +6,11 @@ from collections import Counter
 from typing import NamedTuple
 
 from cgraph._shapes import Box, Dot, Line, Page, Shape, Text
+from cgraph._text import in_units
 from cgraph.picture import plural
 from cgraph.timeline import Segment, Span, Timeline
 
-__all__ = ["in_units", "page"]
+__all__ = ["page"]
 
 # Neighbours take turns in the shades of their kind, so that thin boxes can be told apart.
 _SHADES = {
@@ -65,22 +66,6 @@ def page(timeline: Timeline) -> Page:
     return Page(
         _LEFT + width + _RIGHT, chart + _CHART + _FOOT, f"{timeline.title}: {numbers}", shapes
     )
-
-
-def in_units(count: int) -> str:
-    """Bytes as a person reads them.
-
-    >>> in_units(512), in_units(35_232_154), in_units(3 << 30)
-    ('512 B', '33.6 MiB', '3.0 GiB')
-    """
-    if count < 1024:
-        return f"{count} B"
-    value = float(count)
-    for unit in ("KiB", "MiB", "GiB"):
-        value /= 1024
-        if value < 1023.95:
-            return f"{value:.1f} {unit}"
-    return f"{value / 1024:.1f} TiB"
 
 
 def _kind(span: Span) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 import weakref
 from collections.abc import Callable, Sequence
@@ -10,19 +11,31 @@ from typing import Any
 
 from typing_extensions import Self
 
-from cgraph import _core, _driver, data
+from cgraph import _core, _driver, data, ledger
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CgraphError, StateError, add_note
 from cgraph.labels import Label
+from cgraph.ledger import GraphMemory
 
-__all__ = ["CUDAGraph", "end_all", "require_mode"]
+__all__ = ["CUDAGraph", "end_all", "living", "require_mode"]
 
 Hook = Callable[["CUDAGraph"], object]
 
 # The graphs whose destroy callbacks run at the interpreter's exit at the latest.
 _alive: weakref.WeakValueDictionary[int, CUDAGraph] = weakref.WeakValueDictionary()
+
+
+_numbers = itertools.count(1)
+
+
+def living(driver: _driver.Driver) -> list[CUDAGraph]:
+    """The graphs of a driver that hold something captured, in the order of their captures."""
+    graphs = [graph for graph in list(_alive.values()) if graph._captured is not None]
+    return sorted(
+        (graph for graph in graphs if graph._driver is driver), key=lambda graph: graph._number
+    )
 
 
 def end_all() -> None:
@@ -48,6 +61,12 @@ class CUDAGraph(_core.Graph):
     _captured: Captured | None
     _generators: list[Any]
     _ended: bool
+    _driver: _driver.Driver
+    """The driver of the last capture."""
+    _number: int
+    """In the order of captures."""
+    _nodes: int
+    """How many nodes the capture recorded."""
     _labels: dict[int, Label]
     """Where the template's nodes come from, by raw node."""
     _recorder: Recorder | None
@@ -98,7 +117,8 @@ class CUDAGraph(_core.Graph):
         """
         self._require_empty()
         require_mode(capture_error_mode)
-        self._recording = _driver.current().begin(
+        self._driver = _driver.current()
+        self._recording = self._driver.begin(
             pool=pool,
             mode=capture_error_mode,
             check_liveness=check_input_liveness,
@@ -144,7 +164,7 @@ class CUDAGraph(_core.Graph):
         captured = recording.finish()
         template, captured.template = captured.template, None
         assert template is not None
-        empty = template.node_count() == 0
+        nodes = template.node_count()
         self._adopt(
             template,
             current=captured.current,
@@ -157,10 +177,11 @@ class CUDAGraph(_core.Graph):
             retained=captured.retained,
         )
         self._captured = captured
+        self._nodes, self._number = nodes, next(_numbers)
         self._labels = captured.labels
         self._ended = True
         _alive[id(self)] = self
-        if empty:
+        if nodes == 0:
             warnings.warn(
                 "the captured graph is empty: nothing was enqueued on the capturing stream. Tensors"
                 " of another device, or another current stream, are the usual cause.",
@@ -207,6 +228,14 @@ class CUDAGraph(_core.Graph):
                 self._clear()
                 if captured is not None:
                     _release(captured)
+
+    def memory(self) -> GraphMemory:
+        """What the graph takes of the device's and the host's memory; see :mod:`cgraph.ledger`."""
+        return ledger.of_graph(self)
+
+    @property
+    def _name(self) -> str:
+        return f"graph {self._number}"
 
     def pool(self) -> Handle:
         """The token of the memory pool, for other captures that are to share it."""

@@ -66,7 +66,7 @@ class MemPool:
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Create a pool of the driver in force."""
         own: Any = _driver.current().mem_pool_class() if cls is MemPool else cls
-        made: Self = super().__new__(own)
+        made: Self = super(MemPool, own).__new__(own)
         return made
 
     def __init__(

@@ -28,6 +28,7 @@ from cgraph._driver import Handle, Pool
 from cgraph.errors import ArgumentError, CaptureError, ForeignError
 
 if TYPE_CHECKING:
+    from cgraph._footprint import PoolState
     from cgraph._labels import Recorder
     from cgraph.mempool import MemPool
 
@@ -140,6 +141,14 @@ class Simulator:
     def mem_pool(self, handle: Handle) -> MemPool | None:
         """The living pool of a token."""
         return self.pools.known.get((handle[0], handle[1]))
+
+    def mem_pools(self) -> list[Handle]:
+        """The tokens of the living pools."""
+        return list(self.pools.known)
+
+    def pool_state(self, handle: Handle) -> PoolState:
+        """The segments and the blocks in use of a living pool."""
+        return self.pools.known[handle[0], handle[1]].state()
 
     def new_stream(self) -> _core.Stream:
         """A new stream of the device."""

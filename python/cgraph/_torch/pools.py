@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import inspect
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -114,10 +116,38 @@ def _snapshots_have_a_choice() -> bool:
     return "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
 
 
+@functools.cache
+def _stolen_references() -> tuple[int, ...]:
+    """How many references a snapshot of one pool takes from each item of its argument.
+
+    torch 2.11 treats items that it borrows as its own: after some thousand snapshots numbers are
+    freed that are in use, and the process crashes.
+    """
+    key = _snapshot_key((1 << 40, 1 << 41))
+    for item in key:
+        _give_references(item, 2)
+    before = [sys.getrefcount(item) for item in key]
+    torch._C._cuda_memorySnapshot(key)  # type: ignore[arg-type]
+    after = [sys.getrefcount(item) for item in key]
+    return tuple(one - other for one, other in zip(before, after, strict=True))
+
+
+def _give_references(item: object, count: int) -> None:
+    for _ in range(count):
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(item))
+
+
+def _snapshot_key(handle: Handle) -> tuple[int, ...]:
+    return (handle[0], handle[1], False) if _snapshots_have_a_choice() else (handle[0], handle[1])
+
+
 def pool_segments(handle: Handle) -> list[dict[str, Any]]:
     """The segments of a pool as torch's allocator knows them, with their blocks."""
-    key: Any = (handle[0], handle[1], False) if _snapshots_have_a_choice() else tuple(handle)
-    segments: list[dict[str, Any]] = torch._C._cuda_memorySnapshot(key)["segments"]
+    key = _snapshot_key(handle)
+    for item, count in zip(key, _stolen_references(), strict=True):
+        _give_references(item, count)
+    snapshot: dict[str, Any] = torch._C._cuda_memorySnapshot(key)  # type: ignore[arg-type]
+    segments: list[dict[str, Any]] = snapshot["segments"]
     return [one for one in segments if tuple(one["segment_pool_id"]) == tuple(handle)]
 
 

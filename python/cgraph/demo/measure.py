@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-__all__ = ["Times", "measure", "mebibytes", "table"]
+__all__ = ["Times", "measure"]
 
 
 class Times:
@@ -52,23 +52,3 @@ def measure(
         Times(statistics.median(wall), statistics.median(host))
         for wall, host in zip(walls, hosts, strict=True)
     ]
-
-
-def mebibytes(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 2**20:.1f} MiB"
-
-
-def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: words to the left, cells that begin with a digit or a dash to the right."""
-    widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
-
-    def line(row: Sequence[str]) -> str:
-        cells = []
-        for place, (cell, width) in enumerate(zip(row, widths, strict=True)):
-            numeric = all(other[place][:1] in "0123456789-" for other in rows)
-            cells.append(cell.rjust(width) if numeric else cell.ljust(width))
-        return "  ".join(cells).rstrip()
-
-    rule = "  ".join("─" * width for width in widths)
-    return "\n".join([line(head), rule, *map(line, rows)])

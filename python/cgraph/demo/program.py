@@ -12,10 +12,11 @@ from torch import Tensor
 
 import cgraph
 from cgraph import picture
+from cgraph._text import in_units, table
 from cgraph.demo.captured import CapturedStep
 from cgraph.demo.check import Comparison, require_fall
 from cgraph.demo.generate import generate
-from cgraph.demo.measure import measure, mebibytes, table
+from cgraph.demo.measure import measure
 from cgraph.demo.model import Decoder, Size
 from cgraph.demo.text import Text
 from cgraph.demo.train import Trainer, train
@@ -118,7 +119,7 @@ def run(plan: Plan, device: torch.device, out: Path) -> None:
     else:
         head = ["step", "nodes", "pool bytes", "equal to eager"]
         rows = [
-            [name, str(step.nodes()), mebibytes(step.pool_bytes()), comparison.verdict()]
+            [name, str(step.nodes()), in_units(step.pool_bytes()), comparison.verdict()]
             for name, step, comparison in (
                 ("train", training, losses),
                 ("decode", writing, scores),
@@ -158,8 +159,8 @@ def _speed(
         times = [("eager", eager), ("torch.cuda.graph", their_times), ("cgraph", our_times)]
         costs = [
             ["-", "-", "-", "-"],
-            ["-", mebibytes(theirs.pool_bytes()), mebibytes(theirs.exec_bytes), "-"],
-            [str(ours.nodes()), mebibytes(ours.pool_bytes()), mebibytes(ours.exec_bytes), verdict],
+            ["-", in_units(theirs.pool_bytes()), in_units(theirs.exec_bytes), "-"],
+            [str(ours.nodes()), in_units(ours.pool_bytes()), in_units(ours.exec_bytes), verdict],
         ]
         for (how, took), cost in zip(times, costs, strict=True):
             rows.append([name, how, f"{took.wall:.1f}", f"{took.host:.1f}", *cost])

@@ -1,0 +1,164 @@
+"""``dry_run``: what a graph of a function would take, with nothing left behind.
+
+>>> import torch, cgraph
+>>> with cgraph.sim.use():
+...     x = torch.ones(1000)
+...     found = cgraph.dry_run(lambda x: x.add_(1) * 2, x)
+...     print(found.memory.nodes, "nodes,", found.memory.peak, "bytes at the peak, x is", x[0])
+2 nodes, 4096 bytes at the peak, x is tensor(1.)
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any, TextIO
+
+import torch
+
+from cgraph import _driver
+from cgraph._footprint import record_memory
+from cgraph._rollback import Rollback
+from cgraph._text import in_units
+from cgraph._torch import tree_iter
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import ArgumentError, CaptureError
+from cgraph.graphs import graph
+from cgraph.ledger import GraphMemory
+
+__all__ = ["DryRun", "dry_run"]
+
+
+@dataclass(frozen=True)
+class DryRun:
+    """What :func:`dry_run` has found.
+
+    Attributes:
+        memory: The bytes of the graph, and the seconds of its capture. ``memory.exec`` is in steps
+            of 2 MiB: a small graph often finds room in what CUDA has taken for others.
+        warmup_seconds: Of all warm-up calls.
+        instantiate_seconds: Of the instantiation.
+    """
+
+    memory: GraphMemory
+    warmup_seconds: float
+    instantiate_seconds: float
+
+    @property
+    def device(self) -> int:
+        """Bytes of the device that the graph would take: of its pool, and for its exec."""
+        return self.memory.reserved + self.memory.exec
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers by name."""
+        seconds = {
+            "warmup_seconds": self.warmup_seconds,
+            "instantiate_seconds": self.instantiate_seconds,
+        }
+        return {**self.memory.as_dict(), **seconds, "device": self.device}
+
+    def __str__(self) -> str:
+        """Say it in two lines."""
+        memory, peak = self.memory, self.memory.peak or 0
+        return (
+            f"{in_units(self.device)} of the device: {in_units(memory.reserved)} in its pool (peak"
+            f" {in_units(peak)}, held {in_units(memory.held)}, workspaces"
+            f" {in_units(memory.workspace)}) and {in_units(memory.exec)} for its exec;"
+            f" {memory.nodes} nodes\n"
+            f"capture {memory.seconds * 1e3:.1f} ms, instantiate"
+            f" {self.instantiate_seconds * 1e3:.1f} ms, warm-up {self.warmup_seconds * 1e3:.1f} ms"
+        )
+
+    def show(self, file: TextIO | None = None) -> None:
+        """Print it, to standard output unless a file is given."""
+        print(self, file=file or sys.stdout)
+
+    def plot(self, path: str | PathLike[str]) -> None:
+        """Draw the blocks of the capture in their order; see :meth:`cgraph.ledger.Memory.plot`."""
+        self.memory.plot(path)
+
+
+def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwargs: Any) -> DryRun:
+    """Call a function, capture and instantiate it, and put everything back as it was.
+
+    Tensors that operators have written, gradients, random states and the device's memory are as
+    before, also if the function raises. What it does to Python's own objects stays, and so do the
+    entries that an optimiser makes at its first step; an operator that Python's dispatcher does not
+    see is not undone. torch's cache of unused memory is emptied.
+
+    Args:
+        function: What is to be captured.
+        *args: Its arguments; of modules and tensors among them the gradients are put back.
+        warmup: How often it is called before the capture. None is enough only where all that it
+            needs was loaded before.
+        **kwargs: Its keyword arguments.
+
+    Returns:
+        Bytes and seconds.
+
+    Raises:
+        ArgumentError: ``warmup`` is no count.
+        CaptureError: A capture is open, or the function cannot be captured.
+    """
+    if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
+        raise ArgumentError(f"warmup is {warmup!r}, expected a number of calls, at least 0")
+    driver = _driver.current()
+    if driver.is_capturing():
+        raise CaptureError("dry_run() inside a capture: end the capture before")
+    captured = CUDAGraph(keep_graph=True)
+    rollback = Rollback(
+        leaves=_tensors_of((function, args, kwargs)), is_capturing=driver.is_capturing
+    )
+    try:
+        with rollback, record_memory():
+            warm = time.perf_counter()
+            with driver.stream(driver.new_stream()):
+                for _ in range(warmup):
+                    function(*args, **kwargs)
+                driver.synchronize()
+            warm = time.perf_counter() - warm
+            with graph(captured):
+                # Alive until the end of the capture: what a caller would keep counts as held.
+                result = function(*args, **kwargs)
+        began = time.perf_counter()
+        captured.instantiate()
+        instantiated = time.perf_counter() - began
+        return DryRun(captured.memory(), warm, instantiated)
+    finally:
+        result = None  # noqa: F841 (its memory goes with the pool)
+        captured.reset()
+        rollback.undo()
+        del rollback
+        driver.empty_cache()
+
+
+def _tensors_of(objects: object) -> Iterator[torch.Tensor]:
+    """Tensors and the parameters of modules in nested containers and closures."""
+    for leaf in tree_iter(objects):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, torch.nn.Module):
+            yield from leaf.parameters()
+        elif isinstance(leaf, torch.optim.Optimizer):
+            yield from _tensors_of([group["params"] for group in leaf.param_groups])
+        elif callable(leaf):
+            yield from _tensors_of(_enclosed(leaf))
+
+
+def _enclosed(function: Any) -> list[object]:
+    """What a function has of its surroundings: its object and the variables that it closes over."""
+    function = getattr(function, "func", function)  # functools.partial
+    cells = getattr(function, "__closure__", None) or ()
+    found = [getattr(function, "__self__", None)]
+    for cell in cells:
+        try:
+            found.append(cell.cell_contents)
+        except ValueError:  # not assigned yet
+            continue
+    return [one for one in found if isinstance(one, _WITH_LEAVES)]
+
+
+_WITH_LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, list, tuple, dict)
