@@ -52,7 +52,7 @@ class Cuda:
     ) -> Recording:
         """Begin a capture on torch's current stream."""
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
-        ordinal = torch.cuda.current_device() if torch.cuda.is_available() else 0
+        ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
         device = _core.Device.cuda(ordinal)
         stream = torch.cuda.current_stream()
         if stream == torch.cuda.default_stream():
@@ -136,7 +136,7 @@ class Cuda:
         return self._side_streams[ordinal][1]
 
     def _require_gpu(self) -> None:
-        if not torch.cuda.is_available():
+        if not _torch.has_gpu():
             _core.Device.cuda(0)
 
 
@@ -222,7 +222,7 @@ class Recording:
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
         try:
-            with torch.cuda.stream(self._stream):
+            with _torch.on_stream(self._stream):
                 error = self._end()
         finally:
             self._close()
@@ -239,7 +239,7 @@ class Recording:
         # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
         self._mark: _core.CaptureMark | None = self._device.mark_capture()
         if self._companion is not None:
-            with torch.cuda.stream(self._side):
+            with _torch.on_stream(self._side):
                 self._companion.capture_begin(None, "relaxed")
         try:
             self._host.capture_begin(tuple(self._handle), mode)
@@ -317,7 +317,7 @@ class Recording:
 
     def _end_companion(self) -> None:
         if self._companion is not None:
-            with torch.cuda.stream(self._side):
+            with _torch.on_stream(self._side):
                 _quietly(self._companion.capture_end)
 
     def _captured(self) -> Captured:

@@ -38,7 +38,7 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         range_bytes: int | None = None,
     ) -> None:
         require_options(limit, base)
-        if not torch.cuda.is_available():
+        if not _torch.has_gpu():
             _core.Device.cuda(0)
         torch.cuda.init()
         self.ordinal = torch.cuda.current_device()

