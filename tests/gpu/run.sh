@@ -21,5 +21,6 @@ python3 -m pytest -q -p no:cacheprovider tests || status=1
 python3 benches/replay.py --markdown "$results" || status=1
 python3 benches/random_replay.py --markdown "$results" || status=1
 python3 benches/callables.py --markdown "$results" || status=1
+python3 benches/pools.py --markdown "$results" || status=1
 python3 benches/import_time.py --markdown "$results" || status=1
 exit $status

@@ -117,7 +117,7 @@ def draws_from_companion() -> bool:
 
 
 def has_gpu() -> bool:
-    """Whether torch finds a GPU. It asks the system anew each time: once it has one, it keeps it."""
+    """Whether torch finds a GPU. torch asks the system at each call; one that was there stays."""
     global _has_gpu
     _has_gpu = _has_gpu or torch.cuda.is_available()
     return _has_gpu

@@ -1,0 +1,111 @@
+"""P8 and P9: what capturing a ladder of batch sizes takes, and what a pause of a pool costs.
+
+P8: capture and instantiation of a 16-layer decode model at 51 batch sizes into one pool, beside
+torch, in turns; the ledger beside what the device says. P9: pausing and resuming pools of several
+sizes and segments; the first pause finds each segment mapped by itself, later ones neighbours
+together.
+
+    python benches/python/pools.py [--markdown results.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import statistics
+import time
+from pathlib import Path
+
+import torch
+from decode import SIZES, Decode
+from torch import Tensor
+
+import cgraph
+from common import publish
+
+MIB = 1 << 20
+PAUSES = 20
+
+
+def free() -> int:
+    """Bytes of the device that nobody uses."""
+    torch.cuda.synchronize()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def ladder(model: Decode, ours: bool) -> list[float]:
+    """Milliseconds of all captures; MiB taken, by the ledger, and the difference."""
+    tokens = torch.randint(0, 32_000, (max(SIZES),), device="cuda")
+    place = torch.tensor([3], device="cuda")
+    api = cgraph if ours else torch.cuda
+    pool = api.graph_pool_handle()
+    graphs: list[tuple[int, object, Tensor]] = []
+    before, seconds = free(), 0.0
+    for size in reversed(SIZES):
+        graph = api.CUDAGraph()
+        start = time.perf_counter()
+        with api.graph(graph, pool=pool):
+            out = model(tokens[:size], place)
+        seconds += time.perf_counter() - start
+        graphs.append((size, graph, out))
+    for size, graph, out in graphs:
+        graph.replay()
+        torch.testing.assert_close(out, model(tokens[:size], place), rtol=0, atol=0)
+    taken = (before - free()) / MIB
+    ledger = cgraph.memory().device / MIB if ours else float("nan")
+    return [seconds * 1e3, taken, ledger, ledger - taken]
+
+
+def pauses(segments: list[int]) -> list[float]:
+    """Milliseconds of the first pause and resume, and of later ones, without and with contents."""
+    pool = cgraph.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        kept = [torch.randn(size // 4, device="cuda") for size in segments]
+
+    def cycle(keep: str) -> float:
+        torch.cuda.synchronize()
+        start = time.perf_counter()
+        pool.pause(keep)
+        pool.resume()
+        return (time.perf_counter() - start) * 1e3
+
+    first = cycle("discard")
+    later = statistics.median(cycle("discard") for _ in range(PAUSES))
+    host = statistics.median(cycle("host") for _ in range(3))
+    del kept
+    return [first, later, host]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--markdown", type=Path, help="append the tables to this file")
+    options = parser.parse_args()
+    rows = []
+    for name, segments in {
+        "134 MiB in 1 segment": [134 * MIB],
+        "140 MiB in 7": [20 * MIB] * 7,
+        "1 GiB in 1": [1024 * MIB],
+        "1 GiB in 51": [20 * MIB] * 51,
+        "8 GiB in 8": [1024 * MIB] * 8,
+    }.items():
+        limit = sum(segments) / (1 << 30) + 0.3
+        rows.append([name, f"{limit:.2f}", *(f"{ms:.2f}" for ms in pauses(segments))])
+    head = ["pool", "target, ms", "first pause + resume", "later", "contents on the host"]
+    publish("P9: pause and resume of a pool", head, rows, options.markdown)
+    with torch.no_grad():
+        model = Decode().cuda().bfloat16().eval()
+        model(torch.zeros(512, dtype=torch.long, device="cuda"), torch.tensor([3], device="cuda"))
+        for ours in (False, True):
+            ladder(model, ours)
+        rows = [
+            [name, *(f"{value:.1f}" for value in ladder(model, ours))]
+            for name, ours in [("torch", False), ("cgraph", True)] * 3
+        ]
+    head = ["", "capture + instantiate, ms", "device MiB", "by the ledger", "difference"]
+    publish("P8: a decode model at 51 batch sizes in one pool", head, rows, options.markdown)
+
+
+if __name__ == "__main__":
+    main()

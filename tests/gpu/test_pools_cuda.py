@@ -1,0 +1,340 @@
+"""Pools on a GPU: torch's allocator, the device's memory, and what must be left behind: nothing."""
+
+from __future__ import annotations
+
+import gc
+import random
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+import cgraph
+from cgraph import _core
+from cgraph.demo.model import Decoder, Size, Transformer
+from cgraph.errors import CgraphError, OutOfMemoryError, StateError
+from lab import CudaLab, fresh
+
+pytestmark = pytest.mark.gpu
+lab = CudaLab()
+MIB = 1 << 20
+
+
+@pytest.fixture(autouse=True)
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
+
+
+def free() -> int:
+    """Bytes of the device that nobody uses, after all that is unused has gone back."""
+    gc.collect()
+    torch.cuda.synchronize()
+    _core.Device.cuda(0).collect()
+    gc.collect()
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info()[0]
+
+
+def resident() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+
+def product(matrix: Tensor) -> Tensor:
+    """Work that takes a library's workspace."""
+    return (matrix @ matrix).relu() + matrix
+
+
+def warm(matrix: Tensor) -> None:
+    """Let libraries load, and their eager workspace come."""
+    product(matrix)
+    torch.cuda.synchronize()
+
+
+def test_pausing_ten_graphs_of_a_model_frees_its_pool_and_they_are_right_afterwards() -> None:
+    model = Transformer(Size(layers=6, heads=4, width=256, context=128, batch=1), 96).cuda().eval()
+    decoders = [Decoder(model) for _ in range(10)]
+    prompts = [torch.randint(0, 96, (9,), device="cuda") for _ in decoders]
+    eager = Decoder(model)
+    eager.step()
+    pool, graphs = cgraph.MemPool(), []
+    for decoder in decoders:
+        decoder.begin(prompts[0])
+        graph = cgraph.CUDAGraph()
+        with cgraph.graph(graph, pool=pool):
+            decoder.step()
+        graphs.append(graph)
+    bytes_of_pool, before = pool.stats()["mapped"], free()
+    assert bytes_of_pool > 0
+    pool.pause()
+    assert free() - before >= 0.95 * bytes_of_pool
+    pool.resume()
+    for decoder, graph, prompt in zip(decoders, graphs, prompts, strict=True):
+        decoder.begin(prompt)
+        eager.begin(prompt)
+        for tensor in (*decoder.state()[4:], *eager.state()[4:]):
+            tensor.zero_()
+        for _ in range(8):  # the places of the prompt: what follows is drawn
+            graph.replay()
+            eager.step()
+            torch.testing.assert_close(decoder.scores, eager.scores, rtol=0, atol=0)
+
+
+def test_the_ledger_agrees_with_the_device_for_51_batch_sizes() -> None:
+    size = Size(layers=8, heads=8, width=512, context=16, batch=1)
+    model = Transformer(size, 96).cuda().eval()
+    pieces = torch.randint(0, 96, (51, 16), device="cuda")
+    with torch.no_grad():
+        for batch in (51, 1):
+            model(pieces[:batch])
+        gc.collect()
+        before, pool, kept = free(), cgraph.graph_pool_handle(), []
+        for batch in range(51, 0, -1):
+            graph = cgraph.CUDAGraph(keep_graph=batch % 2 == 0)
+            with cgraph.graph(graph, pool=pool):
+                out = model(pieces[:batch])
+            graph.replay()
+            kept.append((graph, batch, out))
+        for graph, batch, out in kept:
+            graph.replay()
+            torch.testing.assert_close(out, model(pieces[:batch]), rtol=0, atol=0)
+    del out
+    taken = before - free()
+    ledger = cgraph.memory()
+    assert len(ledger.graphs) == 51
+    assert abs(ledger.device - taken) <= max(0.02 * taken, 4 * MIB), f"{ledger}\n{taken}"
+    assert all(one.nodes > 50 and len(one.shares_with) == 50 for one in ledger.graphs)
+
+
+def test_a_dry_run_leaves_the_device_as_it_was() -> None:
+    model = Transformer(Size(layers=4, heads=4, width=256, context=64, batch=2), 96).cuda()
+    pieces, following = (torch.randint(0, 96, (2, 64), device="cuda") for _ in range(2))
+    optimiser = torch.optim.Adam(model.parameters(), capturable=True)
+
+    def step() -> Tensor:
+        optimiser.zero_grad(set_to_none=True)
+        loss = model.loss(pieces, following)
+        loss.backward()
+        optimiser.step()
+        return loss.detach()
+
+    cgraph.dry_run(step)  # what libraries load stays loaded
+    parameters = [parameter.detach().clone() for parameter in model.parameters()]
+    state, before = torch.cuda.get_rng_state(), free()
+    found = cgraph.dry_run(step)
+    assert abs(before - free()) <= 2 * MIB
+    assert torch.equal(torch.cuda.get_rng_state(), state)
+    for one, other in zip(model.parameters(), parameters, strict=True):
+        assert torch.equal(one, other) and one.grad is None
+    graph = cgraph.CUDAGraph()
+    for _ in range(2):
+        step()
+    with cgraph.graph(graph):
+        loss = step()
+    assert found.memory.nodes == graph.memory().nodes
+    assert found.memory.reserved == graph.memory().reserved
+    del loss
+
+
+def test_random_cycles_of_capture_share_fail_pause_resume_and_destroy_leave_nothing() -> None:
+    dice = random.Random(20)
+    matrix = fresh(lab, 256, 256)
+    warm(matrix)
+
+    class Failure(Exception): ...
+
+    def run(cycles: int) -> None:
+        pools: list[cgraph.MemPool] = []
+        graphs: list[tuple[cgraph.CUDAGraph, Tensor]] = []
+        for _ in range(cycles):
+            what = dice.choice(
+                ["capture", "capture", "share", "fail", "pause", "replay", "destroy"]
+            )
+            if what in ("capture", "share", "fail"):
+                pool = dice.choice(pools) if pools and what != "capture" else cgraph.MemPool()
+                graph = cgraph.CUDAGraph(keep_graph=dice.random() < 0.3)
+                try:
+                    with cgraph.graph(graph, pool=pool):
+                        out = product(matrix)
+                        if what == "fail":
+                            raise Failure
+                except Failure:
+                    del out, pool
+                    continue
+                graphs.append((graph, out))
+                if pool not in pools:
+                    pools.append(pool)
+                del out, pool
+            elif what == "pause" and pools:
+                pool = dice.choice(pools)
+                pool.pause(dice.choice(["discard", "host"]))
+                mine = [one for one, _ in graphs if cgraph.MemPool.of(one) is pool]
+                for graph in mine[:1]:
+                    with pytest.raises(StateError):
+                        graph.replay()
+                pool.resume()
+                del pool, mine
+            elif what == "replay" and graphs:
+                graph, out = dice.choice(graphs)
+                matrix.normal_()
+                graph.replay()
+                torch.testing.assert_close(out, product(matrix), rtol=0, atol=0)
+                del out
+            elif what == "destroy" and graphs:
+                graphs.pop(dice.randrange(len(graphs)))
+                if dice.random() < 0.5:
+                    pools.pop(dice.randrange(len(pools)))
+            if len(pools) > 12:
+                pools.pop(0)
+
+    run(300)  # libraries, Python and the driver have what they keep
+    before, host = free(), resident()
+    ranges = _ranges()
+    run(1000)
+    assert before - free() <= 2 * MIB
+    assert resident() - host <= 8 * MIB
+    assert _ranges() == ranges
+    assert not cgraph.memory().pools and not cgraph.memory().graphs
+    pools = {tuple(one["segment_pool_id"]) for one in torch.cuda.memory_snapshot()}
+    assert pools <= {(0, 0)}
+
+
+def _ranges() -> int:
+    """How many address ranges of cgraph the process has."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    starts = [int(line.split("-")[0], 16) for line in lines]
+    return sum(0x6000_0000_0000 <= start < 0x7000_0000_0000 for start in starts)
+
+
+def test_issue_193402_a_graph_goes_and_the_workspace_of_another_stays() -> None:
+    matrix, stream = fresh(lab, 640, 640), torch.cuda.Stream()
+    warm(matrix)
+    kept, gone = cgraph.CUDAGraph(), cgraph.CUDAGraph()
+    outs = []
+    for graph in (gone, kept):
+        with cgraph.graph(graph, stream=stream):
+            outs.append(product(matrix))
+    # Both have one of their own, in the pool that they keep.
+    assert gone.memory().workspace == kept.memory().workspace > 0
+    del graph
+    gone.reset()
+    outs.pop(0)
+    torch._C._cuda_clearCublasWorkspaces()
+    free()
+    trample = [torch.full((MIB,), 7.0, device="cuda") for _ in range(64)]
+    for _ in range(3):
+        matrix.normal_()
+        kept.replay()
+        torch.testing.assert_close(outs[0], product(matrix), rtol=0, atol=0)
+    assert all(bool((one == 7).all()) for one in trample)
+
+
+def test_traps_T79_T80_no_eager_work_uses_the_workspace_of_a_capture() -> None:
+    matrix, stream = fresh(lab, 512, 512), torch.cuda.Stream()
+    pool, graph = cgraph.MemPool(), cgraph.CUDAGraph()
+    warm(matrix)
+    with cgraph.graph(graph, pool=pool, stream=stream):
+        out = product(matrix)
+    in_use = cgraph.memory().pools[0].in_use
+    with torch.cuda.stream(stream):
+        product(matrix)
+    torch.cuda.synchronize()
+    assert cgraph.memory().pools[0].in_use == in_use == graph.memory().held
+    del out
+
+
+def test_torchs_snapshot_and_statistics_show_the_pool() -> None:
+    before = torch.cuda.memory_reserved()
+    pool = cgraph.MemPool()
+    with torch.cuda.use_mem_pool(pool):
+        x = torch.randn(3 * MIB, device="cuda")
+    (segment,) = pool.snapshot()
+    assert segment["address"] <= x.data_ptr() < segment["address"] + segment["total_size"]
+    assert [(segment["address"], segment["total_size"])] == pool.segments()
+    assert torch.cuda.memory_reserved() - before == pool.stats()["mapped"]
+    assert tuple(segment["segment_pool_id"]) == tuple(pool.id)
+    torch.cuda.empty_cache()
+    assert pool.segments()
+    del x, pool
+    torch.cuda.empty_cache()
+    assert torch.cuda.memory_reserved() <= before
+
+
+def test_torchs_graphs_capture_into_a_pool_of_cgraph() -> None:
+    x, pool, graph = fresh(lab, 1 << 16), cgraph.MemPool(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool.id):
+        y = x * 2
+    assert lab.in_pool(y, pool.id) and pool.segments()[0][0] <= y.data_ptr()
+    pool.pause("host")
+    pool.resume()
+    x.normal_()
+    graph.replay()
+    assert torch.equal(y, x * 2)
+
+
+def test_an_allocation_beyond_the_limit_says_the_numbers_in_any_thread() -> None:
+    pool = cgraph.MemPool(limit=32 * MIB)
+    errors: list[BaseException] = []
+
+    def allocate() -> None:
+        with torch.cuda.use_mem_pool(pool):
+            try:
+                torch.empty(64 * MIB, device="cuda")
+            except torch.OutOfMemoryError as error:
+                errors.append(error)
+
+    thread = threading.Thread(target=allocate)
+    thread.start()
+    thread.join()
+    allocate()
+    for error in errors:
+        assert isinstance(error, OutOfMemoryError) and isinstance(error, MemoryError)
+        assert all(word in str(error) for word in ("268435456", "33554432", "limit"))
+    with pytest.raises(torch.OutOfMemoryError) as of_torch:
+        torch.empty(1 << 44, device="cuda")
+    assert not isinstance(of_torch.value, CgraphError)
+    with torch.cuda.use_mem_pool(pool):
+        assert torch.ones(5, device="cuda").sum().item() == 5
+
+
+def test_gradients_of_autograds_threads_lie_in_the_pool_and_count() -> None:
+    weight = fresh(lab, 1024, 1024).requires_grad_()
+    (weight.sin() * 2).sum().backward()
+    weight.grad = None
+    graph = cgraph.CUDAGraph()
+    with cgraph.record_memory(), cgraph.graph(graph):
+        (weight.sin() * 2).sum().backward()
+    used = graph.memory()
+    assert used.held >= 4 * MIB and used.peak is not None and used.peak >= used.held
+    assert used.timeline is not None and used.timeline.held == used.held
+    weight.grad = None
+
+
+def test_a_pool_dies_beside_an_open_capture_without_harm() -> None:
+    x = fresh(lab, 1 << 10)
+    doomed = cgraph.CUDAGraph()
+    with cgraph.graph(doomed):
+        y = x * 2
+    del y
+    before, graph = free(), cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        z = x * 3
+        doomed.reset()
+        del doomed
+        gc.collect()
+    graph.replay()
+    assert torch.equal(z, x * 3)
+    del z, graph
+    assert free() >= before
+
+
+def test_base_addresses_are_kept() -> None:
+    base = 0x6A00_0000_0000
+    for _ in range(2):
+        pool = cgraph.MemPool(base=base)
+        with torch.cuda.use_mem_pool(pool):
+            x = torch.ones(1000, device="cuda")
+        assert pool.segments()[0][0] == base == x.data_ptr()
+        del x, pool
+        torch.cuda.empty_cache()
