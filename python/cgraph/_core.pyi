@@ -328,6 +328,8 @@ class Pool:
         """Start and bytes of each range of addresses."""
     def trim(self) -> int:
         """Gives wholly free segments back; how many bytes that were."""
+    def vacate(self, addresses: Sequence[int]) -> None:
+        """Gives back the memory of segments that torch has and nobody uses any more."""
     def pause(self, keep: str) -> None:
         """Gives all memory back: `discard` or `host` says what becomes of the contents."""
     def resume(self) -> None:

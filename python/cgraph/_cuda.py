@@ -19,7 +19,7 @@ import torch
 from cgraph import _core, _cuda_pools, _liveness, _random, _torch
 from cgraph._cuda_pools import CudaMemPool, PoolHandle
 from cgraph._driver import Captured, Handle, Pool
-from cgraph._footprint import Footprint, Meter, PoolState, is_recording
+from cgraph._footprint import Footprint, Meter, PoolState, Sizes, is_recording
 from cgraph._labels import Recorder
 from cgraph.errors import CaptureError, ForeignError
 from cgraph.labels import Label
@@ -232,8 +232,9 @@ class Recording:
         # What the capture uses of them is to be in its own pool, and there as long as its graph:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
+        weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
         state = functools.partial(_cuda_pools.state, self._handle)
-        self._meter = Meter(self._handle.mem_pool, state)
+        self._meter = Meter(self._handle.mem_pool, weigh, state)
         if is_recording():
             self._history = _torch.History(self._ordinal)
         # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
@@ -262,6 +263,7 @@ class Recording:
     def _forget_mark(self) -> None:
         """Go on with what had to wait for the end of the capture."""
         self._mark = None
+        _torch.release_outliving()
         _core.settle_pools()
 
     def _events(self) -> list[Event] | None:
@@ -417,6 +419,11 @@ def _copied(
 def _quietly(end: Callable[[], None]) -> None:
     with _torch.quiet():
         end()
+
+
+def _weigh(ordinal: int, mem_pool: MemPool | None) -> Sizes:
+    reserved, in_use = _torch.allocated(ordinal)
+    return Sizes(reserved if mem_pool is None else mem_pool.stats()["reserved"], in_use)
 
 
 def _rounded(size: int) -> int:

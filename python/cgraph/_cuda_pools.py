@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 import weakref
 from typing import Any
@@ -26,7 +27,14 @@ _known: weakref.WeakValueDictionary[Handle, CudaMemPool] = weakref.WeakValueDict
 
 
 class CudaMemPool(MemPool, torch.cuda.MemPool):
-    """A ``torch.cuda.MemPool`` whose segments are cgraph's."""
+    """A ``torch.cuda.MemPool`` whose segments are cgraph's.
+
+    Attributes:
+        ordinal: The number of its device.
+        keepers: What tokens keep it in use with, in torch's eyes.
+    """
+
+    _is_made = False
 
     def __init__(
         self,
@@ -45,11 +53,24 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         self._core = _core.Pool(
             _core.Device.cuda(self.ordinal), limit=limit, base=base, range_bytes=range_bytes
         )
+        _torch.release_outliving()
         _torch.explain_refusals()
         _torch.watch_routing(_refuse_paused)
         allocator = _torch.allocator(*self._core.functions())
         torch.cuda.MemPool.__init__(self, allocator, use_on_oom, no_split)
+        self.keepers: weakref.WeakSet[_torch.PoolKeeper] = weakref.WeakSet()
         _known[self.id] = self
+        self._is_made = True
+
+    def __del__(self) -> None:
+        """Give back what nobody uses; torch forgets the pool when its cache is emptied."""
+        if not self._is_made or sys.is_finalizing():
+            return
+        # A graph of torch's own may know the pool, and be shared with: then all stays.
+        if self.use_count() == 1 + len(self.keepers):
+            self._core.vacate([one["address"] for one in self.snapshot() if not _is_used(one)])
+        if not self.keepers:
+            _torch.outlive(self.ordinal, self.id)
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """The pool's segments and blocks as torch's allocator knows them.
@@ -73,10 +94,18 @@ class PoolHandle(tuple[int, int]):
     ordinal: int | None = None
     mem_pool: CudaMemPool | None = None
 
+    def __del__(self) -> None:
+        """Let the pool go before its keeper: see :func:`cgraph._torch.outlive`."""
+        self.mem_pool = None
+
 
 def known(handle: Handle) -> CudaMemPool | None:
     """The living pool of a token, if its segments are cgraph's."""
     return _known.get((handle[0], handle[1]))
+
+
+def _is_used(segment: dict[str, Any]) -> bool:
+    return any(state.startswith("active") for _, _, state in addressed(segment))
 
 
 def all_known() -> list[Handle]:
@@ -132,6 +161,8 @@ def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHan
     if handle.keeper is None:
         handle.keeper = _torch.PoolKeeper((handle[0], handle[1]), side, _owner(pool, mem_pool))
         handle.ordinal = ordinal
+        if mem_pool is not None:
+            mem_pool.keepers.add(handle.keeper)
     return handle
 
 

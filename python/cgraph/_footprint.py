@@ -17,6 +17,17 @@ if TYPE_CHECKING:
 __all__ = ["Footprint", "Meter", "PoolState", "is_recording", "record_memory"]
 
 
+class Sizes(NamedTuple):
+    """Bytes of a pool at one moment: in segments, and in blocks that are in use.
+
+    Where only the sums of a device are to be had cheaply, they are those: what counts is by how
+    much they change.
+    """
+
+    reserved: int
+    in_use: int
+
+
 class PoolState(NamedTuple):
     """A pool at one moment.
 
@@ -28,13 +39,9 @@ class PoolState(NamedTuple):
     segments: list[tuple[int, int]]
     blocks: list[tuple[int, int]]
 
-    def reserved(self) -> int:
-        """Bytes of all segments."""
-        return sum(size for _, size in self.segments)
-
-    def in_use(self) -> int:
-        """Bytes of all blocks that are in use."""
-        return sum(size for _, size in self.blocks)
+    def sizes(self) -> Sizes:
+        """The bytes of all segments and of all blocks that are in use."""
+        return Sizes(*(sum(size for _, size in all_of) for all_of in self))
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,8 @@ class Footprint:
 
     Attributes:
         reserved: By how much its pool's segments grew.
-        held: Bytes of the blocks that it allocated and that were in use at its end.
+        held: Bytes of the blocks that it allocated and that were in use at its end. On CUDA what
+            other threads allocated meanwhile counts too, unless :func:`record_memory` was on.
         workspace: Bytes of library workspaces that it took from the pool and gave back at its end.
         timeline: Its blocks in order, where :func:`record_memory` was on.
         where: The line that began it.
@@ -68,14 +76,25 @@ class Meter:
 
     Args:
         mem_pool: The pool, where it is cgraph's.
-        look: Gives the pool's state.
+        weigh: Gives the bytes that matter, at a cost that does not grow with the pool.
+        look: Gives the pool's state; asked only where the blocks are recorded.
     """
 
-    def __init__(self, mem_pool: MemPool | None, look: Callable[[], PoolState]) -> None:
+    def __init__(
+        self,
+        mem_pool: MemPool | None,
+        weigh: Callable[[], Sizes],
+        look: Callable[[], PoolState],
+    ) -> None:
         self._mem_pool = mem_pool
         self._look = look
+        self._weigh = weigh
         self._where = user_line() or "?"
-        self._before = look()
+        self._blocks: list[tuple[int, int]] = []
+        if is_recording():
+            self._weigh = self._weigh_closely
+            self._blocks = look().blocks
+        self._before = self._weigh()
         self._began = time.perf_counter()
 
     def finish(
@@ -88,22 +107,24 @@ class Meter:
             events: What happened to the pool meanwhile, if that was recorded.
         """
         seconds = time.perf_counter() - self._began
-        with_workspaces = self._look().in_use()
+        with_workspaces = self._weigh()
         release_workspaces()
-        after = self._look()
-        timeline = None if events is None else self._timeline(after, events)
+        after = self._weigh()
         return Footprint(
-            reserved=max(0, after.reserved() - self._before.reserved()),
-            held=max(0, after.in_use() - self._before.in_use()),
-            workspace=with_workspaces - after.in_use(),
-            timeline=timeline,
+            reserved=max(0, after.reserved - self._before.reserved),
+            held=max(0, after.in_use - self._before.in_use),
+            workspace=max(0, with_workspaces.in_use - after.in_use),
+            timeline=None if events is None else self._timeline(self._look(), events),
             where=self._where,
             seconds=seconds,
         )
 
+    def _weigh_closely(self) -> Sizes:
+        return self._look().sizes()
+
     def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
         """The blocks of this capture; the pool's timeline goes on with them."""
-        marks, before = ((0, self._where),), self._before.blocks
+        marks, before = ((0, self._where),), self._blocks
         title = "pool" if self._mem_pool is None else repr(self._mem_pool)
         timeline = Timeline.of(title, after.segments, events, before, marks)
         if self._mem_pool is not None:

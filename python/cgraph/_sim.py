@@ -75,7 +75,7 @@ class Recording:
         self._thread = threading.get_ident()
         self._recorder = Recorder(simulator, handle.mem_pool, generators)
         self._labels = labels
-        self._meter = Meter(handle.mem_pool, handle.mem_pool.state)
+        self._meter = Meter(handle.mem_pool, handle.mem_pool.sizes, handle.mem_pool.state)
         if is_recording():
             handle.mem_pool.record()
         _torch.enter_mode(self._recorder)

@@ -12,7 +12,7 @@ import torch
 
 from cgraph import _core, _driver
 from cgraph._driver import Handle, Pool
-from cgraph._footprint import PoolState
+from cgraph._footprint import PoolState, Sizes
 from cgraph.errors import ArgumentError, ForeignError, StateError
 from cgraph.mempool import MemPool, require_options
 from cgraph.timeline import Action, Event
@@ -92,6 +92,10 @@ class SimMemPool(MemPool):
             tensor.shape,
             tensor.stride(),
         )
+
+    def sizes(self) -> Sizes:
+        """The bytes of its segments and of the blocks in use."""
+        return self.state().sizes()
 
     def state(self) -> PoolState:
         """Its segments and the blocks in use."""

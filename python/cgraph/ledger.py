@@ -73,7 +73,8 @@ class GraphMemory:
         reserved: By how much the capture made its pool grow.
         peak: The most bytes that were in the pool's blocks at once during the capture, those that
             were there before it included; None unless :func:`cgraph.record_memory` was on.
-        held: In blocks that the capture allocated and that were in use at its end: outputs.
+        held: In blocks that the capture allocated and that were in use at its end: outputs. On
+            CUDA what other threads allocated meanwhile counts too, unless it was recorded.
         workspace: Library workspaces. They lie in the pool, and later captures into it use the
             same bytes again.
         exec: Of the device: by how much its free memory fell when the exec was made. CUDA takes
@@ -226,16 +227,16 @@ def of_graph(graph: CUDAGraph, users: dict[Handle, list[str]] | None = None) -> 
 def _of_pool(driver: _driver.Driver, handle: Handle, graphs: tuple[str, ...]) -> PoolMemory:
     state, mem_pool = driver.pool_state(handle), driver.mem_pool(handle)
     if mem_pool is None:
-        size = state.reserved()
+        size = state.sizes().reserved
         name = f"torch's pool {handle[0] or handle[1]}"
-        return PoolMemory(name, handle, size, size, state.in_use(), 0, None, False, graphs)
+        return PoolMemory(name, handle, size, size, state.sizes().in_use, 0, None, False, graphs)
     stats = mem_pool.stats()
     return PoolMemory(
         name=f"pool {mem_pool._core.id} of {mem_pool._core.device.name}",
         handle=handle,
         mapped=stats["mapped"],
         reserved=stats["reserved"],
-        in_use=state.in_use(),
+        in_use=state.sizes().in_use,
         kept=stats["kept"],
         limit=mem_pool.limit,
         is_paused=mem_pool.is_paused,

@@ -6,6 +6,7 @@
 //! or drops anything of it.
 
 use std::cell::RefCell;
+use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,6 +44,8 @@ struct Served {
     pool: Pool,
     /// How many segments torch has.
     segments: usize,
+    /// Those of them whose memory has gone back already, by address.
+    vacated: HashSet<u64>,
     /// Nobody but torch knows the pool any more.
     closed: bool,
 }
@@ -62,6 +65,7 @@ impl Lease {
                 *served = Some(Served {
                     pool: pool.clone(),
                     segments: 0,
+                    vacated: HashSet::new(),
                     closed: false,
                 });
                 return Ok(Self { slot });
@@ -77,6 +81,21 @@ impl Lease {
     pub(crate) fn functions(&self) -> (usize, usize, usize) {
         let (allocate, free) = (ALLOCATE[self.slot], FREE[self.slot]);
         (self.slot, allocate as usize, free as usize)
+    }
+}
+
+impl Lease {
+    /// Gives back the memory of segments that torch has and nobody uses any more; torch may release
+    /// them at any time later. No segment of the pool may be taken from here on.
+    pub(crate) fn vacate(&self, addresses: &[u64]) {
+        let mut slot = lock(self.slot);
+        let Some(served) = &mut *slot else { return };
+        for address in addresses {
+            if served.pool.release_segment(Address(*address)) {
+                served.vacated.insert(*address);
+            }
+        }
+        served.settle();
     }
 }
 
@@ -164,7 +183,8 @@ extern "C" fn free<const SLOT: usize>(
 ) {
     let mut slot = lock(SLOT);
     let Some(served) = &mut *slot else { return };
-    if served.pool.release_segment(Address(start.addr() as u64)) {
+    let address = start.addr() as u64;
+    if served.vacated.remove(&address) || served.pool.release_segment(Address(address)) {
         served.segments -= 1;
         served.settle();
     }

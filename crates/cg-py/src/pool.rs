@@ -141,6 +141,14 @@ impl Pool {
         enter(py, || self.core.trim())
     }
 
+    /// Gives back the memory of segments that torch has and nobody uses any more. The pool must take
+    /// no segments from here on.
+    fn vacate(&self, py: Python<'_>, addresses: Vec<u64>) {
+        if let Some(lease) = &self.lease {
+            py.detach(|| lease.vacate(&addresses));
+        }
+    }
+
     /// Gives all memory back: `discard` or `host` says what becomes of the contents.
     fn pause(&self, py: Python<'_>, keep: &str) -> PyResult<()> {
         let keep = match keep {

@@ -21,13 +21,16 @@ from cgraph.errors import ForeignError, OutOfMemoryError, TorchError
 __all__ = [
     "PoolKeeper",
     "PoolLease",
+    "allocated",
     "allocator",
     "clear_workspaces",
     "empty_cache",
     "end_routing",
     "explain_refusals",
     "new_pool_handle",
+    "outlive",
     "pool_segments",
+    "release_outliving",
     "takes_allocators",
     "watch_pools",
     "watch_routing",
@@ -111,6 +114,14 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
+def allocated(ordinal: int) -> tuple[int, int]:
+    """Bytes of a device that torch has reserved, and that are in blocks in use."""
+    stats: dict[str, Any] = torch._C._cuda_memoryStats(ordinal)
+    names = ("reserved_bytes", "allocated_bytes")
+    reserved, in_use = (stats[name]["all"]["current"] for name in names)
+    return reserved, in_use
+
+
 @functools.cache
 def _snapshots_have_a_choice() -> bool:
     return "include_traces" in inspect.signature(torch.cuda.memory_snapshot).parameters
@@ -165,6 +176,7 @@ class PoolKeeper:
 
     def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
         self.handle = handle
+        self._owner = owner
         try:
             self._graph = _empty_graph(handle, side)
         except RuntimeError as error:
@@ -177,9 +189,10 @@ class PoolKeeper:
                 " handle from cgraph.graph_pool_handle(), which keeps its pool; begin the capture"
                 " outside of use_mem_pool"
             ) from error
-        # After the graph, and so gone after it: the pool's memory goes back when the owner goes as
-        # its last user.
-        self._owner = owner
+
+    def __del__(self) -> None:
+        """Let the owner go before the graph: see :func:`outlive`."""
+        self._owner = None
 
 
 def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
@@ -188,6 +201,24 @@ def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
         graph.capture_begin(handle, "relaxed")
         graph.capture_end()
     return graph
+
+
+def outlive(ordinal: int, handle: Handle) -> None:
+    """Keep a pool in use until after the ``MemPool`` object, which is about to die.
+
+    torch's destructor ends the process if it finds itself the last user during any capture or
+    ``use_mem_pool``: it then waits for events, and its exception has nowhere to go.
+    """
+    _outliving.append(PoolLease(ordinal, handle))
+
+
+def release_outliving() -> None:
+    """Let the pools go whose objects are gone by now."""
+    while _outliving:
+        _outliving.pop().release()
+
+
+_outliving: list[PoolLease] = []
 
 
 class PoolLease:
