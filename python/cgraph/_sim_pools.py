@@ -93,6 +93,12 @@ class SimMemPool(MemPool):
             tensor.stride(),
         )
 
+    def trim(self) -> int:
+        """Give segments back that nothing uses and no graph knows; how many bytes that were."""
+        # These keep every segment; what is still there is found again.
+        self._starts, self._segments = [], []
+        return super().trim()
+
     def state(self) -> PoolState:
         """Its segments and the blocks in use."""
         return PoolState(self.segments(), list(self._blocks.items()))
