@@ -54,6 +54,27 @@ def test_trap_T64_the_token_of_a_pool_has_one_half_that_is_not_zero(lab: Lab) ->
         assert sorted(map(bool, token)) == [False, True]
 
 
+def test_trap_T65_the_pool_of_a_capture_is_known_inside_it(lab: Lab) -> None:
+    x, graph, seen = fresh(lab, 64), cgraph.CUDAGraph(), list[MemPool]()
+    with cgraph.graph(graph):
+        y = x * 2
+        seen.append(MemPool.of(graph))
+    assert seen == [MemPool.of(graph)]
+    check(graph, x, y)
+
+
+def test_trap_T72_memory_that_one_capture_used_only_inside_serves_the_next(lab: Lab) -> None:
+    x, pool, first = fresh(lab, 64), MemPool(), cgraph.CUDAGraph()
+    with cgraph.graph(first, pool=pool):
+        torch.empty(MIB, device=lab.device)
+        x.add_(0)
+    before = pool.stats()["reserved"]
+    large = fresh(lab, MIB)
+    graph, y = capture(lambda: large * 2, pool)
+    assert pool.stats()["reserved"] == before
+    check(graph, large, y)
+
+
 def test_of_finds_the_pool_of_a_graph_a_token_and_a_pool(lab: Lab) -> None:
     x, pool, token = fresh(lab, 64), MemPool(), cgraph.graph_pool_handle()
     graph, _ = capture(lambda: x * 2, pool)
