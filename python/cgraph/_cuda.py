@@ -93,6 +93,13 @@ class Cuda:
         """The tokens of the living pools of cgraph."""
         return _cuda_pools.all_known()
 
+    def settle(self) -> None:
+        """Give back what had to wait, as for the end of a capture."""
+        if torch.cuda.is_initialized():
+            _core.Device.cuda(torch.cuda.current_device()).collect()
+        _torch.release_outliving()
+        _core.settle_pools()
+
     def pool_state(self, handle: Handle) -> PoolState:
         """The segments and the blocks in use of any living pool."""
         return _cuda_pools.state(handle)

@@ -136,6 +136,9 @@ class Driver(Protocol):
     def mem_pools(self) -> list[Handle]:
         """The tokens of the living pools of cgraph."""
 
+    def settle(self) -> None:
+        """Give back what had to wait, as for the end of a capture."""
+
     def pool_state(self, handle: Handle) -> PoolState:
         """The segments and the blocks in use of any living pool."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -144,6 +145,7 @@ class Meter:
 
 
 _recorders = 0
+_counting = threading.Lock()
 
 
 def is_recording() -> bool:
@@ -160,8 +162,10 @@ def record_memory() -> Iterator[None]:
     without stacks, for the time of each capture; one that is on already is left alone and used.
     """
     global _recorders
-    _recorders += 1
+    with _counting:
+        _recorders += 1
     try:
         yield
     finally:
-        _recorders -= 1
+        with _counting:
+            _recorders -= 1

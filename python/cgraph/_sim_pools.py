@@ -97,6 +97,12 @@ class SimMemPool(MemPool):
         """The bytes of its segments and of the blocks in use."""
         return self.state().sizes()
 
+    def trim(self) -> int:
+        """Give segments back that nothing uses and no graph knows; how many bytes that were."""
+        # These keep every segment; what is still there is found again.
+        self._starts, self._segments = [], []
+        return super().trim()
+
     def state(self) -> PoolState:
         """Its segments and the blocks in use."""
         return PoolState(self.segments(), list(self._blocks.items()))

@@ -10,8 +10,10 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 import time
+import types
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from os import PathLike
@@ -91,7 +93,8 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
 
     Args:
         function: What is to be captured.
-        *args: Its arguments; of modules and tensors among them the gradients are put back.
+        *args: Its arguments. The gradients of the modules, tensors and optimisers among them are
+            put back, and of those that the function or its object has, closes over or names.
         warmup: How often it is called before the capture. None is enough only where all that it
             needs was loaded before.
         **kwargs: Its keyword arguments.
@@ -135,30 +138,50 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
         driver.empty_cache()
 
 
-def _tensors_of(objects: object) -> Iterator[torch.Tensor]:
-    """Tensors and the parameters of modules in nested containers and closures."""
+def _tensors_of(objects: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors and the parameters of modules in nested containers, closures and their objects."""
+    seen = set() if seen is None else seen
     for leaf in tree_iter(objects):
+        if id(leaf) in seen:
+            continue
+        seen.add(id(leaf))
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif isinstance(leaf, torch.nn.Module):
             yield from leaf.parameters()
         elif isinstance(leaf, torch.optim.Optimizer):
-            yield from _tensors_of([group["params"] for group in leaf.param_groups])
-        elif callable(leaf):
-            yield from _tensors_of(_enclosed(leaf))
+            yield from _tensors_of([group["params"] for group in leaf.param_groups], seen)
+        else:
+            yield from _tensors_of(_surroundings(leaf), seen)
 
 
-def _enclosed(function: Any) -> list[object]:
-    """What a function has of its surroundings: its object and the variables that it closes over."""
-    function = getattr(function, "func", function)  # functools.partial
-    cells = getattr(function, "__closure__", None) or ()
-    found = [getattr(function, "__self__", None)]
-    for cell in cells:
-        try:
-            found.append(cell.cell_contents)
-        except ValueError:  # not assigned yet
-            continue
+def _surroundings(leaf: Any) -> list[object]:
+    """What a function closes over or names, or what an object has."""
+    if isinstance(leaf, functools.partial):
+        return [leaf.func, leaf.args, leaf.keywords]
+    if isinstance(leaf, types.MethodType):
+        return [leaf.__self__, leaf.__func__]
+    if isinstance(leaf, types.FunctionType):
+        cells = leaf.__closure__ or ()
+        found = [cell.cell_contents for cell in cells if cell != _UNASSIGNED]
+        found += [leaf.__globals__.get(name) for name in leaf.__code__.co_names]
+    elif isinstance(leaf, type | types.ModuleType):
+        return []
+    else:
+        found = list(getattr(leaf, "__dict__", {}).values())
     return [one for one in found if isinstance(one, _WITH_LEAVES)]
 
 
-_WITH_LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, list, tuple, dict)
+_UNASSIGNED = types.CellType()
+# Other objects are not looked into: there is no end to them.
+_WITH_LEAVES = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    list,
+    tuple,
+    dict,
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
+)

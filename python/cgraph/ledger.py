@@ -18,7 +18,7 @@ from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TextIO
 
-from cgraph import _core, _driver
+from cgraph import _driver
 from cgraph._driver import Handle
 from cgraph._text import in_units, table
 from cgraph.errors import StateError
@@ -180,7 +180,7 @@ def memory() -> Memory:
     from cgraph.cudagraph import living
 
     driver = _driver.current()
-    _core.settle_pools()
+    driver.settle()
     graphs = living(driver)
     users: dict[Handle, list[str]] = {(pool[0], pool[1]): [] for pool in driver.mem_pools()}
     for graph in graphs:

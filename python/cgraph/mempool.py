@@ -18,6 +18,7 @@ __all__ = ["MemPool"]
 
 _GRANULARITY = 2 << 20
 _END_OF_ADDRESSES = 1 << 47
+_KEEP = ("discard", "host")
 
 
 class MemPool:
@@ -124,6 +125,8 @@ class MemPool:
             CaptureError: A capture is open on the device.
             ArgumentError: An unknown ``keep``, or the host has no room for the contents.
         """
+        if keep not in _KEEP:
+            raise ArgumentError(f'keep is {keep!r}, expected "discard" or "host"')
         self._core.pause(keep)
 
     def resume(self) -> None:

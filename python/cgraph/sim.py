@@ -146,6 +146,10 @@ class Simulator:
         """The tokens of the living pools."""
         return list(self.pools.known)
 
+    def settle(self) -> None:
+        """Let go what only finished work still used."""
+        self.device.collect()
+
     def pool_state(self, handle: Handle) -> PoolState:
         """The segments and the blocks in use of a living pool."""
         return self.pools.known[handle[0], handle[1]].state()

@@ -197,6 +197,7 @@ def test_random_cycles_of_capture_share_fail_pause_resume_and_destroy_leave_noth
     assert resident() - host <= 8 * MIB
     assert _ranges() == ranges
     assert not cgraph.memory().pools and not cgraph.memory().graphs
+    free()
     pools = {tuple(one["segment_pool_id"]) for one in torch.cuda.memory_snapshot()}
     assert pools <= {(0, 0)}
 
@@ -338,4 +339,5 @@ def test_base_addresses_are_kept() -> None:
             x = torch.ones(1000, device="cuda")
         assert pool.segments()[0][0] == base == x.data_ptr()
         del x, pool
+        assert not cgraph.memory().pools
         torch.cuda.empty_cache()
