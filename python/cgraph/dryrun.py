@@ -86,10 +86,10 @@ class DryRun:
 def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwargs: Any) -> DryRun:
     """Call a function, capture and instantiate it, and put everything back as it was.
 
-    Tensors that operators have written, gradients, random states and the device's memory are as
-    before, also if the function raises. What it does to Python's own objects stays, and so do the
-    entries that an optimiser makes at its first step; an operator that Python's dispatcher does not
-    see is not undone. torch's cache of unused memory is emptied.
+    Tensors that operators have written, gradients, the states of optimisers, random states and the
+    device's memory are as before, also if the function raises. What it does to other objects of
+    Python's stays, and what an operator does that torch's dispatcher does not see. torch's cache of
+    unused memory is emptied.
 
     Args:
         function: What is to be captured.
@@ -112,9 +112,14 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
     if driver.is_capturing():
         raise CaptureError("dry_run() inside a capture: end the capture before")
     captured = CUDAGraph(keep_graph=True)
-    rollback = Rollback(
-        leaves=_tensors_of((function, args, kwargs)), is_capturing=driver.is_capturing
-    )
+    found = list(_found((function, args, kwargs)))
+    leaves = [one for one in found if isinstance(one, torch.Tensor)]
+    states = [
+        (one, {key: dict(entries) for key, entries in one.state.items()})
+        for one in found
+        if isinstance(one, torch.optim.Optimizer)
+    ]
+    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     try:
         with rollback, record_memory():
             warm = time.perf_counter()
@@ -133,13 +138,18 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
     finally:
         result = None  # noqa: F841 (its memory goes with the pool)
         captured.reset()
+        for optimizer, before in states:
+            optimizer.state.clear()
+            optimizer.state.update(before)
         rollback.undo()
         del rollback
         driver.empty_cache()
 
 
-def _tensors_of(objects: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Tensors and the parameters of modules in nested containers, closures and their objects."""
+def _found(
+    objects: object, seen: set[int] | None = None
+) -> Iterator[torch.Tensor | torch.optim.Optimizer]:
+    """Tensors, parameters of modules, and optimisers in nested containers, closures and objects."""
     seen = set() if seen is None else seen
     for leaf in tree_iter(objects):
         if id(leaf) in seen:
@@ -150,9 +160,10 @@ def _tensors_of(objects: object, seen: set[int] | None = None) -> Iterator[torch
         elif isinstance(leaf, torch.nn.Module):
             yield from leaf.parameters()
         elif isinstance(leaf, torch.optim.Optimizer):
-            yield from _tensors_of([group["params"] for group in leaf.param_groups], seen)
+            yield leaf
+            yield from _found([group["params"] for group in leaf.param_groups], seen)
         else:
-            yield from _tensors_of(_surroundings(leaf), seen)
+            yield from _found(_surroundings(leaf), seen)
 
 
 def _surroundings(leaf: Any) -> list[object]:
