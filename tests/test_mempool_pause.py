@@ -131,12 +131,12 @@ def test_a_paused_pool_gives_out_no_block(sim: SimLab) -> None:
 
 def test_resume_of_a_pool_that_runs_is_refused(lab: Lab) -> None:
     x, pool = fresh(lab, 64), MemPool()
-    with pytest.raises(ArgumentError, match="paused"):
+    with pytest.raises(StateError, match="paused"):
         pool.resume()
     graph, y = capture(lambda: x * 2, pool)
     pool.pause()
     pool.resume()
-    with pytest.raises(ArgumentError, match="paused"):
+    with pytest.raises(StateError, match="paused"):
         pool.resume()
     check(graph, x, y)
 

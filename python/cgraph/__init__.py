@@ -12,6 +12,8 @@ tensor([42., 42., 42., 42.])
 """
 
 import atexit as _atexit
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from cgraph import errors, hooks, labels, sim
 from cgraph._core import begin_exit as _begin_exit
@@ -21,7 +23,6 @@ from cgraph.callables import make_graphed_callables
 from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all
 from cgraph.data import export_dot, export_graph_data, graph_data
-from cgraph.dryrun import dry_run
 from cgraph.errors import CgraphError
 from cgraph.graphs import graph, graph_pool_handle, is_current_stream_capturing
 from cgraph.hooks import (
@@ -33,7 +34,6 @@ from cgraph.hooks import (
     register_graph_replay_start_hook,
 )
 from cgraph.labels import annotate
-from cgraph.ledger import memory
 from cgraph.mempool import MemPool
 from cgraph.patch import patch_torch
 
@@ -65,6 +65,22 @@ __all__ = [
     "sim",
 ]
 __version__ = _version()
+
+_SELDOM_NEEDED = {"dry_run": "cgraph.dryrun", "memory": "cgraph.ledger"}
+
+if _TYPE_CHECKING:
+    from cgraph.dryrun import dry_run
+    from cgraph.ledger import memory
+else:
+
+    def __getattr__(name: str) -> object:
+        """Import on first use what most programs never ask for."""
+        if name not in _SELDOM_NEEDED:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        found = getattr(_import_module(_SELDOM_NEEDED[name]), name)
+        globals()[name] = found
+        return found
+
 
 # The interpreter tears objects down in no order that a driver could bear. Functions run in the
 # reverse order of their registration: the callbacks still find everything usable.

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -24,7 +24,9 @@ from cgraph._labels import Recorder
 from cgraph.errors import CaptureError, ForeignError
 from cgraph.labels import Label
 from cgraph.mempool import MemPool
-from cgraph.timeline import Action, Event
+
+if TYPE_CHECKING:
+    from cgraph.timeline import Event
 
 __all__ = ["Cuda"]
 
@@ -277,6 +279,8 @@ class Recording:
         """What happened to the pool since the begin, if that was recorded."""
         if self._history is None:
             return None
+        from cgraph.timeline import Action, Event
+
         actions: dict[str, Action] = {"alloc": "alloc", "free_completed": "free"}
         return [
             Event(actions[one["action"]], one["addr"], _rounded(one["size"]), one["stream"])

@@ -6,14 +6,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 from cgraph._source import user_line
-from cgraph.timeline import Event, Timeline
+from cgraph._text import short_place
 
 if TYPE_CHECKING:
     from cgraph.mempool import MemPool
+    from cgraph.timeline import Event, Timeline
 
 __all__ = ["Footprint", "Meter", "PoolState", "is_recording", "record_memory"]
 
@@ -45,8 +45,7 @@ class PoolState(NamedTuple):
         return Sizes(*(sum(size for _, size in all_of) for all_of in self))
 
 
-@dataclass(frozen=True)
-class Footprint:
+class Footprint(NamedTuple):
     """Bytes and seconds of one capture.
 
     Attributes:
@@ -125,8 +124,10 @@ class Meter:
 
     def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
         """The blocks of this capture; the pool's timeline goes on with them."""
-        marks, before = ((0, self._where),), self._blocks
-        title = "pool" if self._mem_pool is None else repr(self._mem_pool)
+        from cgraph.timeline import Event, Timeline
+
+        marks, before = ((0, short_place(self._where)),), self._blocks
+        title = "pool" if self._mem_pool is None else self._mem_pool.name
         timeline = Timeline.of(title, after.segments, events, before, marks)
         if self._mem_pool is not None:
             earlier = self._mem_pool._timeline

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-__all__ = ["in_units", "table"]
+__all__ = ["in_units", "short_place", "table"]
 
 
 def in_units(count: int) -> str:
@@ -21,6 +21,15 @@ def in_units(count: int) -> str:
         if value < 1023.95:
             return f"{value:.1f} {unit}"
     return f"{value / 1024:.1f} TiB"
+
+
+def short_place(place: str) -> str:
+    """A line of a file by the file's name and folder.
+
+    >>> short_place("/home/me/project/train.py:31"), short_place("<stdin>:1")
+    ('project/train.py:31', '<stdin>:1')
+    """
+    return "/".join(place.split("/")[-2:])
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -7,17 +7,19 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from typing_extensions import Self
 
-from cgraph import _core, _driver, data, ledger
+from cgraph import _core, _driver, data
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CgraphError, StateError, add_note
 from cgraph.labels import Label
-from cgraph.ledger import GraphMemory
+
+if TYPE_CHECKING:
+    from cgraph.ledger import GraphMemory
 
 __all__ = ["CUDAGraph", "end_all", "living", "require_mode"]
 
@@ -231,7 +233,9 @@ class CUDAGraph(_core.Graph):
 
     def memory(self) -> GraphMemory:
         """What the graph takes of the device's and the host's memory; see :mod:`cgraph.ledger`."""
-        return ledger.of_graph(self)
+        from cgraph.ledger import of_graph
+
+        return of_graph(self)
 
     @property
     def _name(self) -> str:

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 
 from cgraph import _driver
 from cgraph._driver import Handle
-from cgraph._text import in_units, table
+from cgraph._text import in_units, short_place, table
 from cgraph.errors import StateError
 from cgraph.timeline import Timeline
 
@@ -168,7 +168,7 @@ class Memory:
 
         if pool is not None:
             mem_pool = MemPool.of(pool)
-            _recorded(mem_pool._timeline, repr(mem_pool)).draw(path)
+            _recorded(mem_pool._timeline, mem_pool.name).draw(path)
             return
         found = [timeline for timeline in self._timelines.values() if timeline is not None]
         largest = max(found, key=lambda timeline: timeline.reserved, default=None)
@@ -232,7 +232,7 @@ def _of_pool(driver: _driver.Driver, handle: Handle, graphs: tuple[str, ...]) ->
         return PoolMemory(name, handle, size, size, state.sizes().in_use, 0, None, False, graphs)
     stats = mem_pool.stats()
     return PoolMemory(
-        name=f"pool {mem_pool._core.id} of {mem_pool._core.device.name}",
+        name=mem_pool.name,
         handle=handle,
         mapped=stats["mapped"],
         reserved=stats["reserved"],
@@ -293,7 +293,7 @@ def _graphs_table(graphs: Iterable[GraphMemory]) -> str:
             str(one.nodes),
             f"{one.seconds * 1e3:.1f}",
             str(len(one.shares_with)),
-            one.where,
+            short_place(one.where),
         ]
         for one in graphs
     ]

@@ -99,6 +99,11 @@ class MemPool:
         return found
 
     @property
+    def name(self) -> str:
+        """Which pool of which device it is."""
+        return f"pool {self._core.id} of {self._core.device.name}"
+
+    @property
     def limit(self) -> int | None:
         """The most bytes that its segments may have together."""
         return self._core.limit
@@ -133,7 +138,7 @@ class MemPool:
         """Map memory at the same addresses again, with what was kept of the contents.
 
         Raises:
-            ArgumentError: It is not paused.
+            StateError: It is not paused.
             OutOfMemoryError: The device has not enough; it is still paused then.
         """
         self._core.resume()
@@ -169,13 +174,13 @@ class MemPool:
     def __repr__(self) -> str:
         """Say which pool it is, and how much it has."""
         state = "paused" if self.is_paused else f"{self.stats()['mapped']} bytes"
-        return f"<cgraph.MemPool {self._core.id} of {self._core.device.name}: {state}>"
+        return f"<cgraph.MemPool, {self.name}: {state}>"
 
 
 def require_options(limit: object, base: object) -> None:
     """Raise unless a limit and a base can be."""
     if limit is not None and not _is_count(limit, 1, 1 << 63):
-        raise ArgumentError(f"limit is {limit!r}, expected None or a number of bytes, at least 1")
+        raise ArgumentError(f"limit is {limit!r}, expected None or a count of bytes below 2**63")
     if base is not None and not (
         _is_count(base, _GRANULARITY, _END_OF_ADDRESSES) and int(base) % _GRANULARITY == 0  # type: ignore[call-overload]
     ):

@@ -164,6 +164,11 @@ impl Pool {
 
     /// Maps memory at the same addresses again.
     fn resume(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.core.is_paused() {
+            let (id, device) = (self.core.id(), self.core.device().name());
+            let text = format!("pool {id} of {device} is not paused: call its pause() first");
+            return Err(state(text));
+        }
         enter(py, || self.core.resume())
     }
 }
