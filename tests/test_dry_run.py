@@ -298,3 +298,21 @@ def test_the_report_is_printed_drawn_and_fit_for_json(lab: Lab, tmp_path: Path) 
     found.plot(tmp_path / "pool.svg")
     drawn = " ".join(ElementTree.parse(tmp_path / "pool.svg").getroot().itertext())
     assert "peak 16.0 KiB" in drawn and "held 8.0 KiB" in drawn
+
+
+def test_an_optimiser_without_a_state_has_none_afterwards(lab: Lab) -> None:
+    model = torch.nn.Linear(4, 4, device=lab.device)
+    optimiser = torch.optim.Adam(model.parameters(), capturable=True)
+    x = fresh(lab, 3, 4)
+
+    def step() -> None:
+        optimiser.zero_grad()
+        model(x).square().sum().backward()
+        optimiser.step()
+
+    before = [parameter.detach().clone() for parameter in model.parameters()]
+    cgraph.dry_run(step)
+    assert not optimiser.state
+    assert all(map(torch.equal, model.parameters(), before))
+    step()
+    assert len(optimiser.state) == 2

@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self
-
 from cgraph import _core, _driver, data
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._labels import Recorder
@@ -19,6 +17,8 @@ from cgraph.errors import ArgumentError, CgraphError, StateError, add_note
 from cgraph.labels import Label
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cgraph.ledger import GraphMemory
 
 __all__ = ["CUDAGraph", "end_all", "living", "require_mode"]

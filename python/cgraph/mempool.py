@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from typing_extensions import Self
-
 from cgraph import _core, _driver
 from cgraph._driver import Handle
 from cgraph.errors import ArgumentError, ForeignError
 
 if TYPE_CHECKING:
+    from typing_extensions import Self
+
     from cgraph.cudagraph import CUDAGraph
     from cgraph.timeline import Timeline
 

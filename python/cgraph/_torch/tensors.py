@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.optim
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
