@@ -15,14 +15,14 @@ __all__ = ["Blocks", "addressed"]
 _NO_POOL = (0, 0)
 
 
-def addressed(segment: dict[str, Any]) -> Iterator[tuple[int, int, str]]:
-    """Start, bytes and state of the blocks of a segment; ``active…`` is one that is in use.
+def addressed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
+    """The blocks of a segment and where they start; one in the state ``active…`` is in use.
 
-    A block that was freed while other streams may still use it counts as in use.
+    That counts also of a block that was freed while other streams may still use it.
     """
     start = segment["address"]
     for block in segment["blocks"]:
-        yield start, block["size"], block["state"]
+        yield start, block
         start += block["size"]
 
 
@@ -54,9 +54,9 @@ class Blocks:
         segment = self._segment(address)
         if segment is None:
             return None
-        for start, size, state in addressed(segment):
-            if start <= address < start + size:
-                return (start, size) if state.startswith("active") else None
+        for start, block in addressed(segment):
+            if start <= address < start + block["size"]:
+                return (start, block["size"]) if block["state"].startswith("active") else None
         return None
 
     def is_active_in_pool(self, address: int) -> bool:

@@ -77,6 +77,8 @@ class Device:
         """Start and size of the allocation that an address lies in; None if nothing is there."""
     def word(self, address: int) -> int | None:
         """The eight bytes at an address, as a number; None if nothing is there."""
+    def has_captures(self) -> bool:
+        """Whether a capture is open that cgraph knows of."""
     def mark_capture(self) -> CaptureMark:
         """Says that others have begun a capture, until the result is dropped."""
     def collect(self) -> int:
@@ -328,8 +330,6 @@ class Pool:
         """Start and bytes of each range of addresses."""
     def trim(self) -> int:
         """Gives wholly free segments back; how many bytes that were."""
-    def vacate(self, addresses: Sequence[int]) -> None:
-        """Gives back the memory of segments that torch has and nobody uses any more."""
     def pause(self, keep: str) -> None:
         """Gives all memory back: `discard` or `host` says what becomes of the contents."""
     def resume(self) -> None:

@@ -10,6 +10,7 @@ state, and is needed only where the capture drew numbers. Where torch keeps that
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -21,6 +22,7 @@ from cgraph._cuda_pools import CudaMemPool, PoolHandle
 from cgraph._driver import Captured, Handle, Pool
 from cgraph._footprint import Footprint, Meter, PoolState, Sizes, is_recording
 from cgraph._labels import Recorder
+from cgraph._source import levels_to_user
 from cgraph.errors import CaptureError, ForeignError
 from cgraph.labels import Label
 from cgraph.mempool import MemPool
@@ -29,8 +31,6 @@ if TYPE_CHECKING:
     from cgraph.timeline import Event
 
 __all__ = ["Cuda"]
-
-_BLOCK_BYTES = 512
 
 
 class Cuda:
@@ -68,10 +68,13 @@ class Cuda:
                 " end the first one before"
             )
         side = self._side_stream(device, ordinal)
+        _torch.release_outliving()
+        # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
+        mark = device.mark_capture()
         handle = _cuda_pools.resolve(pool, ordinal, side)
         watch = _liveness.Watch() if check_liveness else None
         return Recording(
-            device, ordinal, stream, side, handle, mode, watch, generators, labels, statics
+            device, ordinal, stream, side, handle, mode, watch, generators, labels, statics, mark
         )
 
     def is_capturing(self) -> bool:
@@ -91,8 +94,8 @@ class Cuda:
         """The living pool of a token, if its segments are cgraph's."""
         return _cuda_pools.known(handle)
 
-    def mem_pools(self) -> list[Handle]:
-        """The tokens of the living pools of cgraph."""
+    def mem_pools(self) -> Sequence[MemPool]:
+        """The living pools of cgraph."""
         return _cuda_pools.all_known()
 
     def settle(self) -> None:
@@ -132,6 +135,7 @@ class Cuda:
 
     def empty_cache(self) -> None:
         """Give torch's unused cached memory back."""
+        _torch.release_outliving()
         _torch.empty_cache()
 
     def _side_stream(self, device: _core.Device, ordinal: int) -> torch.cuda.Stream:
@@ -164,7 +168,9 @@ class Recording:
         generators: list[Any],
         labels: Recorder | None,
         statics: Sequence[torch.Tensor],
+        mark: _core.CaptureMark,
     ) -> None:
+        self._mark: _core.CaptureMark | None = mark
         self._statics = statics
         self._device = device
         self._ordinal = ordinal
@@ -173,6 +179,7 @@ class Recording:
         self._generators = [torch.cuda.default_generators[ordinal], *generators]
         self._handle = handle
         self._leases: list[_torch.PoolLease] = []
+        self._others: list[PoolHandle] = []
         self._watch = watch
         self._labels = labels
         self._footprint: Footprint | None = None
@@ -187,6 +194,7 @@ class Recording:
         try:
             self._begin(mode)
         except BaseException:
+            self._forget_mark()
             self._close()
             raise
 
@@ -246,8 +254,6 @@ class Recording:
         self._meter = Meter(self._handle.mem_pool, weigh, state)
         if is_recording():
             self._history = _torch.History(self._ordinal)
-        # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
-        self._mark: _core.CaptureMark | None = self._device.mark_capture()
         if self._companion is not None:
             with _torch.on_stream(self._side):
                 self._companion.capture_begin(None, "relaxed")
@@ -281,10 +287,20 @@ class Recording:
             return None
         from cgraph.timeline import Action, Event
 
+        entries = self._history.entries()
+        if entries is None:
+            warnings.warn(
+                "the record of torch's allocator is too short for this capture, which is therefore"
+                " not recorded: raise max_entries of torch.cuda.memory._record_memory_history",
+                stacklevel=levels_to_user(),
+            )
+            return None
         actions: dict[str, Action] = {"alloc": "alloc", "free_completed": "free"}
         return [
-            Event(actions[one["action"]], one["addr"], _rounded(one["size"]), one["stream"])
-            for one in self._history.entries()
+            Event(
+                actions[one["action"]], one["addr"], _cuda_pools.rounded(one["size"]), one["stream"]
+            )
+            for one in entries
             if one["action"] in actions
         ]
 
@@ -365,7 +381,7 @@ class Recording:
             # The pool last: its memory goes back when it goes as its last user.
             template.retain((self._handle, owner, companion))
             owner = None
-        pools: list[Handle] = [self._handle, *(PoolHandle(lease.handle) for lease in self._leases)]
+        pools: list[Handle] = [self._handle, *self._others]
         watch = self._watch
         return Captured(
             template,
@@ -376,7 +392,7 @@ class Recording:
             random_step=None if companion is None or draws is not None else companion.replay,
             inputs=inputs,
             generators=[(draw.generator, draw.step) for draw in draws or ()],
-            retained=(self._handle, self._leases, companion),
+            retained=(self._handle, self._others, self._leases, companion),
             owner=owner,
             footprint=self._footprint,
             labels=labels,
@@ -404,6 +420,7 @@ class Recording:
         known = [self._handle, *(lease.handle for lease in self._leases)]
         if tuple(handle) not in known:
             self._leases.append(_torch.PoolLease(self._ordinal, handle))
+            self._others.append(_cuda_pools.handle_of(handle))
 
     def _close(self) -> None:
         if self._history is not None:
@@ -435,11 +452,6 @@ def _quietly(end: Callable[[], None]) -> None:
 def _weigh(ordinal: int, mem_pool: MemPool | None) -> Sizes:
     reserved, in_use = _torch.allocated(ordinal)
     return Sizes(reserved if mem_pool is None else mem_pool.stats()["reserved"], in_use)
-
-
-def _rounded(size: int) -> int:
-    """The bytes of torch's block for a request."""
-    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def _first_line(error: BaseException) -> str:

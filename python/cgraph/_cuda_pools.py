@@ -14,7 +14,7 @@ from cgraph._blocks import addressed
 from cgraph._driver import Handle, Pool
 from cgraph._footprint import PoolState
 from cgraph._source import levels_to_user
-from cgraph.errors import ArgumentError, ForeignError, StateError
+from cgraph.errors import ArgumentError, ForeignError, StateError, TorchError
 from cgraph.mempool import MemPool, require_options
 
 __all__ = ["CudaMemPool", "PoolHandle", "all_known", "known", "new_handle", "resolve", "state"]
@@ -22,6 +22,7 @@ __all__ = ["CudaMemPool", "PoolHandle", "all_known", "known", "new_handle", "res
 # Addresses that the pool of one capture reserves at once. There may be thousands of captures, and a
 # process has no more than 128 TiB of addresses.
 _RANGE_OF_A_CAPTURE = 4 << 30
+_BLOCK_BYTES = 512
 
 _known: weakref.WeakValueDictionary[Handle, CudaMemPool] = weakref.WeakValueDictionary()
 
@@ -31,7 +32,6 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
 
     Attributes:
         ordinal: The number of its device.
-        keepers: What tokens keep it in use with, in torch's eyes.
     """
 
     _is_made = False
@@ -53,24 +53,38 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         self._core = _core.Pool(
             _core.Device.cuda(self.ordinal), limit=limit, base=base, range_bytes=range_bytes
         )
+        if not _torch.takes_allocators():
+            raise TorchError(
+                "torch's allocator is not its native one, and its pools cannot have segments of"
+                " others: take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF"
+            )
         _torch.release_outliving()
         _torch.explain_refusals()
         _torch.watch_routing(_refuse_paused)
+        _torch.watch_captures(_torch.release_outliving)
         allocator = _torch.allocator(*self._core.functions())
         torch.cuda.MemPool.__init__(self, allocator, use_on_oom, no_split)
-        self.keepers: weakref.WeakSet[_torch.PoolKeeper] = weakref.WeakSet()
         _known[self.id] = self
+        self._is_last_resort = use_on_oom
         self._is_made = True
 
     def __del__(self) -> None:
-        """Give back what nobody uses; torch forgets the pool when its cache is emptied."""
-        if not self._is_made or sys.is_finalizing():
+        """See that torch can bear its death; the memory goes back with it, or when it can."""
+        if not self._is_made or sys.is_finalizing() or _torch.is_quiet():
             return
-        # A graph of torch's own may know the pool, and be shared with: then all stays.
-        if self.use_count() == 1 + len(self.keepers):
-            self._core.vacate([one["address"] for one in self.snapshot() if not _is_used(one)])
-        if not self.keepers:
-            _torch.outlive(self.ordinal, self.id)
+        if self.use_count() == 1:
+            _torch.outlive(self.ordinal, self.id, self._core)
+
+    def pause(self, keep: str = "discard") -> None:
+        """As :meth:`cgraph.MemPool.pause`."""
+        if self._is_last_resort:
+            raise ArgumentError(
+                "pause() of a pool with use_on_oom=True, whose blocks torch would give out when"
+                " memory is short: create it without that"
+            )
+        if _torch.is_routed(self.id):
+            raise StateError(f"pause() of {self!r} while use_mem_pool allocates from it: leave it")
+        super().pause(keep)
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
         """The pool's segments and blocks as torch's allocator knows them.
@@ -95,7 +109,7 @@ class PoolHandle(tuple[int, int]):
     mem_pool: CudaMemPool | None = None
 
     def __del__(self) -> None:
-        """Let the pool go before its keeper: see :func:`cgraph._torch.outlive`."""
+        """Let the pool go before its keeper, which knows how."""
         self.mem_pool = None
 
 
@@ -104,25 +118,26 @@ def known(handle: Handle) -> CudaMemPool | None:
     return _known.get((handle[0], handle[1]))
 
 
-def _is_used(segment: dict[str, Any]) -> bool:
-    return any(state.startswith("active") for _, _, state in addressed(segment))
-
-
-def all_known() -> list[Handle]:
-    """The tokens of the living pools whose segments are cgraph's."""
-    return [(handle[0], handle[1]) for handle in _known]
+def all_known() -> list[CudaMemPool]:
+    """The living pools whose segments are cgraph's."""
+    return list(_known.values())
 
 
 def state(handle: Handle) -> PoolState:
     """The segments of a pool and its blocks in use, as torch's allocator knows them."""
     segments = _torch.pool_segments(handle)
     blocks = [
-        (start, size)
+        (start, rounded(block["requested_size"]))
         for segment in segments
-        for start, size, state in addressed(segment)
-        if state.startswith("active")
+        for start, block in addressed(segment)
+        if block["state"].startswith("active")
     ]
     return PoolState([(one["address"], one["total_size"]) for one in segments], blocks)
+
+
+def rounded(size: int) -> int:
+    """The bytes of a block for a request. What is left of a larger block may come on top."""
+    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def new_handle() -> PoolHandle:
@@ -161,8 +176,6 @@ def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHan
     if handle.keeper is None:
         handle.keeper = _torch.PoolKeeper((handle[0], handle[1]), side, _owner(pool, mem_pool))
         handle.ordinal = ordinal
-        if mem_pool is not None:
-            mem_pool.keepers.add(handle.keeper)
     return handle
 
 
@@ -177,12 +190,17 @@ def _handle(pool: Pool | None) -> PoolHandle:
         raise ForeignError(f"pool {pool} is of the simulator, expected one of CUDA")
     if isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(half, int) for half in pool):
         if bool(pool[0]) != bool(pool[1]):
-            mem_pool = known(pool)
-            return PoolHandle(pool) if mem_pool is None else _handle_of(mem_pool)
+            return handle_of(pool)
     raise ArgumentError(
         f"pool is {pool!r}, expected a cgraph.MemPool, a torch.cuda.MemPool, graph_pool_handle() or"
         " other.pool()"
     )
+
+
+def handle_of(token: Handle) -> PoolHandle:
+    """A token that keeps the pool, where its segments are cgraph's."""
+    mem_pool = known(token)
+    return PoolHandle(token) if mem_pool is None else _handle_of(mem_pool)
 
 
 def _handle_of(pool: torch.cuda.MemPool) -> PoolHandle:

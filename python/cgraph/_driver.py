@@ -133,8 +133,8 @@ class Driver(Protocol):
     def mem_pool(self, handle: Handle) -> MemPool | None:
         """The living pool of a token, if it is one of cgraph's."""
 
-    def mem_pools(self) -> list[Handle]:
-        """The tokens of the living pools of cgraph."""
+    def mem_pools(self) -> Sequence[MemPool]:
+        """The living pools of cgraph."""
 
     def settle(self) -> None:
         """Give back what had to wait, as for the end of a capture."""

@@ -75,6 +75,7 @@ class Recording:
         self._thread = threading.get_ident()
         self._recorder = Recorder(simulator, handle.mem_pool, generators)
         self._labels = labels
+        handle.mem_pool.is_open = True
         self._meter = Meter(handle.mem_pool, handle.mem_pool.sizes, handle.mem_pool.state)
         if is_recording():
             handle.mem_pool.record()
@@ -144,6 +145,7 @@ class Recording:
         if self._labels is not None:
             self._labels.stop()
         self._recorder.over = True
+        self._handle.mem_pool.is_open = False
         _torch.leave_mode(self._recorder)
 
 

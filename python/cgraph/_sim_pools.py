@@ -37,9 +37,14 @@ class SimHandle(tuple[int, int]):
 
 
 class SimMemPool(MemPool):
-    """A pool of the simulator in force."""
+    """A pool of the simulator in force.
+
+    Attributes:
+        is_open: Whether a capture allocates from it.
+    """
 
     simulated = True
+    is_open = False
 
     def __init__(
         self,
@@ -172,6 +177,10 @@ class Pools:
             raise ForeignError(
                 f"pool {tuple(handle)} is of another device or its last user is gone, expected a"
                 f" living pool of {self._device.name}"
+            )
+        if found.is_open:
+            raise ForeignError(
+                f"pool {tuple(handle)} cannot be captured into: another capture is using it"
             )
         if found.is_paused:
             raise StateError(f"{found!r} has no memory: call its resume() first")

@@ -178,8 +178,8 @@ class CUDAGraph(_core.Graph):
             sim=captured.sim,
             retained=captured.retained,
         )
-        self._captured = captured
         self._nodes, self._number = nodes, next(_numbers)
+        self._captured = captured
         self._labels = captured.labels
         self._ended = True
         _alive[id(self)] = self

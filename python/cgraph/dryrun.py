@@ -15,11 +15,13 @@ import sys
 import time
 import types
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TextIO
 
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cgraph import _driver
 from cgraph._footprint import record_memory
@@ -111,45 +113,57 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
     driver = _driver.current()
     if driver.is_capturing():
         raise CaptureError("dry_run() inside a capture: end the capture before")
-    captured = CUDAGraph(keep_graph=True)
-    found = list(_found((function, args, kwargs)))
-    leaves = [one for one in found if isinstance(one, torch.Tensor)]
-    states = [
-        (one, {key: dict(entries) for key, entries in one.state.items()})
-        for one in found
-        if isinstance(one, torch.optim.Optimizer)
-    ]
-    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     try:
+        return _run(driver, functools.partial(function, *args, **kwargs), warmup)
+    finally:
+        # Only here all is gone that the run needed.
+        driver.empty_cache()
+
+
+def _run(driver: _driver.Driver, function: functools.partial[object], warmup: int) -> DryRun:
+    captured = CUDAGraph(keep_graph=True)
+    rollback = Rollback(leaves=_tensors_of(function), is_capturing=driver.is_capturing)
+    with ExitStack() as last:
+        last.callback(rollback.undo)
+        last.enter_context(_optimizers_put_back())
+        last.callback(captured.reset)
         with rollback, record_memory():
             warm = time.perf_counter()
             with driver.stream(driver.new_stream()):
                 for _ in range(warmup):
-                    function(*args, **kwargs)
+                    function()
                 driver.synchronize()
             warm = time.perf_counter() - warm
             with graph(captured):
                 # Alive until the end of the capture: what a caller would keep counts as held.
-                result = function(*args, **kwargs)
+                _result = function()
         began = time.perf_counter()
         captured.instantiate()
         instantiated = time.perf_counter() - began
         return DryRun(captured.memory(), warm, instantiated)
+
+
+@contextmanager
+def _optimizers_put_back() -> Iterator[None]:
+    """Put the states of optimisers back that step inside the ``with`` block."""
+    before: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any]]] = {}
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        entries = {key: dict(state) for key, state in optimizer.state.items()}
+        before.setdefault(id(optimizer), (optimizer, entries))
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        yield
     finally:
-        result = None  # noqa: F841 (its memory goes with the pool)
-        captured.reset()
-        for optimizer, before in states:
+        hook.remove()
+        for optimizer, state in before.values():
             optimizer.state.clear()
-            optimizer.state.update(before)
-        rollback.undo()
-        del rollback
-        driver.empty_cache()
+            optimizer.state.update(state)
 
 
-def _found(
-    objects: object, seen: set[int] | None = None
-) -> Iterator[torch.Tensor | torch.optim.Optimizer]:
-    """Tensors, parameters of modules, and optimisers in nested containers, closures and objects."""
+def _tensors_of(objects: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
+    """Tensors and the parameters of modules and optimisers in containers, closures and objects."""
     seen = set() if seen is None else seen
     for leaf in tree_iter(objects):
         if id(leaf) in seen:
@@ -160,10 +174,9 @@ def _found(
         elif isinstance(leaf, torch.nn.Module):
             yield from leaf.parameters()
         elif isinstance(leaf, torch.optim.Optimizer):
-            yield leaf
-            yield from _found([group["params"] for group in leaf.param_groups], seen)
+            yield from _tensors_of([group["params"] for group in leaf.param_groups], seen)
         else:
-            yield from _found(_surroundings(leaf), seen)
+            yield from _tensors_of(_surroundings(leaf), seen)
 
 
 def _surroundings(leaf: Any) -> list[object]:

@@ -181,30 +181,31 @@ def memory() -> Memory:
 
     driver = _driver.current()
     driver.settle()
+    own = list(driver.mem_pools())  # alive until all is counted
     graphs = living(driver)
-    users: dict[Handle, list[str]] = {(pool[0], pool[1]): [] for pool in driver.mem_pools()}
+    users: dict[Handle, list[str]] = {(one.id[0], one.id[1]): [] for one in own}
     for graph in graphs:
         for handle in graph.pools():
             users.setdefault((handle[0], handle[1]), []).append(graph._name)
     pools = [_of_pool(driver, handle, tuple(names)) for handle, names in users.items()]
     timelines = {handle: _timeline(driver, handle) for handle in users}
-    return Memory(tuple(pools), tuple(of_graph(graph, users) for graph in graphs), timelines)
+    return Memory(tuple(pools), tuple(of_graph(graph) for graph in graphs), timelines)
 
 
-def of_graph(graph: CUDAGraph, users: dict[Handle, list[str]] | None = None) -> GraphMemory:
-    """What one graph takes.
+def of_graph(graph: CUDAGraph) -> GraphMemory:
+    """What one graph takes; it holds something captured."""
+    from cgraph.cudagraph import living
 
-    Args:
-        graph: It holds something captured.
-        users: The names of the graphs that know each pool, if they are known.
-    """
     captured = graph._captured
     if captured is None or captured.footprint is None:
         raise StateError("memory() before a successful capture: capture something first")
-    if users is None:
-        return next(one for one in memory().graphs if one.name == graph._name)
     handles = tuple((handle[0], handle[1]) for handle in captured.pools)
-    sharing = {name for handle in handles for name in users[handle]} - {graph._name}
+    mine = set(handles)
+    sharing = {
+        other._name
+        for other in living(graph._driver)
+        if other is not graph and mine.intersection(tuple(pool) for pool in other.pools())
+    }
     per_node = _TEMPLATE_NODE * graph._has_template + _EXEC_NODE * graph._has_exec
     footprint = captured.footprint
     return GraphMemory(

@@ -31,15 +31,16 @@ class MemPool:
 
     The memory goes back to the device when the last graph and the object are gone. What tensors
     still use then stays, and goes when torch empties its cache: at ``torch.cuda.empty_cache()``, at
-    the next :class:`cgraph.graph`, or when memory is short.
+    the next :class:`cgraph.graph`, or when memory is short. So does the memory of a pool that dies
+    during a capture.
 
     Args:
         limit: The most bytes that its segments may have together. What needs more raises an
             :class:`~cgraph.errors.OutOfMemoryError` that is also torch's. Default: what the device
             has.
         base: Where its addresses are to start, a multiple of 2 MiB. If they are not free there, the
-            driver chooses. Default: an address that is the same in every process that makes its
-            pools in the same order.
+            driver chooses. Default: an address that is the same in every process whose pools get
+            their first segments in the same order.
         use_on_oom: As for ``torch.cuda.MemPool``; without meaning on the simulator.
         no_split: As for ``torch.cuda.MemPool``; without meaning on the simulator.
 
@@ -66,7 +67,13 @@ class MemPool:
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Create a pool of the driver in force."""
-        own: Any = _driver.current().mem_pool_class() if cls is MemPool else cls
+        own: Any = _driver.current().mem_pool_class()
+        if cls is not MemPool and not issubclass(cls, own):
+            raise ArgumentError(
+                f"{cls.__name__} is a subclass of cgraph.MemPool, which is one of several: expected"
+                " cgraph.MemPool itself, or a class that has one"
+            )
+        own = own if cls is MemPool else cls
         made: Self = super(MemPool, own).__new__(own)
         return made
 
@@ -89,14 +96,22 @@ class MemPool:
         """
         if isinstance(source, MemPool):
             return source
-        handle = source if isinstance(source, tuple) else source.pool()
-        found = _driver.current().mem_pool(handle)
+        if isinstance(source, tuple):
+            handle, driver = source, _driver.current()
+        else:
+            handle, driver = source.pool(), source._driver
+        found = driver.mem_pool(handle)
         if found is None:
             raise ForeignError(
                 f"pool {tuple(handle)} is no cgraph.MemPool: it is torch's own, or it is gone."
                 " Capture with pool=cgraph.MemPool(), or without a pool"
             )
         return found
+
+    @property
+    def id(self) -> Handle:
+        """Its token, which does not keep it alive."""
+        raise NotImplementedError
 
     @property
     def name(self) -> str:
@@ -126,7 +141,7 @@ class MemPool:
                 pinned host memory.
 
         Raises:
-            StateError: It is paused already.
+            StateError: It is paused already, or ``torch.cuda.use_mem_pool`` allocates from it.
             CaptureError: A capture is open on the device.
             ArgumentError: An unknown ``keep``, or the host has no room for the contents.
         """
@@ -156,7 +171,9 @@ class MemPool:
 
         - ``in_use`` and ``peak``: in segments that torch has, now and at most; on the simulator in
           blocks.
-        - ``reserved``: in segments; ``mapped``: of them with memory, none while it is paused.
+        - ``reserved``: in segments. ``mapped``: of the device; none while it is paused, and more
+          than reserved where segments have come back from a pause together and some are gone. A
+          limit counts both.
         - ``leaving``: in segments that torch has released and that go back later.
         - ``kept``: contents that a pause keeps on the host.
         - ``addresses``: reserved addresses, which cost nothing.

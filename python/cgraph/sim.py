@@ -142,9 +142,9 @@ class Simulator:
         """The living pool of a token."""
         return self.pools.known.get((handle[0], handle[1]))
 
-    def mem_pools(self) -> list[Handle]:
-        """The tokens of the living pools."""
-        return list(self.pools.known)
+    def mem_pools(self) -> Sequence[MemPool]:
+        """The living pools."""
+        return list(self.pools.known.values())
 
     def settle(self) -> None:
         """Let go what only finished work still used."""

@@ -119,22 +119,20 @@ impl Device {
     /// know of may be broken by the attempt ([`Self::mark_capture`]).
     #[doc(alias = "cuCtxSynchronize")]
     pub fn synchronize(&self) -> Result<()> {
-        let refused = |code| Error::Capture {
-            stream: format!("a stream of {}", self.name()),
-            reason: "nobody can wait for the device while a stream captures; finish the capture \
-                     first"
-                .to_owned(),
-            code,
-        };
-        if self.has_captures() {
-            return Err(refused(None));
-        }
+        self.check_captures()?;
         let waited = pages::synchronize(&**self.driver());
         self.collect();
         waited.map_err(|error| match error.code() {
-            Some(Code::STREAM_CAPTURE_UNSUPPORTED) => refused(error.code()),
+            Some(Code::STREAM_CAPTURE_UNSUPPORTED) => self.captures(error.code()),
             _ => error,
         })
+    }
+
+    /// Whether a guard or a mark of any open capture exists.
+    #[must_use]
+    pub fn has_captures(&self) -> bool {
+        self.inner.marked.load(Ordering::Acquire) > 0
+            || self.captured().values().any(|entry| entry.guarded)
     }
 
     /// Says that others have begun a capture on the device, as long as the result is held: nothing of
@@ -177,6 +175,24 @@ impl Device {
             let (after, _) = driver.mem_info()?;
             Ok((done, before.saturating_sub(after)))
         })
+    }
+
+    /// Refuses to wait for the device while a guard or a mark of any open capture exists.
+    pub(crate) fn check_captures(&self) -> Result<()> {
+        if self.has_captures() {
+            return Err(self.captures(None));
+        }
+        Ok(())
+    }
+
+    fn captures(&self, code: Option<Code>) -> Error {
+        let reason = "nobody can wait for the device while a stream captures; finish the capture \
+                      first";
+        Error::Capture {
+            stream: format!("a stream of {}", self.name()),
+            reason: reason.to_owned(),
+            code,
+        }
     }
 
     pub(crate) fn limbo(&self) -> &Limbo {
@@ -234,12 +250,6 @@ impl Device {
     /// Whether a guard of an open capture exists.
     pub(crate) fn is_guarded(&self, id: u64) -> bool {
         self.captured().get(&id).is_some_and(|entry| entry.guarded)
-    }
-
-    /// Whether a guard or a mark of any open capture exists.
-    pub(crate) fn has_captures(&self) -> bool {
-        self.inner.marked.load(Ordering::Acquire) > 0
-            || self.captured().values().any(|entry| entry.guarded)
     }
 
     pub(crate) fn bases(&self) -> &Arc<Bases> {

@@ -6,7 +6,6 @@
 //! or drops anything of it.
 
 use std::cell::RefCell;
-use std::collections::HashSet;
 use std::ffi::{c_int, c_void};
 use std::ptr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -25,6 +24,8 @@ type Allocate = extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
 type Free = extern "C" fn(*mut c_void, usize, c_int, *mut c_void);
 
 static POOLS: [Mutex<Option<Served>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
+/// Whether nobody but torch knows the pool of a slot any more.
+static CLOSED: [AtomicBool; SLOTS] = [const { AtomicBool::new(false) }; SLOTS];
 
 /// Whether some of them may have memory that is to go back.
 static WAITING: AtomicBool = AtomicBool::new(false);
@@ -44,10 +45,6 @@ struct Served {
     pool: Pool,
     /// How many segments torch has.
     segments: usize,
-    /// Those of them whose memory has gone back already, by address.
-    vacated: HashSet<u64>,
-    /// Nobody but torch knows the pool any more.
-    closed: bool,
 }
 
 /// The functions of one pool. They go on as long as torch has segments from it.
@@ -57,24 +54,14 @@ pub(crate) struct Lease {
 
 impl Lease {
     /// Takes the first free pair of functions.
-    pub(crate) fn new(pool: &Pool) -> PyResult<Self> {
-        for slot in 0..SLOTS {
-            let mut served = lock(slot);
-            drop(served.take_if(Served::is_gone));
-            if served.is_none() {
-                *served = Some(Served {
-                    pool: pool.clone(),
-                    segments: 0,
-                    vacated: HashSet::new(),
-                    closed: false,
-                });
-                return Ok(Self { slot });
-            }
-        }
-        Err(state(format!(
-            "torch knows {SLOTS} pools of cgraph already, the most there can be at once: let captures \
-             share pools, or reset graphs"
-        )))
+    pub(crate) fn new(py: Python<'_>, pool: &Pool) -> PyResult<Self> {
+        let taken = py.detach(|| (0..SLOTS).find(|slot| take(*slot, pool)));
+        taken.map(|slot| Self { slot }).ok_or_else(|| {
+            state(format!(
+                "torch knows {SLOTS} pools of cgraph already, the most there can be at once: let \
+                 captures share pools, or reset graphs"
+            ))
+        })
     }
 
     /// Which pair it is, and the addresses of its functions.
@@ -84,28 +71,12 @@ impl Lease {
     }
 }
 
-impl Lease {
-    /// Gives back the memory of segments that torch has and nobody uses any more; torch may release
-    /// them at any time later. No segment of the pool may be taken from here on.
-    pub(crate) fn vacate(&self, addresses: &[u64]) {
-        let mut slot = lock(self.slot);
-        let Some(served) = &mut *slot else { return };
-        for address in addresses {
-            if served.pool.release_segment(Address(*address)) {
-                served.vacated.insert(*address);
-            }
-        }
-        served.settle();
-    }
-}
-
 impl Drop for Lease {
     fn drop(&mut self) {
-        let mut slot = lock(self.slot);
-        if let Some(served) = &mut *slot {
-            served.closed = true;
-        }
-        drop(slot.take_if(Served::is_gone));
+        // Without the slot's lock: whoever has it may wait for work that needs the interpreter, which
+        // the thread that drops this may hold.
+        CLOSED[self.slot].store(true, Ordering::Release);
+        WAITING.store(true, Ordering::Release);
     }
 }
 
@@ -120,9 +91,24 @@ impl Served {
     }
 
     /// Whether torch has nothing of a closed pool, and all of its memory has gone back.
-    fn is_gone(&mut self) -> bool {
-        self.closed && self.segments == 0 && self.settle()
+    fn is_gone(&self, slot: usize) -> bool {
+        CLOSED[slot].load(Ordering::Acquire) && self.segments == 0 && self.settle()
     }
+}
+
+/// Lets a pool take a slot; false if another one has it.
+fn take(slot: usize, pool: &Pool) -> bool {
+    let mut served = lock(slot);
+    drop(served.take_if(|served| served.is_gone(slot)));
+    if served.is_some() {
+        return false;
+    }
+    CLOSED[slot].store(false, Ordering::Release);
+    *served = Some(Served {
+        pool: pool.clone(),
+        segments: 0,
+    });
+    true
 }
 
 /// Gives back what torch has released and what could not go back at once, as beside a capture.
@@ -137,7 +123,7 @@ pub(crate) fn settle_pools(py: Python<'_>) {
             if let Some(open) = &*served {
                 open.settle();
             }
-            drop(served.take_if(Served::is_gone));
+            drop(served.take_if(|served| served.is_gone(slot)));
         }
     });
 }
@@ -184,11 +170,11 @@ extern "C" fn free<const SLOT: usize>(
     let mut slot = lock(SLOT);
     let Some(served) = &mut *slot else { return };
     let address = start.addr() as u64;
-    if served.vacated.remove(&address) || served.pool.release_segment(Address(address)) {
+    if served.pool.release_segment(Address(address)) {
         served.segments -= 1;
         served.settle();
     }
-    drop(slot.take_if(Served::is_gone));
+    drop(slot.take_if(|served| served.is_gone(SLOT)));
 }
 
 fn lock(slot: usize) -> MutexGuard<'static, Option<Served>> {

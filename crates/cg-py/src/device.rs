@@ -68,6 +68,11 @@ impl Device {
         enter(py, || raw::word(&self.core, address))
     }
 
+    /// Whether a capture is open that cgraph knows of.
+    fn has_captures(&self) -> bool {
+        self.core.has_captures()
+    }
+
     /// Says that others have begun a capture, until the result is dropped.
     fn mark_capture(&self) -> CaptureMark {
         CaptureMark {

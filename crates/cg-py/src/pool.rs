@@ -24,6 +24,7 @@ impl Pool {
     #[new]
     #[pyo3(signature = (device, *, sim=None, limit=None, base=None, range_bytes=None))]
     fn new(
+        py: Python<'_>,
         device: &Device,
         sim: Option<&sim::Sim>,
         limit: Option<u64>,
@@ -42,7 +43,7 @@ impl Pool {
         }
         let core = builder.build();
         let lease = match sim {
-            None => Some(Lease::new(&core)?),
+            None => Some(Lease::new(py, &core)?),
             Some(_) => None,
         };
         Ok(Self {
@@ -74,8 +75,8 @@ impl Pool {
 
     /// Whether its memory is given back.
     #[getter]
-    fn is_paused(&self) -> bool {
-        self.core.is_paused()
+    fn is_paused(&self, py: Python<'_>) -> bool {
+        py.detach(|| self.core.is_paused())
     }
 
     /// A number for the functions that torch's allocator is to call, and their addresses; of a CUDA
@@ -105,8 +106,8 @@ impl Pool {
     }
 
     /// Bytes by name, as `cg_core::PoolStats` has them.
-    fn stats(&self) -> [(&'static str, u64); 7] {
-        let stats = self.core.stats();
+    fn stats(&self, py: Python<'_>) -> [(&'static str, u64); 7] {
+        let stats = py.detach(|| self.core.stats());
         [
             ("in_use", stats.in_use),
             ("peak", stats.peak),
@@ -119,8 +120,8 @@ impl Pool {
     }
 
     /// Address, bytes and bytes in use of each segment.
-    fn segment_stats(&self) -> Vec<(u64, u64, u64)> {
-        let segments = self.core.stats().segments;
+    fn segment_stats(&self, py: Python<'_>) -> Vec<(u64, u64, u64)> {
+        let segments = py.detach(|| self.core.stats().segments);
         let sizes = segments
             .iter()
             .map(|segment| (segment.address.0, segment.bytes, segment.in_use));
@@ -128,8 +129,8 @@ impl Pool {
     }
 
     /// Start and bytes of each range of addresses.
-    fn ranges(&self) -> Vec<(u64, u64)> {
-        let ranges = self.core.ranges();
+    fn ranges(&self, py: Python<'_>) -> Vec<(u64, u64)> {
+        let ranges = py.detach(|| self.core.ranges());
         ranges
             .iter()
             .map(|(start, bytes)| (start.0, *bytes))
@@ -139,14 +140,6 @@ impl Pool {
     /// Gives wholly free segments back; how many bytes that were.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         enter(py, || self.core.trim())
-    }
-
-    /// Gives back the memory of segments that torch has and nobody uses any more. The pool must take
-    /// no segments from here on.
-    fn vacate(&self, py: Python<'_>, addresses: Vec<u64>) {
-        if let Some(lease) = &self.lease {
-            py.detach(|| lease.vacate(&addresses));
-        }
     }
 
     /// Gives all memory back: `discard` or `host` says what becomes of the contents.
@@ -164,7 +157,7 @@ impl Pool {
 
     /// Maps memory at the same addresses again.
     fn resume(&self, py: Python<'_>) -> PyResult<()> {
-        if !self.core.is_paused() {
+        if !self.is_paused(py) {
             let (id, device) = (self.core.id(), self.core.device().name());
             let text = format!("pool {id} of {device} is not paused: call its pause() first");
             return Err(state(text));

@@ -45,8 +45,6 @@ from cgraph._torch.pools import (
     pool_segments,
     release_outliving,
     takes_allocators,
-    watch_pools,
-    watch_routing,
 )
 from cgraph._torch.tensors import (
     WeakStorage,
@@ -68,6 +66,7 @@ from cgraph._torch.tensors import (
     without_modes,
     wrapped,
 )
+from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools, watch_routing
 from cgraph.errors import NoDriverError, TorchError
 
 __all__ = [
@@ -101,6 +100,8 @@ __all__ = [
     "explain_refusals",
     "has_gpu",
     "is_capturing",
+    "is_quiet",
+    "is_routed",
     "is_same",
     "is_torch_graph",
     "lazy_view",
@@ -123,6 +124,7 @@ __all__ = [
     "tree_map",
     "tree_unflatten",
     "wants_gc",
+    "watch_captures",
     "watch_pools",
     "watch_routing",
     "without_modes",

@@ -33,11 +33,22 @@ class History:
                 if _is_ours:
                     _switch("all")
             _users += 1
-        self._skipped = len(self._entries())
+        self._last: dict[str, Any] | None = None
+        try:
+            self._last = next(reversed(self._entries()), None)
+        except BaseException:
+            self.close()
+            raise
 
-    def entries(self) -> list[dict[str, Any]]:
-        """What has happened since, in order."""
-        return self._entries()[self._skipped :]
+    def entries(self) -> list[dict[str, Any]] | None:
+        """What has happened since, in order; None if the record was too short to keep all of it."""
+        entries = self._entries()
+        if self._last is None:
+            return entries
+        for place in reversed(range(len(entries))):
+            if entries[place] == self._last:
+                return entries[place + 1 :]
+        return None
 
     def close(self) -> None:
         """Turn the record off again, if it was turned on for this and no other part is open."""

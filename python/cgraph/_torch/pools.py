@@ -6,9 +6,7 @@ import ctypes
 import functools
 import inspect
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,7 +14,8 @@ import torch
 from cgraph import _core
 from cgraph._driver import Handle
 from cgraph._torch.host import HostGraph, on_stream, quiet
-from cgraph.errors import ForeignError, OutOfMemoryError, TorchError
+from cgraph._torch.watch import is_quiet
+from cgraph.errors import ForeignError, OutOfMemoryError
 
 __all__ = [
     "PoolKeeper",
@@ -32,8 +31,6 @@ __all__ = [
     "pool_segments",
     "release_outliving",
     "takes_allocators",
-    "watch_pools",
-    "watch_routing",
 ]
 
 
@@ -177,6 +174,7 @@ class PoolKeeper:
     def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
         self.handle = handle
         self._owner = owner
+        self._graph: Any = None
         try:
             self._graph = _empty_graph(handle, side)
         except RuntimeError as error:
@@ -191,7 +189,11 @@ class PoolKeeper:
             ) from error
 
     def __del__(self) -> None:
-        """Let the owner go before the graph: see :func:`outlive`."""
+        """Let graph and owner go in an order in which torch can bear it."""
+        graph = self._graph
+        if graph is not None and not sys.is_finalizing() and is_quiet():
+            # The owner is the last user then, and gives the memory back at once.
+            graph.reset()
         self._owner = None
 
 
@@ -203,22 +205,28 @@ def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
     return graph
 
 
-def outlive(ordinal: int, handle: Handle) -> None:
+def outlive(ordinal: int, handle: Handle, *also: object) -> None:
     """Keep a pool in use until after the ``MemPool`` object, which is about to die.
 
-    torch's destructor ends the process if it finds itself the last user during any capture or
-    ``use_mem_pool``: it then waits for events, and its exception has nowhere to go.
+    torch's destructor ends the process if it finds itself the last user while :func:`is_quiet` is
+    false: it waits for events then, and its exception has nowhere to go.
+
+    Args:
+        ordinal: The device's number.
+        handle: The pool's token.
+        *also: Kept alive as long.
     """
-    _outliving.append(PoolLease(ordinal, handle))
+    _outliving.append((PoolLease(ordinal, handle), also))
 
 
 def release_outliving() -> None:
-    """Let the pools go whose objects are gone by now."""
-    while _outliving:
-        _outliving.pop().release()
+    """Let the pools go whose objects are gone by now; torch's next emptying gives them back."""
+    with suppress(IndexError):
+        while True:
+            _outliving.pop()[0].release()
 
 
-_outliving: list[PoolLease] = []
+_outliving: list[tuple[PoolLease, object]] = []
 
 
 class PoolLease:
@@ -253,53 +261,3 @@ class PoolLease:
 def end_routing(ordinal: int, handle: Handle) -> None:
     """End the allocator's routing to a pool where a failed capture has left it."""
     torch._C._cuda_endAllocateToPool(ordinal, handle)
-
-
-_watchers: dict[tuple[int, int], Callable[[Handle], None]] = {}
-
-
-_routing_checks: list[Callable[[Handle], None]] = []
-
-
-@functools.cache
-def watch_routing(check: Callable[[Handle], None]) -> None:
-    """Call ``check`` with the pool of each ``torch.cuda.use_mem_pool``, before it begins."""
-    _install_pool_watch()
-    _routing_checks.append(check)
-
-
-@contextmanager
-def watch_pools(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
-    """Report the pools of a device that ``torch.cuda.use_mem_pool`` routes this thread to.
-
-    torch newer than 2.11 keeps such pools itself.
-    """
-    _install_pool_watch()
-    key = (threading.get_ident(), ordinal)
-    _watchers[key] = seen
-    try:
-        yield
-    finally:
-        _watchers.pop(key, None)
-
-
-@functools.cache
-def _install_pool_watch() -> None:
-    module: Any = torch.cuda.memory
-    name = "_cuda_beginAllocateCurrentThreadToPool"
-    begin = getattr(module, name, None)
-    if begin is None:
-        raise TorchError(
-            f"torch {torch.__version__} has no torch.cuda.memory.{name}, through which cgraph sees"
-            " the pools of use_mem_pool: use a torch that this cgraph supports (2.8 to 2.15)"
-        )
-
-    def watched(device: int, handle: Handle) -> None:
-        for check in _routing_checks:
-            check(handle)
-        watcher = _watchers.get((threading.get_ident(), device))
-        if watcher is not None:
-            watcher(handle)
-        begin(device, handle)
-
-    setattr(module, name, watched)

@@ -25,6 +25,8 @@ pub(super) struct Book {
 /// A whole segment that was released.
 pub(super) struct Leaving {
     pub(super) backing: Arc<Backing>,
+    /// Larger than that of any segment released before.
+    number: u64,
     /// The device has been waited for since then.
     pub(super) passed: bool,
 }
@@ -35,6 +37,8 @@ pub(super) struct Segment {
     /// A number that no other segment or block of the pool has, also where one was before.
     pub(super) number: u64,
     pub(super) usage: Usage,
+    /// How often a block was taken from it.
+    pub(super) taken: u64,
 }
 
 /// Who has a segment.
@@ -129,6 +133,7 @@ impl Book {
             backing,
             number,
             usage,
+            taken: 0,
         };
         self.segments.insert(address, segment);
     }
@@ -141,12 +146,35 @@ impl Book {
         }
         if let Some(segment) = self.segments.remove(&address.0) {
             self.in_use -= segment.backing.bytes();
+            let number = self.fresh();
             self.leaving.push(Leaving {
                 backing: segment.backing,
+                number,
                 passed: false,
             });
         }
         true
+    }
+
+    /// What was released until now; see [`Self::passed`].
+    pub(super) fn released(&self) -> u64 {
+        self.next
+    }
+
+    /// The device has been waited for since [`Self::released`] was asked.
+    pub(super) fn passed(&mut self, released: u64) {
+        let seen = self.leaving.iter_mut().filter(|one| one.number <= released);
+        seen.for_each(|one| one.passed = true);
+    }
+
+    /// The segments in which nothing is in use, by address, and how often each was used.
+    pub(super) fn free(&self) -> BTreeMap<u64, (u64, u64)> {
+        let free = self
+            .segments
+            .iter()
+            .filter(|(_, segment)| segment.is_free());
+        free.map(|(address, segment)| (*address, (segment.number, segment.taken)))
+            .collect()
     }
 
     /// Bytes of all segments, released ones included.
@@ -174,6 +202,9 @@ impl Book {
     }
 
     fn enter(&mut self, block: u64, placed: Placed) {
+        if let Some(segment) = self.segments.get_mut(&placed.segment) {
+            segment.taken += 1;
+        }
         self.blocks.insert(block, placed);
         self.count(placed.size);
     }

@@ -39,7 +39,8 @@ impl PoolBuilder {
     }
 
     /// Where its addresses are to start; if they are not free there, the driver chooses. Default: a
-    /// base of its own, the same in every process that makes its pools in the same order.
+    /// base of its own, the same in every process whose pools get their first segments in the same
+    /// order. Each device has 1 TiB for that; pools beyond it lie where the driver likes.
     #[must_use]
     pub fn base(mut self, address: Address) -> Self {
         self.base = Some(address);

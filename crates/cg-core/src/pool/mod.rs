@@ -220,16 +220,16 @@ impl Shared {
     /// Memory for another segment, if the limit allows it.
     fn grow(&self, book: &Book, requested: u64) -> Result<Arc<Backing>> {
         let bytes = round_up(requested, self.addresses.granularity()?);
-        let reserved = book.taken();
-        if let Some(limit) = self.limit
-            && bytes > limit.saturating_sub(reserved)
-        {
-            return Err(Error::OutOfMemory {
-                requested,
-                in_use: book.in_use,
-                reserved,
-                limit,
-            });
+        if let Some(limit) = self.limit {
+            let reserved = book.taken();
+            if bytes > limit.saturating_sub(reserved) {
+                return Err(Error::OutOfMemory {
+                    requested,
+                    in_use: book.in_use,
+                    reserved,
+                    limit,
+                });
+            }
         }
         // A capture may be what needs the memory: the owners take care not to break it.
         Backing::new(&self.addresses, &self.gate, bytes).map(Arc::new)

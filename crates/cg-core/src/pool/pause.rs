@@ -29,19 +29,25 @@ impl Pool {
     pub fn trim(&self) -> Result<u64> {
         let _turn = self.turn();
         let _open = self.shared.gate.pass()?;
-        // Work that this crate does not know may still run, and what is parked for work that has
-        // passed goes with it.
+        // What is parked for work that has passed goes first, and may have been in the way.
         self.device().synchronize()?;
+        let (released, free) = {
+            let book = self.shared.book();
+            (book.released(), book.free())
+        };
+        // Work that this crate does not know may have used what was free by then.
+        pages::synchronize(&**self.device.driver())?;
         let mut spare = Vec::new();
         let before = {
             let mut book = self.shared.book();
             let before = book.mapped();
-            book.leaving.iter_mut().for_each(|one| one.passed = true);
+            book.passed(released);
             if !self.shared.is_held() {
-                book.segments.retain(|_, segment| {
-                    let is_free = segment.is_free();
-                    spare.extend(is_free.then(|| Arc::clone(&segment.backing)));
-                    !is_free
+                book.segments.retain(|address, segment| {
+                    let unused = free.get(address) == Some(&(segment.number, segment.taken));
+                    let is_spare = unused && segment.is_free();
+                    spare.extend(is_spare.then(|| Arc::clone(&segment.backing)));
+                    !is_spare
                 });
             }
             before
@@ -71,6 +77,7 @@ impl Pool {
         if gate.is_closed() {
             return Err(gate.paused());
         }
+        self.device.check_captures()?;
         // From here on nothing new comes, and what was coming is on the device.
         gate.set_closed(true);
         let left = self.leave(keep);
@@ -127,17 +134,20 @@ impl Pool {
             Err(TryLockError::Poisoned(turn)) => turn.into_inner(),
             Ok(turn) => turn,
         };
-        let released = self.shared.book().leaving.len();
+        let (released, all_passed) = {
+            let book = self.shared.book();
+            let all_passed = book.leaving.iter().all(|one| one.passed);
+            (book.released(), all_passed)
+        };
         // While the process exits, nothing is given back and nobody can be waited for.
-        if released == 0 || is_exiting() {
+        if is_exiting() {
             return;
         }
-        let waited = self.is_paused()
+        let waited = all_passed
+            || self.is_paused()
             || (!self.device.has_captures() && pages::synchronize(&**self.device.driver()).is_ok());
         if waited {
-            let mut book = self.shared.book();
-            let seen = book.leaving.iter_mut().take(released);
-            seen.for_each(|one| one.passed = true);
+            self.shared.book().passed(released);
         }
         self.shared.let_go();
     }

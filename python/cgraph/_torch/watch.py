@@ -1,0 +1,124 @@
+"""What others do with torch's allocator: captures of torch's own, and routing to pools."""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph import _core
+from cgraph._driver import Handle
+from cgraph._torch.host import is_capturing
+from cgraph.errors import TorchError
+
+__all__ = ["is_quiet", "is_routed", "watch_captures", "watch_pools", "watch_routing"]
+
+_BEGIN = "_cuda_beginAllocateCurrentThreadToPool"
+_END = "_cuda_endAllocateToPool"
+
+_watchers: dict[tuple[int, int], Callable[[Handle], None]] = {}
+_checks: list[Callable[[Handle], None]] = []
+_routed: Counter[Handle] = Counter()
+_marks: weakref.WeakKeyDictionary[Any, _core.CaptureMark] = weakref.WeakKeyDictionary()
+
+
+def is_quiet() -> bool:
+    """Whether no capture is open and nothing is routed to a pool, as far as can be known."""
+    if not torch.cuda.is_initialized():
+        return True
+    device = _core.Device.cuda(torch.cuda.current_device())
+    return not _routed and not device.has_captures() and not is_capturing()
+
+
+def is_routed(handle: Handle) -> bool:
+    """Whether some thread allocates from a pool now, through ``torch.cuda.use_mem_pool``."""
+    return _routed[handle[0], handle[1]] > 0
+
+
+@functools.cache
+def watch_routing(check: Callable[[Handle], None]) -> None:
+    """Call ``check`` with the pool of each ``torch.cuda.use_mem_pool``, before it begins."""
+    _install()
+    _checks.append(check)
+
+
+@contextmanager
+def watch_pools(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
+    """Report the pools of a device that ``torch.cuda.use_mem_pool`` routes this thread to.
+
+    torch newer than 2.11 keeps such pools itself.
+    """
+    _install()
+    key = (threading.get_ident(), ordinal)
+    _watchers[key] = seen
+    try:
+        yield
+    finally:
+        _watchers.pop(key, None)
+
+
+@functools.cache
+def watch_captures(ended: Callable[[], None]) -> None:
+    """Mark the captures of torch's own graph class as cgraph marks its own.
+
+    Args:
+        ended: Called when one of them has ended.
+    """
+    classes: list[Any] = torch._C._CUDAGraph.__subclasses__()
+    of_torch = [one for one in classes if one.__module__.startswith("torch.")]
+    for one in of_torch:
+        begin, end, reset = one.capture_begin, one.capture_end, one.reset
+        one.capture_begin = functools.partialmethod(_begin_capture, begin)
+        one.capture_end = functools.partialmethod(_end_capture, end, ended)
+        one.reset = functools.partialmethod(_end_capture, reset, ended)
+
+
+def _begin_capture(graph: Any, begin: Any, *args: Any, **kwargs: Any) -> Any:
+    mark = _core.Device.cuda(torch.cuda.current_device()).mark_capture()
+    begun = begin(graph, *args, **kwargs)
+    _marks[graph] = mark
+    return begun
+
+
+def _end_capture(graph: Any, end: Any, ended: Callable[[], None]) -> Any:
+    try:
+        return end(graph)
+    finally:
+        if _marks.pop(graph, None) is not None:
+            ended()
+
+
+@functools.cache
+def _install() -> None:
+    module: Any = torch.cuda.memory
+    missing = [name for name in (_BEGIN, _END) if not hasattr(module, name)]
+    if missing:
+        raise TorchError(
+            f"torch {torch.__version__} has no torch.cuda.memory.{missing[0]}, through which cgraph"
+            " sees the pools of use_mem_pool: use a torch that this cgraph supports (2.8 to 2.15)"
+        )
+    begin, end = getattr(module, _BEGIN), getattr(module, _END)
+
+    def watched_begin(device: int, handle: Handle) -> None:
+        for check in _checks:
+            check(handle)
+        watcher = _watchers.get((threading.get_ident(), device))
+        if watcher is not None:
+            watcher(handle)
+        begin(device, handle)
+        _routed[handle[0], handle[1]] += 1
+
+    def watched_end(device: int, handle: Handle) -> None:
+        end(device, handle)
+        _routed[handle[0], handle[1]] -= 1
+        if _routed[handle[0], handle[1]] <= 0:
+            del _routed[handle[0], handle[1]]
+
+    setattr(module, _BEGIN, watched_begin)
+    setattr(module, _END, watched_end)
