@@ -108,10 +108,11 @@ class MemPool:
             )
         return found
 
-    @property
-    def id(self) -> Handle:
-        """Its token, which does not keep it alive."""
-        raise NotImplementedError
+    if TYPE_CHECKING:  # torch's property must be found behind this class
+
+        @property
+        def id(self) -> Handle:
+            """Its token, which does not keep it alive."""
 
     @property
     def name(self) -> str:

@@ -247,6 +247,7 @@ def test_traps_T79_T80_no_eager_work_uses_the_workspace_of_a_capture() -> None:
 
 
 def test_torchs_snapshot_and_statistics_show_the_pool() -> None:
+    free()
     before = torch.cuda.memory_reserved()
     pool = cgraph.MemPool()
     with torch.cuda.use_mem_pool(pool):
@@ -258,9 +259,10 @@ def test_torchs_snapshot_and_statistics_show_the_pool() -> None:
     assert tuple(segment["segment_pool_id"]) == tuple(pool.id)
     torch.cuda.empty_cache()
     assert pool.segments()
-    del x, pool
+    del pool
+    del x
     torch.cuda.empty_cache()
-    assert torch.cuda.memory_reserved() <= before
+    assert torch.cuda.memory_reserved() == before
 
 
 def test_torchs_graphs_capture_into_a_pool_of_cgraph() -> None:
@@ -339,5 +341,113 @@ def test_base_addresses_are_kept() -> None:
             x = torch.ones(1000, device="cuda")
         assert pool.segments()[0][0] == base == x.data_ptr()
         del x, pool
-        assert not cgraph.memory().pools
         torch.cuda.empty_cache()
+
+
+def test_the_memory_of_a_graph_goes_with_it_at_once_and_without_emptying_any_cache() -> None:
+    x, graph = fresh(lab, 4 * MIB), cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        y = x * 2
+    torch.cuda.synchronize()
+    before = torch.cuda.mem_get_info()[0]
+    size = graph.memory().reserved
+    del y
+    graph.reset()
+    assert torch.cuda.mem_get_info()[0] - before >= size >= 16 * MIB
+
+
+def test_a_failed_capture_gives_its_memory_back_at_once() -> None:
+    x = fresh(lab, 4 * MIB)
+    free()
+    before = torch.cuda.mem_get_info()[0]
+
+    def fail() -> None:
+        y = x * 2
+        del y
+        raise KeyError
+
+    with pytest.raises(KeyError), cgraph.graph(cgraph.CUDAGraph()):
+        fail()
+    assert before - torch.cuda.mem_get_info()[0] <= 2 * MIB
+
+
+def test_the_token_of_a_pool_that_is_gone_is_refused() -> None:
+    x, pool, graph = fresh(lab, 64), cgraph.MemPool(), cgraph.CUDAGraph()
+    with cgraph.graph(graph, pool=pool):
+        y = x * 2
+    token = tuple(pool.id)
+    del y, pool, graph
+    gc.collect()
+    with pytest.raises(CgraphError, match="last user"), lab.use(lab.stream()):
+        cgraph.CUDAGraph().capture_begin(pool=token)
+    again, z = cgraph.CUDAGraph(), None
+    with cgraph.graph(again):
+        z = x * 3
+    again.replay()
+    assert torch.equal(z, x * 3)
+
+
+def test_a_pool_dies_beside_a_capture_of_torchs_own_and_inside_use_mem_pool() -> None:
+    x, doomed, other = fresh(lab, 64), [], cgraph.MemPool()
+    for _ in range(3):
+        graph = cgraph.CUDAGraph()
+        with cgraph.graph(graph):
+            y = x * 2
+        doomed.append((graph, y, cgraph.MemPool()))
+        del graph, y
+    theirs = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(theirs):
+        z = x * 3
+        doomed.pop()
+        gc.collect()
+        z = z + 1
+    with torch.cuda.use_mem_pool(other):
+        doomed.pop()
+        gc.collect()
+        kept = x * 5
+    x.normal_()
+    theirs.replay()
+    assert torch.equal(z, x * 3 + 1)
+    assert bool((kept != 0).any())
+    doomed.clear()
+    del kept, other
+    free()
+    assert not cgraph.memory().pools
+
+
+def test_a_pool_of_last_resort_and_one_in_use_are_not_paused() -> None:
+    pool, last = cgraph.MemPool(), cgraph.MemPool(use_on_oom=True)
+    with pytest.raises(CgraphError, match="use_on_oom"):
+        last.pause()
+    with torch.cuda.use_mem_pool(pool), pytest.raises(StateError, match="use_mem_pool"):
+        pool.pause()
+    assert not pool.is_paused
+    pool.pause()
+    pool.resume()
+
+
+def test_the_peak_of_a_recorded_capture_is_at_least_what_it_holds() -> None:
+    x = fresh(lab, 23 * MIB // 8)
+    graph = cgraph.CUDAGraph()
+    with cgraph.record_memory(), cgraph.graph(graph):
+        y = x * 2  # 11.5 MiB, in a segment of 12
+    used = graph.memory()
+    assert used.peak == used.held == y.numel() * 4
+    assert used.reserved == 12 * MIB
+
+
+def test_a_paused_pool_of_use_mem_pool_inside_a_capture_is_known_to_the_graph() -> None:
+    x, other, graph = fresh(lab, 64), cgraph.MemPool(), cgraph.CUDAGraph()
+    with cgraph.graph(graph), torch.cuda.use_mem_pool(other):
+        y = x * 2
+    other.pause()
+    del other
+    gc.collect()
+    with pytest.raises(StateError, match="paused"):
+        graph.replay()
+    (own, brought) = graph.pools()
+    cgraph.MemPool.of(brought).resume()
+    x.normal_()
+    graph.replay()
+    assert torch.equal(y, x * 2)
+    assert tuple(own) != tuple(brought)
