@@ -73,25 +73,32 @@ def watch_captures(ended: Callable[[], None]) -> None:
     classes: list[Any] = torch._C._CUDAGraph.__subclasses__()
     of_torch = [one for one in classes if one.__module__.startswith("torch.")]
     for one in of_torch:
-        begin, end, reset = one.capture_begin, one.capture_end, one.reset
-        one.capture_begin = functools.partialmethod(_begin_capture, begin)
-        one.capture_end = functools.partialmethod(_end_capture, end, ended)
-        one.reset = functools.partialmethod(_end_capture, reset, ended)
+        one.capture_begin = _marking(one.capture_begin)
+        one.capture_end = _unmarking(one.capture_end, ended)
+        one.reset = _unmarking(one.reset, ended)
 
 
-def _begin_capture(graph: Any, begin: Any, *args: Any, **kwargs: Any) -> Any:
-    mark = _core.Device.cuda(torch.cuda.current_device()).mark_capture()
-    begun = begin(graph, *args, **kwargs)
-    _marks[graph] = mark
-    return begun
+def _marking(begin: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(begin)
+    def marked(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        mark = _core.Device.cuda(torch.cuda.current_device()).mark_capture()
+        begun = begin(graph, *args, **kwargs)
+        _marks[graph] = mark
+        return begun
+
+    return marked
 
 
-def _end_capture(graph: Any, end: Any, ended: Callable[[], None]) -> Any:
-    try:
-        return end(graph)
-    finally:
-        if _marks.pop(graph, None) is not None:
-            ended()
+def _unmarking(end: Callable[..., Any], ended: Callable[[], None]) -> Callable[..., Any]:
+    @functools.wraps(end)
+    def unmarked(graph: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return end(graph, *args, **kwargs)
+        finally:
+            if _marks.pop(graph, None) is not None:
+                ended()
+
+    return unmarked
 
 
 @functools.cache
