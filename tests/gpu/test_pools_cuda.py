@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import random
 import threading
@@ -39,6 +40,8 @@ def free() -> int:
 
 
 def resident() -> int:
+    """Bytes that the process has of the host, without what is free in libc's heap."""
+    ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
