@@ -230,7 +230,7 @@ class Recording:
             failure.__cause__ = error
             raise failure
         try:
-            self._footprint = self._meter.finish(_torch.clear_workspaces, self._events())
+            self._footprint = self._meter.finish(_torch.clear_workspaces, self._events)
             return self._captured()
         except BaseException:
             self._close()
@@ -287,7 +287,10 @@ class Recording:
             return None
         from cgraph.timeline import Action, Event
 
-        entries = self._history.entries()
+        try:
+            entries = self._history.entries()
+        finally:
+            self._close_history()
         if entries is None:
             warnings.warn(
                 "the record of torch's allocator is too short for this capture, which is therefore"
@@ -422,10 +425,13 @@ class Recording:
             self._leases.append(_torch.PoolLease(self._ordinal, handle))
             self._others.append(_cuda_pools.handle_of(handle))
 
+    def _close_history(self) -> None:
+        history, self._history = self._history, None
+        if history is not None:
+            history.close()
+
     def _close(self) -> None:
-        if self._history is not None:
-            self._history.close()
-            self._history = None
+        self._close_history()
         _torch.clear_workspaces()
         self._host.reset()
         if self._companion is not None:

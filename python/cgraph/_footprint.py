@@ -98,23 +98,26 @@ class Meter:
         self._began = time.perf_counter()
 
     def finish(
-        self, release_workspaces: Callable[[], None], events: list[Event] | None
+        self,
+        release_workspaces: Callable[[], None],
+        events: Callable[[], list[Event] | None],
     ) -> Footprint:
         """What the capture, which has ended, has done.
 
         Args:
             release_workspaces: Lets library workspaces go.
-            events: What happened to the pool meanwhile, if that was recorded.
+            events: Gives what has happened to the pool since the begin, if that was recorded.
         """
         seconds = time.perf_counter() - self._began
         with_workspaces = self._weigh()
         release_workspaces()
         after = self._weigh()
+        recorded = events()
         return Footprint(
             reserved=max(0, after.reserved - self._before.reserved),
             held=max(0, after.in_use - self._before.in_use),
             workspace=max(0, with_workspaces.in_use - after.in_use),
-            timeline=None if events is None else self._timeline(self._look(), events),
+            timeline=None if recorded is None else self._timeline(self._look(), recorded),
             where=self._where,
             seconds=seconds,
         )

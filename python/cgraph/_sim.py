@@ -117,7 +117,7 @@ class Recording:
                 raise
         self._end_recording()
         template = self._capture.finish()
-        footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded())
+        footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
         template.retain_pool(self._handle.mem_pool._core)
         return Captured(
             template,

@@ -438,6 +438,22 @@ def test_the_peak_of_a_recorded_capture_is_at_least_what_it_holds() -> None:
     assert used.reserved == 12 * MIB
 
 
+def test_recording_ends_with_each_capture_and_leaves_a_record_of_the_user_alone() -> None:
+    matrix, kept = fresh(lab, 256, 256), []
+    warm(matrix)
+    for mine in (False, True):
+        if mine:
+            torch.cuda.memory._record_memory_history(context=None)
+        graph = cgraph.CUDAGraph()
+        with cgraph.record_memory(), cgraph.graph(graph):
+            kept.append(product(matrix))
+        used = graph.memory()
+        assert torch._C._cuda_isHistoryEnabled() is mine
+        assert used.timeline is not None and used.timeline.held == used.held == 4 * 256 * 256
+        assert used.peak is not None and used.peak >= used.workspace + used.held
+    torch.cuda.memory._record_memory_history(None)
+
+
 def test_a_paused_pool_of_use_mem_pool_inside_a_capture_is_known_to_the_graph() -> None:
     x, other, graph = fresh(lab, 64), cgraph.MemPool(), cgraph.CUDAGraph()
     with cgraph.graph(graph), torch.cuda.use_mem_pool(other):
