@@ -101,10 +101,10 @@ class SimLab:
         self.simulator.synchronize()
 
     def in_pool(self, tensor: torch.Tensor, handle: Any) -> bool:
-        return self.simulator.pools.resolve(handle).mem_pool.find(tensor) is not None
+        return self.simulator.pools.known[tuple(handle)].find(tensor) is not None
 
     def segments(self, handle: Any) -> int:
-        return len(self.simulator.pools.resolve(handle).mem_pool.segments())
+        return len(self.simulator.pools.known[tuple(handle)].segments())
 
 
 def fresh(lab: Lab, *shape: int) -> torch.Tensor:

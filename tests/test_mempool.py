@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from typing import Any
 
 import pytest
@@ -266,3 +267,27 @@ def test_stats_have_their_names_and_agree_with_the_segments(lab: Lab) -> None:
     assert 2 * 4 * MIB <= stats["in_use"] <= stats["peak"] <= stats["reserved"]
     assert stats["addresses"] == sum(size for _, size in pool.ranges())
     assert f"{stats['mapped']} bytes" in repr(pool) and "MemPool" in repr(pool)
+
+
+def test_a_pool_that_a_capture_uses_is_refused_to_another(sim: SimLab) -> None:
+    x, pool = fresh(sim, 64), MemPool()
+    first = cgraph.CUDAGraph()
+    refused: list[BaseException] = []
+
+    def capture_too() -> None:
+        with sim.use(sim.stream()):
+            try:
+                cgraph.CUDAGraph().capture_begin(pool=pool, capture_error_mode="thread_local")
+            except ForeignError as error:
+                refused.append(error)
+
+    with cgraph.graph(first, pool=pool, capture_error_mode="thread_local"):
+        y = x * 2
+        thread = threading.Thread(target=capture_too)
+        thread.start()
+        thread.join()
+    (error,) = refused
+    assert "another capture" in str(error)
+    first.replay()
+    sim.sync()
+    assert torch.equal(y, x * 2)
