@@ -135,7 +135,7 @@ class MemPool:
         Waits for all work of the device. Until :meth:`resume`, captures into the pool and replays
         of its graphs raise :class:`~cgraph.errors.StateError`. Nothing can keep other work from
         tensors that lie in the pool: on a GPU it fails with an illegal address, which ends all
-        work of the process there.
+        work of the process there. torch's own graphs in the pool are such work.
 
         Args:
             keep: What becomes of the contents: ``"discard"`` loses them, ``"host"`` keeps them in
