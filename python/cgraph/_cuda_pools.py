@@ -70,7 +70,7 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
 
     def __del__(self) -> None:
         """See that torch can bear its death; the memory goes back with it, or when it can."""
-        if not self._is_made or sys.is_finalizing() or _torch.is_quiet():
+        if not self._is_made or sys.is_finalizing() or _torch.is_quiet(self.ordinal):
             return
         if self.use_count() == 1:
             _torch.outlive(self.ordinal, self.id, self._core)

@@ -76,3 +76,29 @@ def test_a_graphed_module_refuses_inputs_of_the_other_device() -> None:
             model(torch.randn(4, 8, device="cuda:0"))
         x = torch.randn(4, 8, device="cuda:1")
         assert torch.equal(model(x), nn.functional.linear(x, model.weight, model.bias))
+
+
+def test_a_pool_of_a_capturing_device_dies_while_another_device_is_current() -> None:
+    x, doomed, graph = torch.randn(64, device="cuda:0"), cgraph.MemPool(), cgraph.CUDAGraph()
+    with torch.cuda.use_mem_pool(doomed):
+        kept = x * 5
+    with cgraph.graph(graph):
+        y = x * 2
+        with torch.cuda.device(1):
+            del doomed
+        y = y + 1
+    x.normal_()
+    graph.replay()
+    assert torch.equal(y, x * 2 + 1)
+    assert kept.shape == x.shape
+
+
+def test_a_capture_that_is_abandoned_on_another_device_leaves_that_one_current() -> None:
+    x, graph = torch.randn(64, device="cuda:0"), cgraph.CUDAGraph()
+    with torch.cuda.stream(torch.cuda.Stream()):
+        graph.capture_begin()
+        x * 2
+        with torch.cuda.device(1):
+            graph.reset()
+            assert torch.cuda.current_device() == 1
+    assert torch.cuda.current_device() == 0

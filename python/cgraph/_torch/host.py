@@ -128,13 +128,16 @@ _has_gpu = False
 
 @contextmanager
 def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Make a stream of the current device current, at a tenth of ``torch.cuda.stream``'s cost."""
+    """Make a stream and its device current, at a tenth of ``torch.cuda.stream``'s cost."""
+    device = torch.cuda.current_device()
     before = torch._C._cuda_getCurrentStream(stream.device_index)
     _set_stream(stream.stream_id, stream.device_index, stream.device_type)
     try:
         yield
     finally:
+        # Setting a stream also sets its device, which need not be the one of before.
         _set_stream(*before)
+        torch.cuda.set_device(device)
 
 
 def _set_stream(number: int, device_index: int, device_type: int) -> None:

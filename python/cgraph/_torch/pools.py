@@ -173,6 +173,7 @@ class PoolKeeper:
 
     def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
         self.handle = handle
+        self._ordinal = side.device_index
         self._owner = owner
         self._graph: Any = None
         try:
@@ -191,7 +192,7 @@ class PoolKeeper:
     def __del__(self) -> None:
         """Let graph and owner go in an order in which torch can bear it."""
         graph = self._graph
-        if graph is not None and not sys.is_finalizing() and is_quiet():
+        if graph is not None and not sys.is_finalizing() and is_quiet(self._ordinal):
             # The owner is the last user then, and gives the memory back at once.
             graph.reset()
         self._owner = None

@@ -28,11 +28,13 @@ _routed: Counter[Handle] = Counter()
 _marks: weakref.WeakKeyDictionary[Any, _core.CaptureMark] = weakref.WeakKeyDictionary()
 
 
-def is_quiet() -> bool:
-    """Whether no capture is open and nothing is routed to a pool, as far as can be known."""
-    if not torch.cuda.is_initialized():
-        return True
-    device = _core.Device.cuda(torch.cuda.current_device())
+def is_quiet(ordinal: int) -> bool:
+    """Whether a device has no open capture and routes nothing to a pool, as far as can be known.
+
+    Args:
+        ordinal: The device's number; another one may be current.
+    """
+    device = _core.Device.cuda(ordinal)
     return not _routed and not device.has_captures() and not is_capturing()
 
 
