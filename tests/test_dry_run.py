@@ -131,6 +131,8 @@ def test_a_training_step_leaves_parameters_gradients_and_random_state_as_before(
     assert torch.equal(random_state(lab), state)
 
 
+# A copy of an optimiser has forgotten that torch warned already, or need not.
+@pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
 def test_a_step_after_a_dry_run_is_the_step_without_it(sim: SimLab) -> None:
     trainer = Trainer(sim, OPTIMISERS["adam"])
     twin = copy.deepcopy(trainer)

@@ -23,6 +23,10 @@ def syncs(lab: Lab, x: torch.Tensor) -> float:
     return x.sum().item()
 
 
+def waits_for_the_device(lab: Lab, x: torch.Tensor) -> None:
+    lab.sync()
+
+
 def needs_a_shape(lab: Lab, x: torch.Tensor) -> torch.Tensor:
     return x.nonzero()
 
@@ -48,6 +52,7 @@ BODIES: list[tuple[Body, type[BaseException], str]] = [
     (raises, ValueError, "the body's own"),
     (draws_and_raises, ValueError, "the body's own"),
     (syncs, RuntimeError, "captur"),
+    (waits_for_the_device, RuntimeError, "captur"),
     (needs_a_shape, RuntimeError, "captur"),
     (forks, CaptureError, "joined"),
     (allocates_too_much, (MemoryError, RuntimeError), "memory"),

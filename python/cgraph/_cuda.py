@@ -260,7 +260,7 @@ class Recording:
         try:
             self._host.capture_begin(tuple(self._handle), mode)
         except BaseException:
-            self._end_host()
+            self._end_well(self._host, self._stream, self._handle)
             self._end_companion()
             raise
         self._context.enter_context(_torch.watch_pools(self._ordinal, self._pool_seen))
@@ -318,39 +318,49 @@ class Recording:
         with ExitStack() as last:
             last.callback(self._forget_mark)
             last.callback(self._context.close)
-            last.callback(self._end_companion)
             if self._labels is not None:
                 # Any thread may look for labels, and must not find a graph that is going.
                 self._labels.over = True
-            return self._end_host()
+            error: Exception | None = None
+            try:
+                error = self._end_well(self._host, self._stream, self._handle)
+            finally:
+                # A wait for the whole device breaks this one as well.
+                also = self._end_companion()
+            return error or also
 
-    def _end_host(self) -> Exception | None:
-        """End the host's capture; its error, if it has one. The host is then healthy in any case.
+    def _end_companion(self) -> Exception | None:
+        if self._companion is None:
+            return None
+        with _torch.on_stream(self._side):
+            return self._end_well(self._companion, self._side, None)
+
+    def _end_well(
+        self, graph: Any, on: torch.cuda.Stream, handle: PoolHandle | None
+    ) -> Exception | None:
+        """End a capture; its error, if it has one. The graph is then healthy in any case.
 
         torch ends its bookkeeping (routing of both allocators, random state) only after a capture
         that ended well. So after a failure an empty capture is begun in its place and ended well.
         """
         try:
-            _quietly(self._host.capture_end)
+            _quietly(graph.capture_end)
         except Exception as error:  # torch's error texts may even fail to decode
-            stream = _core.Stream(self._device, handle=self._stream.cuda_stream)
-            _core.end_broken(stream)
+            stream = _core.Stream(self._device, handle=on.cuda_stream)
+            with suppress(RuntimeError):
+                _core.end_broken(stream)
             try:
                 _core.begin_and_hand_over(stream)
-                _quietly(self._host.capture_end)
+                _quietly(graph.capture_end)
             except Exception:
-                # The host never came so far as to begin: what it did begin is undone one by one.
+                # It never came so far as to begin: what it did begin is undone one by one.
                 with suppress(RuntimeError):
                     _core.end_broken(stream)
-                with suppress(RuntimeError):
-                    _torch.end_routing(self._ordinal, (self._handle[0], self._handle[1]))
+                if handle is not None:
+                    with suppress(RuntimeError):
+                        _torch.end_routing(self._ordinal, (handle[0], handle[1]))
             return error
         return None
-
-    def _end_companion(self) -> None:
-        if self._companion is not None:
-            with _torch.on_stream(self._side):
-                _quietly(self._companion.capture_end)
 
     def _captured(self) -> Captured:
         template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
