@@ -19,6 +19,7 @@ MODULES = [
     "cgraph.mempool",
     "cgraph.patch",
     "cgraph.picture",
+    "cgraph.reports",
     "cgraph.sim",
     "cgraph.timeline",
 ]

@@ -6,20 +6,18 @@ Coordinates are pixels, from the left top corner of the page on.
 from __future__ import annotations
 
 import importlib
-import re
 from collections.abc import Sequence
 from os import PathLike, fspath
 from typing import Any, Literal, NamedTuple, TypeAlias
 from xml.sax.saxutils import escape
 
+from cgraph._text import printable
 from cgraph.errors import ArgumentError
 
 __all__ = ["Box", "Dot", "Line", "Page", "Shape", "Text", "save_svg", "save_with_matplotlib"]
 
 _SANS, _INK = 'system-ui, "DejaVu Sans", sans-serif', "#222222"
 _PIXELS_PER_INCH, _SHARPNESS = 100, 2
-# XML can hold no other characters, not even escaped.
-_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 class Box(NamedTuple):
@@ -130,7 +128,7 @@ class Text(NamedTuple):
         axes.text(
             self.x,
             self.y,
-            _printable(self.text),
+            printable(self.text),
             fontsize=_points(self.size),
             color=self.fill,
             horizontalalignment={"start": "left", "middle": "center", "end": "right"}[self.anchor],
@@ -203,8 +201,4 @@ def _number(value: float) -> str:
 
 
 def _xml(text: str) -> str:
-    return escape(_printable(text))
-
-
-def _printable(text: str) -> str:
-    return _NOT_XML.sub("\ufffd", text)
+    return escape(printable(text))

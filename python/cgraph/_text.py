@@ -2,9 +2,27 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-__all__ = ["in_units", "short_place", "table"]
+__all__ = ["in_time", "in_units", "plural", "printable", "short_place", "table"]
+
+# XML can hold no other characters, not even escaped.
+_NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def in_time(seconds: float) -> str:
+    """Seconds as a person reads them, with three digits that count.
+
+    >>> in_time(41e-6), in_time(-1.5e-6), in_time(0.0123456), in_time(1234.5)
+    ('41 µs', '-1.5 µs', '12.3 ms', '1,234 s')
+    """
+    value = seconds * 1e6
+    for unit in ("µs", "ms"):
+        if abs(value) < 999.5:
+            return f"{round(value, 3):.3g} {unit}"
+        value /= 1e3
+    return f"{value:.3g} s" if abs(value) < 999.5 else f"{value:,.0f} s"
 
 
 def in_units(count: int) -> str:
@@ -30,6 +48,24 @@ def short_place(place: str) -> str:
     ('project/train.py:31', '<stdin>:1')
     """
     return "/".join(place.split("/")[-2:])
+
+
+def plural(count: int, noun: str) -> str:
+    """A count with its noun.
+
+    >>> plural(1, "node"), plural(1234, "node")
+    ('1 node', '1,234 nodes')
+    """
+    return f"{count} {noun}" if count == 1 else f"{count:,} {noun}s"
+
+
+def printable(text: str) -> str:
+    """Text with the sign U+FFFD in the place of each character that no page can hold.
+
+    >>> printable(f"a{chr(0)}b") == f"a{chr(0xFFFD)}b"
+    True
+    """
+    return _NOT_XML.sub("\ufffd", text)
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

@@ -6,8 +6,7 @@ from collections import Counter
 from typing import NamedTuple
 
 from cgraph._shapes import Box, Dot, Line, Page, Shape, Text
-from cgraph._text import in_units
-from cgraph.picture import plural
+from cgraph._text import in_units, plural
 from cgraph.timeline import Segment, Span, Timeline
 
 __all__ = ["page"]

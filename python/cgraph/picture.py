@@ -15,10 +15,11 @@ from os import PathLike
 from typing import Any, NamedTuple
 from xml.sax.saxutils import escape
 
+from cgraph._text import plural
 from cgraph.cudagraph import CUDAGraph
 from cgraph.labels import Label, as_dict
 
-__all__ = ["family", "plural", "save", "short_name", "svg"]
+__all__ = ["family", "save", "short_name", "svg"]
 
 # The first that matches the essence of a kernel's name, or another node's kind, decides.
 _FAMILIES = [
@@ -153,11 +154,6 @@ def short_name(name: str) -> str:
     while (shorter := _AFFIXES.sub("", word)) not in ("", word):
         word = shorter
     return word
-
-
-def plural(count: int, noun: str) -> str:
-    """A count with its noun, as in ``1 node`` and ``2 nodes``."""
-    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 def _essence(name: str) -> list[str]:

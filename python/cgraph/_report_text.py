@@ -1,0 +1,148 @@
+"""Reports of graphed functions as tables, and the cells and sentences that their page has too."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from cgraph._text import in_time, in_units, plural, printable, short_place, table
+
+if TYPE_CHECKING:
+    from cgraph.reports import FunctionReport, KeyReport, Rerecording
+
+__all__ = ["HEAD", "cells", "heading", "in_order", "micro", "notes", "summary", "text", "totals"]
+
+HEAD = (
+    "key",
+    "state",
+    "replays",
+    "eager calls",
+    "graph µs",
+    "eager µs",
+    "saved µs",
+    "saved in all",
+    "capture ms",
+    "nodes",
+    "memory",
+)
+"""The columns of a function's table."""
+
+_NOTHING = "No function is graphed yet: decorate one with @cgraph.graphed."
+_NOT_CALLED = "It was not called yet."
+
+
+def text(functions: Sequence[FunctionReport]) -> str:
+    """All functions, each with its table and what is to be said of its keys."""
+    if not functions:
+        return _NOTHING
+    parts = [totals(functions)] if len(functions) > 1 else []
+    return "\n\n".join([*parts, *map(_function, functions)])
+
+
+def totals(functions: Sequence[FunctionReport]) -> str:
+    """The sums over all functions in one sentence."""
+    if not functions:
+        return _NOTHING
+    keys = [key for function in functions for key in function.keys]
+    return f"{plural(len(functions), 'function')}: {_sums(functions, len(keys))}"
+
+
+def heading(function: FunctionReport) -> str:
+    """A function's name, and the line of its definition."""
+    return _one_line(function.name + _place(function.where))
+
+
+def summary(function: FunctionReport) -> str:
+    """The sums over a function's keys in one sentence."""
+    return _sums([function], len(function.keys)) if function.keys else _NOT_CALLED
+
+
+def in_order(keys: Iterable[KeyReport]) -> list[KeyReport]:
+    """Keys by what they have saved, the most first and those that were not measured last."""
+
+    def rank(key: KeyReport) -> tuple[bool, float]:
+        saved = key.total_saved_seconds
+        return saved is None, -(saved or 0.0)
+
+    return sorted(keys, key=rank)
+
+
+def cells(key: KeyReport) -> list[str]:
+    """A key's row below :data:`HEAD`."""
+    total = key.total_saved_seconds
+    return [
+        _one_line(key.key),
+        key.state,
+        f"{key.replays:,}",
+        f"{key.eager_calls:,}",
+        micro(key.graph_seconds),
+        micro(key.eager_seconds),
+        micro(key.saved_seconds),
+        "-" if total is None else in_time(total),
+        f"{key.capture_seconds * 1e3:,.1f}",
+        "-" if key.nodes is None else f"{key.nodes:,}",
+        "-" if key.memory_bytes is None else in_units(key.memory_bytes),
+    ]
+
+
+def notes(key: KeyReport) -> list[tuple[str, str]]:
+    """What is to be said of a key in words: what each is about, and the words."""
+    found = []
+    if key.reason is not None or key.where is not None:
+        found.append(("why", (key.reason or key.state) + _place(key.where)))
+    found += [("captured again", _rerecording(one)) for one in key.rerecorded]
+    if key.breaks:
+        found.append(("eager breaks", ", ".join(key.breaks)))
+    if key.advice is not None:
+        found.append(("advice", key.advice))
+    return [(about, _one_line(words)) for about, words in found]
+
+
+def micro(seconds: float | None) -> str:
+    """Microseconds for a column: two digits after the point below 10, one below 100, else none."""
+    if seconds is None:
+        return "-"
+    value = seconds * 1e6
+    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
+    return f"{value:,.{digits}f}"
+
+
+def _function(function: FunctionReport) -> str:
+    keys = in_order(function.keys)
+    head = f"{heading(function)}: {summary(function)}"
+    if not keys:
+        return head
+    said = [(key, notes(key)) for key in keys]
+    below = [
+        "\n".join([f"{_one_line(key.key)}:", *(f"  {about}: {words}" for about, words in found)])
+        for key, found in said
+        if found
+    ]
+    return "\n\n".join(["\n".join([head, table(HEAD, [*map(cells, keys)])]), *below])
+
+
+def _sums(functions: Sequence[FunctionReport], keys: int) -> str:
+    captured = sum(function.captured for function in functions)
+    replays = sum(function.replays for function in functions)
+    saved = sum(function.saved_seconds for function in functions)
+    seconds = sum(function.capture_seconds for function in functions)
+    memory = sum(function.memory_bytes for function in functions)
+    return (
+        f"{captured:,} of {plural(keys, 'key')} captured, in {in_time(seconds)} and"
+        f" {in_units(memory)}; {plural(replays, 'replay')} saved {in_time(saved)}"
+    )
+
+
+def _rerecording(one: Rerecording) -> str:
+    times = "once" if one.count == 1 else f"{one.count:,} times"
+    what = one.reason if one.argument is None else f"argument {one.argument} {one.reason}"
+    return f"{times}: {what}{_place(one.where)}"
+
+
+def _place(where: str | None) -> str:
+    return "" if where is None else f" ({short_place(where)})"
+
+
+def _one_line(words: str) -> str:
+    """Words without line ends, which would tear a table apart, and what no page can hold."""
+    return printable(" ".join(words.split()))

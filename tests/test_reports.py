@@ -1,0 +1,398 @@
+"""Reports of graphed functions: their numbers, words, tables and pages are true."""
+
+from __future__ import annotations
+
+import io
+import json
+import random
+import re
+from dataclasses import FrozenInstanceError, fields
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from cgraph._text import in_time, in_units
+from cgraph.reports import FIXES, FunctionReport, KeyReport, Report, Rerecording
+
+# The operating system's numbers: others in every run.
+CHANCE = random.SystemRandom()
+NASTY = "<script>alert('&\"')</script>\x00\x1b[7m\ud800\n</table>"
+
+
+def some_key(**changes: Any) -> KeyReport:
+    """A captured key that is fine."""
+    eager = CHANCE.uniform(50e-6, 900e-6)
+    values: dict[str, Any] = {
+        "key": f"x: float32[{CHANCE.randrange(1, 999)}, 16]",
+        "state": "captured",
+        "reason": None,
+        "where": None,
+        "rerecorded": (),
+        "replays": CHANCE.randrange(1000, 99999),
+        "eager_calls": CHANCE.randrange(999),
+        "capture_seconds": CHANCE.uniform(0.01, 0.9),
+        "nodes": CHANCE.randrange(1, 9999),
+        "memory_bytes": CHANCE.randrange(1, 1 << 32),
+        "breaks": (),
+        "graph_seconds": eager * CHANCE.uniform(0.1, 0.9),
+        "eager_seconds": eager,
+    }
+    return KeyReport(**(values | changes))
+
+
+def eager_key(reason: str | None, **changes: Any) -> KeyReport:
+    """A key that was never captured."""
+    nothing = dict.fromkeys(("nodes", "memory_bytes", "graph_seconds", "eager_seconds"))
+    some = {"state": "eager", "reason": reason, "replays": 0, "capture_seconds": 0.0}
+    return some_key(**(nothing | some | changes))
+
+
+def moved(count: int, argument: str | None = "cache", reason: str = "moved") -> Rerecording:
+    return Rerecording(reason, argument, "model.py:31", count)
+
+
+def of(*keys: KeyReport, name: str = "decode") -> FunctionReport:
+    return FunctionReport(name, "/home/me/app/model.py:12", keys)
+
+
+def root(shown: Report | FunctionReport) -> ElementTree.Element:
+    """The page, which has to be XML."""
+    return ElementTree.fromstring(shown.html())
+
+
+def said(element: ElementTree.Element) -> str:
+    return "".join(element.itertext())
+
+
+def rows(shown: Report | FunctionReport) -> list[dict[str, str]]:
+    """The cells of each key by the names of their columns, from the page."""
+    found = []
+    for grid in root(shown).iter("table"):
+        names = [said(head) for head in grid.iterfind("thead/tr/th")]
+        for body in grid.iterfind("tbody"):
+            found.append(dict(zip(names, map(said, body[0]), strict=True)))
+    return found
+
+
+def printed_rows(function: FunctionReport) -> list[dict[str, str]]:
+    """The same from the printed table, by the places of its columns."""
+    lines = str(function).splitlines()
+    spans = [match.span() for match in re.finditer("─+", lines[2])]
+    table = [[line[start:end].strip() for start, end in spans] for line in [lines[1], *lines[3:]]]
+    return [dict(zip(table[0], row, strict=True)) for row in table[1 : 1 + len(function.keys)]]
+
+
+def test_a_key_saves_what_eager_takes_longer_than_the_graph() -> None:
+    key = some_key()
+    assert key.graph_seconds is not None and key.eager_seconds is not None
+    assert key.saved_seconds == key.eager_seconds - key.graph_seconds
+    assert key.total_saved_seconds == key.saved_seconds * key.replays
+    for missing in ("graph_seconds", "eager_seconds"):
+        unknown = some_key(**{missing: None})
+        assert unknown.saved_seconds is None and unknown.total_saved_seconds is None
+
+
+def test_a_function_sums_its_keys_and_leaves_out_what_was_not_measured() -> None:
+    first, second = some_key(), some_key(state="evicted")
+    unknown = some_key(graph_seconds=None, memory_bytes=None)
+    function = of(first, second, unknown, eager_key("host sync"))
+    assert function.captured == 2
+    assert function.replays == first.replays + second.replays + unknown.replays
+    captures = [key.capture_seconds for key in (first, second, unknown)]
+    assert function.capture_seconds == pytest.approx(sum(captures))
+    assert function.memory_bytes == (first.memory_bytes or 0) + (second.memory_bytes or 0)
+    saved = [(key.saved_seconds or 0) * key.replays for key in (first, second)]
+    assert function.saved_seconds == pytest.approx(sum(saved))
+
+
+def test_a_report_cannot_be_changed() -> None:
+    for one in (some_key(), of(), Report(()), moved(1)):
+        with pytest.raises(FrozenInstanceError):
+            setattr(one, fields(one)[0].name, "other")
+
+
+def test_a_key_that_is_fine_needs_no_advice() -> None:
+    assert some_key().advice is None
+    assert some_key(graph_seconds=None).advice is None
+    assert some_key(rerecorded=(moved(2), moved(2, None, "evicted"))).advice is None
+    assert some_key(state="evicted").advice is None
+
+
+def test_a_graph_that_does_not_pay_is_advised_against() -> None:
+    slower = some_key(graph_seconds=41e-6, eager_seconds=39e-6, rerecorded=(moved(9),))
+    assert slower.advice == "do not graph this: a replay takes 41 µs, eager 39 µs"
+    equal = some_key(graph_seconds=41.01e-6, eager_seconds=41e-6)
+    assert equal.advice == "do not graph this: a replay takes 41 µs, as eager does"
+    assert some_key(graph_seconds=38e-6, eager_seconds=39e-6).advice is None
+
+
+@pytest.mark.parametrize("words", FIXES)
+def test_the_advice_for_an_eager_key_is_the_fix_of_its_reason(words: str) -> None:
+    assert eager_key(words).advice == FIXES[words]
+    assert eager_key(f"{words.capitalize()}: {NASTY}").advice == FIXES[words]
+
+
+def test_no_reasons_words_begin_another() -> None:
+    assert not [
+        (one, other)
+        for one in FIXES
+        for other in FIXES
+        if one is not other and other.lower().startswith(one.lower())
+    ]
+
+
+@pytest.mark.parametrize("reason", ["something else", "it did a host sync", "", None])
+def test_an_eager_key_whose_reason_is_not_known_points_to_explain(reason: str | None) -> None:
+    assert "cgraph.explain(fn, *args)" in (eager_key(reason).advice or "")
+
+
+def test_an_argument_that_often_made_a_capture_anew_is_to_be_kept() -> None:
+    often = some_key(rerecorded=(moved(2), moved(1, reason="resized"), moved(2, "mask")))
+    advice = often.advice or ""
+    assert advice.startswith("argument cache made it be captured again 3 times: keep it")
+    assert "mask" not in advice
+
+
+def test_a_key_that_was_often_evicted_needs_more_graphs() -> None:
+    advice = some_key(rerecorded=(moved(5, None, "evicted"),)).advice or ""
+    assert advice.startswith("evicted and captured again 5 times: raise max_graphs")
+
+
+def test_a_capture_that_was_not_used_is_told() -> None:
+    never = some_key(replays=0, capture_seconds=0.25).advice or ""
+    assert never.startswith("captured in 250 ms and never replayed: ")
+    once = some_key(replays=1, capture_seconds=0.25, state="evicted").advice or ""
+    assert once.startswith("captured in 250 ms and never replayed again: ")
+    assert some_key(replays=2).advice is None
+    each = some_key(replays=3, capture_seconds=0.5, rerecorded=(moved(2),)).advice or ""
+    assert each.startswith("captured 3 times in 500 ms for 3 replays: ")
+    assert some_key(replays=4, rerecorded=(moved(2),)).advice is None
+
+
+def test_the_cells_of_a_key_are_its_numbers() -> None:
+    key = some_key(
+        replays=12345,
+        eager_calls=7,
+        graph_seconds=8.25e-6,
+        eager_seconds=1234.4e-6,
+        capture_seconds=0.0123,
+        nodes=1389,
+    )
+    expected = {
+        "key": key.key,
+        "state": "captured",
+        "replays": "12,345",
+        "eager calls": "7",
+        "graph µs": "8.25",
+        "eager µs": "1,234",
+        "saved µs": "1,226",
+        "saved in all": "15.1 s",
+        "capture ms": "12.3",
+        "nodes": "1,389",
+        "memory": in_units(key.memory_bytes or 0),
+    }
+    assert printed_rows(of(key)) == [expected]
+    (row,) = rows(of(key))
+    assert row.pop("graph against eager") == ""
+    assert row == expected
+
+
+def test_what_is_not_known_is_a_dash_and_what_was_lost_is_negative() -> None:
+    unknown = eager_key("host sync")
+    loss = some_key(graph_seconds=41e-6, eager_seconds=38.5e-6, replays=1000)
+    lost, dashes = printed_rows(of(unknown, loss))
+    assert (lost["saved µs"], lost["saved in all"]) == ("-2.50", "-2.5 ms")
+    columns = ("graph µs", "eager µs", "saved µs", "saved in all", "nodes", "memory")
+    assert [dashes[name] for name in columns] == ["-"] * 6
+    assert dashes["state"] == "eager" and dashes["replays"] == "0"
+
+
+def test_keys_are_in_the_order_of_what_they_saved_and_the_unknown_last() -> None:
+    keys = [some_key(key=f"key {number}") for number in range(9)]
+    keys.append(some_key(key="slow", graph_seconds=1e-3, eager_seconds=1e-6))
+    keys.append(eager_key("host sync", key="unknown"))
+    CHANCE.shuffle(keys)
+    function = of(*keys)
+    totals = {key.key: key.total_saved_seconds for key in keys}
+    known = [name for name, total in totals.items() if total is not None]
+    expected = [*sorted(known, key=lambda name: -(totals[name] or 0.0)), "unknown"]
+    assert expected[-2] == "slow"
+    assert [row["key"] for row in printed_rows(function)] == expected
+    assert [row["key"] for row in rows(function)] == expected
+    assert [key["key"] for key in function.to_dict()["keys"]] == list(totals)
+
+
+def test_bars_are_as_long_as_the_times() -> None:
+    key = some_key()
+    assert key.graph_seconds is not None and key.eager_seconds is not None
+    bars = [each.attrib for each in root(of(key)).iter("div") if each.get("role") == "img"]
+    widths = [float(bar["style"].removeprefix("width:").removesuffix("%")) for bar in bars]
+    graph, eager = key.graph_seconds * 1e6, key.eager_seconds * 1e6
+    assert widths == [pytest.approx(100 * graph / eager, abs=0.05), 100]
+    labels = [bar["aria-label"] for bar in bars]
+    assert [label.split(": ")[0] for label in labels] == ["graph", "eager"]
+    assert [float(label.split()[1]) for label in labels] == [
+        pytest.approx(graph, rel=0.01),
+        pytest.approx(eager, rel=0.01),
+    ]
+    assert "width" not in "".join(
+        each.get("style", "") for each in root(of(eager_key("frozen"))).iter()
+    )
+
+
+def test_reasons_rerecordings_breaks_and_advice_are_said_in_words() -> None:
+    function = of(
+        eager_key("host sync: float(x)\n waits", where="/home/me/app/model.py:33"),
+        some_key(rerecorded=(moved(4), moved(1, None, "evicted")), breaks=("a.py:1", "b.py:2")),
+    )
+    words = [
+        ("why", "host sync: float(x) waits (app/model.py:33)"),
+        ("advice", FIXES["host sync"]),
+        ("captured again", "4 times: argument cache moved (model.py:31)"),
+        ("captured again", "once: evicted (model.py:31)"),
+        ("eager breaks", "a.py:1, b.py:2"),
+        ("advice", function.keys[1].advice or ""),
+    ]
+    page = root(function)
+    pairs = zip(map(said, page.iter("dt")), map(said, page.iter("dd")), strict=True)
+    assert sorted(pairs) == sorted(words)
+    lines = str(function).splitlines()
+    assert sorted(line for line in lines if line.startswith("  ")) == sorted(
+        f"  {about}: {text}" for about, text in words
+    )
+
+
+def test_a_function_tells_its_sums_and_where_it_is() -> None:
+    function = of(some_key(), some_key(state="evicted"))
+    sums = (
+        f"1 of 2 keys captured, in {in_time(function.capture_seconds)} and"
+        f" {in_units(function.memory_bytes)}; {function.replays:,} replays saved"
+        f" {in_time(function.saved_seconds)}"
+    )
+    assert str(function).splitlines()[0] == f"decode (app/model.py:12): {sums}"
+    assert sums in said(root(function))
+    assert str(Report((function,))) == str(function)
+
+
+def test_a_report_of_several_functions_begins_with_their_sums() -> None:
+    one, two = of(some_key(), name="one"), of(some_key(), eager_key("frozen"), name="two")
+    report = Report((one, two))
+    first = str(report).splitlines()[0]
+    assert first.startswith("2 functions: 2 of 3 keys captured, in ")
+    assert first.endswith(f"saved {in_time(one.saved_seconds + two.saved_seconds)}")
+    assert str(one) in str(report) and str(two) in str(report)
+    assert first in said(root(report)) and len(rows(report)) == 3
+
+
+def test_what_is_empty_says_so() -> None:
+    for told in (str(Report(())), said(root(Report(())))):
+        assert "No function is graphed yet" in told
+    bare = FunctionReport("encode", None, ())
+    assert str(bare) == "encode: It was not called yet."
+    assert "It was not called yet." in said(root(bare)) and rows(bare) == []
+    assert (bare.captured, bare.replays, bare.capture_seconds, bare.memory_bytes) == (0, 0, 0, 0)
+    assert bare.saved_seconds == 0 and Report(()).to_dict() == {"functions": []}
+
+
+def test_numbers_survive_json() -> None:
+    keys = [
+        some_key(rerecorded=(moved(4),), breaks=("a.py:1",)),
+        eager_key(NASTY),
+    ]
+    function = of(*keys)
+    numbers = Report((function,)).to_dict()
+    assert json.loads(json.dumps(numbers)) == numbers
+    (found,) = numbers["functions"]
+    assert found == function.to_dict()
+    names = ["captured", "replays", "capture_seconds", "memory_bytes", "saved_seconds", "where"]
+    assert {name: found[name] for name in names} == {
+        name: getattr(function, name) for name in names
+    }
+    for key, values in zip(keys, found["keys"], strict=True):
+        computed = {"saved_seconds", "total_saved_seconds", "advice"}
+        assert set(values) == {each.name for each in fields(KeyReport)} | computed
+        for name in set(values) - {"rerecorded", "breaks"}:
+            assert values[name] == getattr(key, name)
+        assert [Rerecording(**one) for one in values["rerecorded"]] == [*key.rerecorded]
+        assert tuple(values["breaks"]) == key.breaks
+
+
+def test_no_word_of_a_user_becomes_a_part_of_the_page_or_tears_the_table() -> None:
+    again = Rerecording(NASTY, NASTY, NASTY, 2)
+    nasty = some_key(
+        key=NASTY, reason=NASTY, where=NASTY, rerecorded=(again, again, again), breaks=(NASTY,)
+    )
+    plain = some_key(key="a", reason="a", where="a", rerecorded=(moved(2, "a"),) * 3, breaks=("a",))
+    function = FunctionReport(NASTY, NASTY, (nasty,))
+    page = root(Report((function,)))
+    model = root(of(plain))
+    assert [each.tag for each in page.iter()] == [each.tag for each in model.iter()]
+    assert "<script>alert('&\"')</script>" in said(page)
+    assert "<script" not in function.html() + function._repr_html_()
+    assert not set(str(function).encode("utf-8")) & {0, 27}
+    assert len(str(function).splitlines()) == len(str(of(plain)).splitlines())
+
+
+def test_a_page_needs_nothing_from_elsewhere() -> None:
+    text = Report((of(some_key()), of(eager_key("frozen")))).html()
+    assert text.startswith("<!DOCTYPE html>")
+    assert not re.search(r"https?:|<script|<link|<img|@import|url\(|\bsrc=|\bhref=|\bon\w+=", text)
+    assert "default-src 'none'" in text
+
+
+def test_every_ink_of_a_page_can_be_read_in_light_and_dark() -> None:
+    light, dark = (
+        dict(re.findall(r"--(\w+): (#\w{6})", part))
+        for part in of(some_key())._repr_html_().split("@media (prefers-color-scheme: dark)")
+    )
+    assert light.keys() == dark.keys()
+    for colours in (light, dark):
+        for ink in ("ink", "faint", "bad"):
+            assert contrast(colours[ink], colours["ground"]) >= 4.5
+        for bar in ("graph", "eager"):
+            assert contrast(colours[bar], colours["ground"]) >= 3
+        assert contrast(colours["ink"], colours["head"]) >= 4.5
+
+
+def contrast(one: str, other: str) -> float:
+    """The ratio of WCAG 2 between two colours: 1 if they are equal, 21 between black and white."""
+
+    def light(colour: str) -> float:
+        parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        red, green, blue = (
+            p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts
+        )
+        return 0.2126 * red + 0.7152 * green + 0.0722 * blue
+
+    low, high = sorted([light(one), light(other)])
+    return (high + 0.05) / (low + 0.05)
+
+
+def test_a_page_is_written_and_returned(tmp_path: Path) -> None:
+    function = of(some_key(reason=NASTY))
+    for shown in (function, Report((function,))):
+        path = tmp_path / "report.html"
+        text = shown.html(path)
+        assert path.read_text(encoding="utf-8") == text == shown.html(str(path)) == shown.html()
+
+
+def test_a_notebook_gets_the_content_without_a_page_around_it() -> None:
+    report = Report((of(some_key()),))
+    content = report._repr_html_()
+    assert content in report.html() and "<html" not in content and "<body" not in content
+    style = content.split("<style>")[1].split("</style>")[0]
+    selectors = [line for line in style.splitlines() if line.endswith("{") and line[0] != "@"]
+    assert selectors and all(line.lstrip().startswith(".cgraph-report") for line in selectors)
+
+
+def test_show_prints_the_table_to_a_file_or_to_standard_output(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for shown in (of(some_key()), Report((of(some_key()), of()))):
+        shown.show()
+        assert capsys.readouterr().out == f"{shown}\n"
+        file = io.StringIO()
+        shown.show(file)
+        assert file.getvalue() == f"{shown}\n" and capsys.readouterr().out == ""
