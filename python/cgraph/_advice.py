@@ -1,0 +1,91 @@
+"""What to do about a key of a graphed function, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from cgraph._text import in_time, plural
+
+if TYPE_CHECKING:
+    from cgraph.reports import KeyReport, Rerecording
+
+__all__ = ["FIXES", "advice"]
+
+FIXES = {
+    "larger than all sizes": "add a size that is large enough to sizes=",
+    "too many keys": "give sizes=, so that calls share graphs, and give as tensors the numbers that"
+    " change",
+    "frozen": "capture this key before freeze(), with .capture()",
+    "moved too often": "keep the argument at one address and change it in place, with copy_(), or"
+    " do not declare it static",
+    "host sync": "keep the value in a tensor, or mark the work with @cgraph.eager_break",
+    "data-dependent shape": "use a fixed size and a mask, or mark the work with"
+    " @cgraph.eager_break",
+    "CPU tensor": "move the tensor to the device before the call",
+    "pageable copy": "make the host's tensor with pin_memory()",
+    "default stream": "work on torch.cuda.current_stream(), which is the capture's",
+    "unjoined stream": "let the current stream wait for the other before the function returns",
+    "raised": "mend what raised; the next call of this key then captures it",
+}
+"""What to do about a key that runs eagerly, by the words that its reason begins with."""
+
+_ELSE = "see what a capture refuses, and the fix of each: cgraph.explain(fn, *args)"
+# Each costs a capture; the first few may be a start that had to settle.
+_MANY = 3
+
+
+def advice(key: KeyReport) -> str | None:
+    """What to do about a key; None if it is fine."""
+    if key.state == "eager":
+        return _fix(key.reason or "")
+    if key.saved_seconds is not None and key.saved_seconds <= 0:
+        return f"do not graph this: {_comparison(key.graph_seconds, key.eager_seconds)}"
+    found = _about_rerecordings(key.rerecorded)
+    captures = 1 + sum(one.count for one in key.rerecorded)
+    if key.replays <= captures:
+        found.append(_about_seldom(captures, key.replays, key.capture_seconds))
+    return "; ".join(found) or None
+
+
+def _fix(reason: str) -> str:
+    """The fix of the reason that a reason begins with."""
+    known = (fix for words, fix in FIXES.items() if reason.lower().startswith(words.lower()))
+    return next(known, _ELSE)
+
+
+def _comparison(graph: float | None, eager: float | None) -> str:
+    graph_text, eager_text = in_time(graph or 0.0), in_time(eager or 0.0)
+    than = f"eager {eager_text}" if graph_text != eager_text else "as eager does"
+    return f"a replay takes {graph_text}, {than}"
+
+
+def _about_seldom(captures: int, replays: int, seconds: float) -> str:
+    """What to do about captures that no more than one replay each has made use of."""
+    if captures == 1:
+        what = f"captured in {in_time(seconds)} and never replayed{' again' if replays else ''}"
+    else:
+        what = f"captured {captures:,} times in {in_time(seconds)} for {plural(replays, 'replay')}"
+    return f"{what}: leave it eager, or give sizes= so that more calls share a graph"
+
+
+def _about_rerecordings(rerecorded: tuple[Rerecording, ...]) -> list[str]:
+    """What to do about arguments, or evictions, that made a key be captured many times."""
+    arguments, evicted = Counter[str](), 0
+    for one in rerecorded:
+        if one.argument is not None:
+            arguments[one.argument] += one.count
+        elif one.reason == "evicted":
+            evicted += one.count
+    found = [
+        f"argument {argument} made it be captured again {count:,} times: keep it at one address and"
+        " change it in place, with copy_(), or declare as static only what stays where it is"
+        for argument, count in arguments.most_common()
+        if count >= _MANY
+    ]
+    if evicted >= _MANY:
+        found.append(
+            f"evicted and captured again {evicted:,} times: raise max_graphs or max_bytes, or give"
+            " sizes= so that more calls share a graph"
+        )
+    return found
