@@ -14,6 +14,7 @@ MODULES = [
     "cgraph._rollback",
     "cgraph._text",
     "cgraph.dryrun",
+    "cgraph.explanation",
     "cgraph.graphs",
     "cgraph.ledger",
     "cgraph.mempool",

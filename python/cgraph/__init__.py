@@ -44,6 +44,7 @@ __all__ = [
     "annotate",
     "dry_run",
     "errors",
+    "explain",
     "export_dot",
     "export_graph_data",
     "graph",
@@ -66,10 +67,15 @@ __all__ = [
 ]
 __version__ = _version()
 
-_SELDOM_NEEDED = {"dry_run": "cgraph.dryrun", "memory": "cgraph.ledger"}
+_SELDOM_NEEDED = {
+    "dry_run": "cgraph.dryrun",
+    "explain": "cgraph.explanation",
+    "memory": "cgraph.ledger",
+}
 
 if _TYPE_CHECKING:
     from cgraph.dryrun import dry_run
+    from cgraph.explanation import explain
     from cgraph.ledger import memory
 else:
 

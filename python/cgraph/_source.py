@@ -10,9 +10,20 @@ from types import FrameType
 
 import torch
 
-__all__ = ["directories", "levels_to_user", "user_frames", "user_line"]
+__all__ = [
+    "Place",
+    "directories",
+    "is_omitted",
+    "levels_to_user",
+    "user_frames",
+    "user_line",
+    "user_place",
+]
 
 _Directories = tuple[str, ...]
+
+Place = tuple[str, int]
+"""A file and a line in it."""
 
 
 def directories(paths: Sequence[str]) -> _Directories:
@@ -28,8 +39,14 @@ def user_line() -> str | None:
 
     There is none on threads that only torch's autograd uses.
     """
-    frame = next(_frames(None), None)
-    return None if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    place = user_place()
+    return None if place is None else f"{place[0]}:{place[1]}"
+
+
+def user_place(inner: FrameType | None = None) -> Place | None:
+    """The innermost line outside torch and cgraph, from the caller's frame or another one on."""
+    frame = next(_frames(None, inner), None)
+    return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:
@@ -46,16 +63,17 @@ def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:
     return tuple(reversed(frames))
 
 
-def _frames(omitted: _Directories | None) -> Iterator[FrameType]:
-    frame: FrameType | None = sys._getframe(1)
+def _frames(omitted: _Directories | None, inner: FrameType | None = None) -> Iterator[FrameType]:
+    frame: FrameType | None = sys._getframe(1) if inner is None else inner
     while frame is not None:
-        if not _is_omitted(frame.f_code.co_filename, omitted):
+        if not is_omitted(frame.f_code.co_filename, omitted):
             yield frame
         frame = frame.f_back
 
 
 @functools.lru_cache(maxsize=4096)
-def _is_omitted(file: str, omitted: _Directories | None) -> bool:
+def is_omitted(file: str, omitted: _Directories | None = None) -> bool:
+    """Whether a file is not the user's; see :func:`user_frames`."""
     if omitted is not None:
         return os.path.abspath(file).startswith(omitted)
     generated = file.startswith(("<frozen ", "<eval_with_key>")) or "/torchinductor_" in file

@@ -417,8 +417,15 @@ class CUDAGraph(_core.Graph):
             reason = recording.abandon()
         except Exception as failure:  # the body's own exception is the one to come out
             reason = f"{failure} (while the capture was abandoned)"
+        from cgraph._findings import blame
+
+        lines = []
+        if (culprit := blame(error, reason is not None)) is not None:
+            lines.append(f"cgraph: {culprit}")
         if reason is not None:
-            add_note(error, f"cgraph: the capture was abandoned; the driver says: {reason}")
+            lines.append(f"cgraph: the capture was abandoned; the driver says: {reason}")
+        if lines:
+            add_note(error, "\n".join(lines))
 
 
 def require_mode(mode: object) -> None:

@@ -1,0 +1,293 @@
+"""What a capture refuses or freezes, and what to do about it: for ``explain`` and for failures."""
+
+from __future__ import annotations
+
+import dis
+import linecache
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import islice
+from types import TracebackType
+from typing import NamedTuple
+
+from cgraph import _source
+from cgraph._text import short_place
+from cgraph.errors import CaptureError, CgraphError
+
+__all__ = ["KINDS", "OPERATORS", "Finding", "Log", "blame"]
+
+
+class Advice(NamedTuple):
+    """What is known of a kind of finding.
+
+    Attributes:
+        severity: ``"refused"`` or ``"frozen"``.
+        what: What such a line does, after "it".
+        fix: What to do instead.
+    """
+
+    severity: str
+    what: str
+    fix: str
+
+
+KINDS = {
+    "host read": Advice(
+        "refused",
+        "reads a value on the host, which waits for the device",
+        "return the tensor and read it after the replay",
+    ),
+    "branch": Advice(
+        "refused",
+        "lets a value on the device decide in Python, which waits for the device",
+        "choose on the device with torch.where, or decide outside and capture each case",
+    ),
+    "wait": Advice(
+        "refused",
+        "waits for the device, or asks whether it has finished",
+        "wait after the replay; inside, order streams with wait_stream()",
+    ),
+    "shape": Advice(
+        "refused",
+        "makes a shape that depends on values, which the host must wait for",
+        "keep the shape fixed: torch.where or a mask to multiply with, a size or output_size given",
+    ),
+    "host copy": Advice(
+        "refused",
+        "copies from host memory to the device",
+        "make the tensor on the device before the capture, and copy new values in before a replay",
+    ),
+    "generator": Advice(
+        "refused",
+        "draws from a generator of its own",
+        "call graph.register_generator_state(generator) before the capture",
+    ),
+    "optimizer": Advice(
+        "refused",
+        "steps an optimizer that counts its steps on the host",
+        "make the optimizer with capturable=True",
+    ),
+    "unjoined stream": Advice(
+        "refused",
+        "puts work on a forked stream that nothing waits for at the end",
+        "let the capturing stream wait for it afterwards: stream.wait_stream(side)",
+    ),
+    "outside wait": Advice(
+        "refused",
+        "lets a stream of the capture wait for work that is not part of it",
+        "fork the other stream first: side.wait_stream(stream)",
+    ),
+    "default stream": Advice(
+        "refused",
+        "lets the default stream wait for the capture, of which it cannot be part",
+        "use a torch.cuda.Stream() in its place",
+    ),
+    "outside stream": Advice(
+        "frozen",
+        "puts work on a stream that the capture does not reach: no replay does it again",
+        "let that stream wait for the capturing one first; it cannot be the default stream",
+    ),
+    "host operand": Advice(
+        "frozen",
+        "gives work of the device a tensor on the host: replays keep the value of the capture",
+        "move the tensor to the device before the capture",
+    ),
+    "host number": Advice(
+        "frozen",
+        "reads a number from a tensor on the host: replays keep it, and all branches on it",
+        "keep the number in a tensor on the device, or capture a graph for each value",
+    ),
+    "unknown": Advice(
+        "refused",
+        "does what a stream must not do while it captures",
+        "cgraph.explain(function, ...) runs it without a capture and names the operator",
+    ),
+}
+
+OPERATORS = {
+    **dict.fromkeys(("item", "_local_scalar_dense", "is_nonzero"), "host read"),
+    **dict.fromkeys(("equal", "allclose", "_linalg_check_errors"), "host read"),
+    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "bincount"), "shape"),
+    **dict.fromkeys(("unique", "_unique2", "unique_dim", "unique_consecutive"), "shape"),
+    **dict.fromkeys(("unique_dim_consecutive", "repeat_interleave"), "shape"),
+}
+"""The kinds of operators that a capture refuses, by name; index is not always one."""
+
+# Names that a line of Python calls, beside those of operators.
+_CALLS = {
+    **OPERATORS,
+    **dict.fromkeys(("cpu", "tolist", "print", "numpy", "int", "float"), "host read"),
+    **dict.fromkeys(("__repr__", "__format__", "str", "repr"), "host read"),
+    **dict.fromkeys(("bool", "__bool__"), "branch"),
+    **dict.fromkeys(("synchronize", "query", "elapsed_time"), "wait"),
+    **dict.fromkeys(("tensor", "as_tensor", "cuda"), "host copy"),
+}
+
+# What error texts say, of torch, of CUDA and of the simulator.
+_TEXTS = {
+    "capturable": "optimizer",
+    "generator": "generator",
+    "dependency created on uncaptured work": "outside wait",
+    "STREAM_CAPTURE_ISOLATION": "outside wait",
+    "legacy stream": "default stream",
+    "STREAM_CAPTURE_IMPLICIT": "default stream",
+}
+_UNPINNED = "unless the CPU tensor is pinned"
+_CAPTURE_CODES = range(900, 909)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing on one line that a capture would refuse or freeze.
+
+    Attributes:
+        kind: In two words at most, as ``"host read"``.
+        severity: ``"refused"``: a capture fails there. ``"frozen"``: it goes on, and replays keep
+            what was then.
+        operator: Who does it, as ``aten.item`` or ``torch.cuda.synchronize``.
+        file: The innermost file outside torch and cgraph.
+        line: Its line.
+        source: The line's text; empty where there is no file.
+        count: How often the line did it.
+        fix: What to do about it.
+    """
+
+    kind: str
+    severity: str
+    operator: str
+    file: str
+    line: int
+    source: str
+    count: int
+    fix: str
+
+    @property
+    def place(self) -> str:
+        """The file's name and folder, and the line."""
+        return short_place(f"{self.file}:{self.line}")
+
+
+class Log:
+    """Counts findings by line."""
+
+    def __init__(self) -> None:
+        self._counts: dict[tuple[str, str, _source.Place], int] = {}
+
+    def add(self, kind: str, operator: str, place: _source.Place) -> None:
+        """Note that a line did something."""
+        key = kind, operator, place
+        self._counts[key] = self._counts.get(key, 0) + 1
+
+    def refuses(self, place: _source.Place) -> bool:
+        """Whether something was noted for a line that a capture refuses."""
+        return any(
+            KINDS[kind].severity == "refused" and at == place for kind, _, at in self._counts
+        )
+
+    def findings(self) -> tuple[Finding, ...]:
+        """What was noted, in the order in which it first happened."""
+        found = []
+        for (kind, operator, (file, line)), count in self._counts.items():
+            advice = KINDS[kind]
+            source = linecache.getline(file, line).strip()
+            found.append(
+                Finding(kind, advice.severity, operator, file, line, source, count, advice.fix)
+            )
+        return tuple(found)
+
+
+def blame(error: BaseException, is_broken: bool) -> str | None:
+    """The user's line behind a capture's failure, what is wrong with it, and the fix.
+
+    Args:
+        error: What came out of the capture's block.
+        is_broken: Whether the driver says that the capture became unusable.
+
+    Returns:
+        One line; None if the exception is the user's own.
+    """
+    text = _text(error)
+    frames = list(_levels(error.__traceback__))
+    mine = [place for place, level in enumerate(frames) if _is_users(level)]
+    if not mine or not _is_of_capture(error, text, is_broken, frames[-1]):
+        return None
+    level, inner = frames[mine[-1]], frames[mine[-1] + 1 :]
+    kind = _kind(text or "", level, [one.tb_frame.f_code.co_name for one in inner])
+    if kind == "unknown" and isinstance(error, CgraphError):
+        return None  # its own text says more
+    file, line = level.tb_frame.f_code.co_filename, level.tb_lineno
+    source = linecache.getline(file, line).strip()
+    where = short_place(f"{file}:{line}") + (f" `{source}`" if source else "")
+    return f"{where}: {KINDS[kind].what}: {KINDS[kind].fix}"
+
+
+def _text(error: BaseException) -> str | None:
+    """The exception's text; None if it cannot be had."""
+    try:
+        return None if isinstance(error, UnicodeDecodeError) else str(error)
+    except Exception:  # of a class whose text comes from elsewhere
+        return None
+
+
+def _is_of_capture(
+    error: BaseException, text: str | None, is_broken: bool, last: TracebackType
+) -> bool:
+    if isinstance(error, UnicodeDecodeError):  # in place of an error of torch's
+        return is_broken and not _is_raised_by_user(last)
+    if isinstance(error, MemoryError) or not isinstance(error, RuntimeError):
+        return False
+    if isinstance(error, CgraphError):
+        return isinstance(error, CaptureError) or error.code in _CAPTURE_CODES
+    return (is_broken or "captur" in (text or "")) and not _is_raised_by_user(last)
+
+
+def _kind(text: str, level: TracebackType, inner: list[str]) -> str:
+    """The kind of a failure, from its text and from the user's frame and those inside it."""
+    for part, kind in _TEXTS.items():
+        if part in text:
+            return kind
+    operators = re.findall(r"\baten\.(\w+)", text)
+    segment = _segment(level).strip()
+    names = [*re.findall(r"\b(\w+)\s*\(", segment), *inner]
+    known = [_CALLS[name] for name in (*operators, *names) if name in _CALLS]
+    operation = _operation(level)
+    if operation.startswith(("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")):
+        return "branch"
+    if known:
+        return known[0] if operators and operators[0] in OPERATORS else known[-1]
+    if _UNPINNED in text:
+        return "host copy"
+    return "shape" if segment.endswith("]") or "SUBSCR" in operation else "unknown"
+
+
+def _levels(trace: TracebackType | None) -> Iterator[TracebackType]:
+    while trace is not None:
+        yield trace
+        trace = trace.tb_next
+
+
+def _is_users(level: TracebackType) -> bool:
+    return not _source.is_omitted(level.tb_frame.f_code.co_filename)
+
+
+def _is_raised_by_user(last: TracebackType) -> bool:
+    return _is_users(last) and _operation(last) == "RAISE_VARARGS"
+
+
+def _operation(level: TracebackType) -> str:
+    """What Python's machine was doing in a frame."""
+    code = level.tb_frame.f_code.co_code
+    return dis.opname[code[level.tb_lasti]] if 0 <= level.tb_lasti < len(code) else ""
+
+
+def _segment(level: TracebackType) -> str:
+    """The part of the line that failed; all of it before Python 3.11, or where it has several."""
+    code = level.tb_frame.f_code
+    line = linecache.getline(code.co_filename, level.tb_lineno)
+    positions = getattr(code, "co_positions", None)
+    if positions is not None and level.tb_lasti >= 0:
+        first, last, begin, end = next(islice(positions(), level.tb_lasti // 2, None))
+        if first == last and begin is not None and end is not None:
+            return line.encode()[begin:end].decode(errors="replace")
+    return line

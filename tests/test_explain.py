@@ -1,0 +1,419 @@
+"""What `cgraph.explain` finds, and what a failing capture says of the line behind it."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import cgraph
+from cgraph.errors import ArgumentError, CaptureError
+from lab import Lab, SimLab, fresh
+
+Body = Callable[[Lab, torch.Tensor], object]
+
+
+def item(lab: Lab, x: torch.Tensor) -> float:
+    return x.sum().item()
+
+
+def as_float(lab: Lab, x: torch.Tensor) -> float:
+    return float(x.sum())
+
+
+def branch(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    if x.sum() > 0:
+        return x
+    return -x
+
+
+def equal(lab: Lab, x: torch.Tensor) -> bool:
+    return torch.equal(x, x + 1)
+
+
+def to_host(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    return x.cpu()
+
+
+def to_list(lab: Lab, x: torch.Tensor) -> list[float]:
+    return x.tolist()
+
+
+def text(lab: Lab, x: torch.Tensor) -> str:
+    return repr(x)
+
+
+def wait_for_all(lab: Lab, x: torch.Tensor) -> None:
+    lab.sync()
+
+
+def wait_for_stream(lab: Lab, x: torch.Tensor) -> None:
+    lab.current().synchronize()
+
+
+def nonzero(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    return torch.nonzero(x)
+
+
+def read_mask(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    return x[x > 0]
+
+
+def write_mask(lab: Lab, x: torch.Tensor) -> None:
+    x[x > 0] = x.abs().max()
+
+
+def unique(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    return x.unique()
+
+
+def own_generator(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    generator = torch.Generator(device=lab.device)
+    return torch.rand(4, device=lab.device, generator=generator)
+
+
+def steps_on_the_host(lab: Lab, x: torch.Tensor) -> None:
+    weight = torch.nn.Parameter(x.clone())
+    weight.grad = x
+    torch.optim.Adam([weight]).step()
+
+
+def fork(lab: Lab, x: torch.Tensor) -> None:
+    side = lab.stream()
+    lab.fork(side)
+    with lab.use(side):
+        x.mul(2)
+
+
+def wait_for_outside(lab: Lab, x: torch.Tensor) -> None:
+    lab.join(lab.stream())
+
+
+def elsewhere(lab: Lab, x: torch.Tensor) -> None:
+    with lab.use(lab.stream()):
+        x.mul(2)
+
+
+REFUSED: list[tuple[Body, str]] = [
+    (item, "host read"),
+    (as_float, "host read"),
+    (branch, "branch"),
+    (equal, "host read"),
+    (to_host, "host read"),
+    (to_list, "host read"),
+    (text, "host read"),
+    (wait_for_all, "wait"),
+    (wait_for_stream, "wait"),
+    (nonzero, "shape"),
+    (read_mask, "shape"),
+    (write_mask, "shape"),
+    (unique, "shape"),
+    (own_generator, "generator"),
+    (steps_on_the_host, "optimizer"),
+    (fork, "unjoined stream"),
+    (wait_for_outside, "outside wait"),
+]
+
+
+def fine_step(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    y = torch.relu(x * 2)[1:].clone()
+    y[y > 1] = 0.5
+    index = torch.randint(0, 3, (4,), device=lab.device)
+    return torch.where(y > 0, y, -y).sum() + x[index].sum()
+
+
+def forks_and_joins(lab: Lab, x: torch.Tensor) -> torch.Tensor:
+    first, second = lab.stream(), lab.stream()
+    lab.fork(first)
+    with lab.use(first):
+        y = x.mul(2)
+        lab.fork(second)
+        with lab.use(second):
+            z = y.add(1)
+        lab.join(second)
+    lab.join(first)
+    return y + z
+
+
+def trains(lab: Lab, x: torch.Tensor) -> None:
+    weight = torch.nn.Parameter(x.clone())
+    optimizer = torch.optim.AdamW([weight], capturable=True)
+    (weight * x).square().sum().backward()
+    optimizer.step()
+
+
+FINE: list[Body] = [fine_step, forks_and_joins, trains]
+
+
+@pytest.mark.parametrize(("body", "kind"), REFUSED, ids=lambda one: getattr(one, "__name__", ""))
+def test_what_a_capture_refuses_is_found(lab: Lab, body: Body, kind: str) -> None:
+    explanation = cgraph.explain(body, lab, fresh(lab, 64))
+    assert not explanation.ok
+    (finding,) = [one for one in explanation.findings if one.kind == kind]
+    assert finding.severity == "refused"
+    assert finding.count == 1
+    assert finding.fix
+
+
+@pytest.mark.parametrize("body", FINE, ids=lambda one: one.__name__)
+def test_what_a_capture_takes_is_not_found(lab: Lab, body: Body) -> None:
+    x = fresh(lab, 64)
+    body(lab, x)
+    explanation = cgraph.explain(body, lab, x)
+    assert explanation.findings == (), str(explanation)
+    with cgraph.graph(cgraph.CUDAGraph()):
+        body(lab, x)
+
+
+# On the simulator a copy from a CPU tensor to itself is nothing.
+SAME_ON_THE_SIMULATOR = (to_host, to_list, text, write_mask)
+
+
+@pytest.mark.parametrize("body", [body for body, _ in REFUSED if body not in SAME_ON_THE_SIMULATOR])
+def test_what_is_refused_makes_a_capture_fail(lab: Lab, body: Body) -> None:
+    x = fresh(lab, 64)
+    with pytest.raises(RuntimeError), cgraph.graph(cgraph.CUDAGraph()):
+        x + 1
+        body(lab, x)
+
+
+def test_work_on_a_stream_that_was_not_forked_is_frozen(lab: Lab) -> None:
+    explanation = cgraph.explain(elsewhere, lab, fresh(lab, 64))
+    assert explanation.ok
+    (finding,) = explanation.findings
+    assert (finding.kind, finding.severity) == ("outside stream", "frozen")
+    assert finding.operator == "aten.mul"
+    assert finding.source == "x.mul(2)"
+
+
+def test_the_default_stream_cannot_wait_for_a_capture(sim: SimLab) -> None:
+    default = sim.simulator.default_stream
+
+    def body() -> None:
+        default.wait_stream(sim.current())
+
+    (finding,) = cgraph.explain(body).findings
+    assert finding.kind == "default stream"
+    with pytest.raises(RuntimeError), cgraph.graph(cgraph.CUDAGraph()):
+        body()
+
+
+def test_a_finding_names_operator_line_and_how_often(lab: Lab) -> None:
+    def body(x: torch.Tensor) -> float:
+        total = 0.0
+        for row in range(5):
+            total += x[row].item()
+        return total
+
+    (finding,) = cgraph.explain(body, fresh(lab, 8)).findings
+    assert finding.operator == "aten.item"
+    assert finding.file == __file__
+    assert finding.line == body.__code__.co_firstlineno + 3
+    assert finding.source == "total += x[row].item()"
+    assert finding.count == 5
+
+
+def test_a_backward_pass_is_watched(lab: Lab) -> None:
+    class Reads(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: torch.Tensor) -> torch.Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, grad: torch.Tensor) -> torch.Tensor:
+            return grad * grad.sum().item()
+
+    def body(x: torch.Tensor) -> None:
+        Reads.apply(x).sum().backward()
+
+    (finding,) = cgraph.explain(body, fresh(lab, 8).requires_grad_()).findings
+    assert finding.source == "return grad * grad.sum().item()"
+
+
+def test_the_run_is_real_and_its_result_is_kept(lab: Lab) -> None:
+    x = fresh(lab, 64)
+    expected = x + 3
+
+    def body(x: torch.Tensor, *, more: float) -> torch.Tensor:
+        return x.add_(more)
+
+    explanation = cgraph.explain(body, x, more=3.0)
+    assert explanation.ok
+    assert explanation.result is x
+    assert torch.equal(x, expected)
+
+
+def test_an_exception_of_the_function_comes_out_with_what_was_found(lab: Lab) -> None:
+    mine = ValueError("the function's own")
+
+    def body(x: torch.Tensor) -> None:
+        x.sum().item()
+        raise mine
+
+    before = lab.current()
+    with pytest.raises(ValueError) as caught:
+        cgraph.explain(body, fresh(lab, 8))
+    assert caught.value is mine
+    (note,) = mine.__notes__
+    assert "x.sum().item()" in note
+    assert lab.current() == before
+
+
+def test_an_exception_before_any_finding_has_no_note(lab: Lab) -> None:
+    def body() -> None:
+        raise ValueError
+
+    with pytest.raises(ValueError) as caught:
+        cgraph.explain(body)
+    assert not hasattr(caught.value, "__notes__")
+
+
+def test_nothing_is_watched_afterwards(lab: Lab) -> None:
+    def synchronizes() -> None:
+        lab.sync()
+        lab.current().synchronize()
+
+    first = cgraph.explain(synchronizes)
+    synchronizes()
+    fresh(lab, 8).sum().item()
+    assert [one.count for one in first.findings] == [1, 1]
+    assert [one.count for one in cgraph.explain(synchronizes).findings] == [1, 1]
+
+
+def test_an_explanation_reads_as_a_table_and_as_plain_values(lab: Lab) -> None:
+    explanation = cgraph.explain(item, lab, fresh(lab, 8))
+    shown = io.StringIO()
+    explanation.show(shown)
+    for part in ("aten.item", "test_explain.py:", "return x.sum().item()", "after the replay"):
+        assert part in shown.getvalue()
+    plain = explanation.to_dict()
+    assert plain["ok"] is False
+    assert plain["findings"][0]["operator"] == "aten.item"
+    assert "nothing" in str(cgraph.explain(fine_step, lab, fresh(lab, 8)))
+
+
+def test_bad_arguments_are_refused(lab: Lab) -> None:
+    with pytest.raises(ArgumentError, match="expected something that can be called"):
+        cgraph.explain(3)  # type: ignore[arg-type]
+    with pytest.raises(CaptureError, match="inside a capture"), cgraph.graph(cgraph.CUDAGraph()):
+        cgraph.explain(fine_step, lab, fresh(lab, 8))
+
+
+# Of a failing capture.
+
+LINES: list[tuple[Body, str, str]] = [
+    (item, "`return x.sum().item()`", "reads a value on the host"),
+    (branch, "`if x.sum() > 0:`", "decide in Python"),
+    (equal, "`return torch.equal(x, x + 1)`", "reads a value on the host"),
+    (nonzero, "`return torch.nonzero(x)`", "makes a shape"),
+    (read_mask, "`return x[x > 0]`", "makes a shape"),
+    (unique, "`return x.unique()`", "makes a shape"),
+    (wait_for_stream, "`lab.current().synchronize()`", "waits for the device"),
+    (wait_for_all, "synchronize()`", "waits for the device"),
+    (own_generator, "generator=generator)`", "register_generator_state"),
+    (wait_for_outside, "wait_stream(stream)`", "not part of it"),
+]
+
+
+@pytest.mark.parametrize(
+    ("body", "line", "what"), LINES, ids=lambda one: getattr(one, "__name__", "")
+)
+def test_a_failing_captures_note_names_the_line_and_the_fix(
+    lab: Lab, body: Body, line: str, what: str
+) -> None:
+    x = fresh(lab, 64)
+    with pytest.raises(RuntimeError) as caught, cgraph.graph(cgraph.CUDAGraph()):
+        x + 1
+        body(lab, x)
+    (note,) = caught.value.__notes__
+    first = note.splitlines()[0]
+    assert ".py:" in first
+    assert line in first
+    assert what in first
+
+
+def test_an_exception_of_the_users_own_has_no_note_even_if_it_speaks_of_captures(lab: Lab) -> None:
+    x = fresh(lab, 64)
+    for mine in (ValueError("no capture"), RuntimeError("a capture of my own, by item()")):
+        with pytest.raises(type(mine)) as caught, cgraph.graph(cgraph.CUDAGraph()):
+            x + 1
+            raise mine
+        assert not hasattr(caught.value, "__notes__")
+
+
+def test_a_users_exception_after_a_broken_capture_has_only_the_drivers_reason(lab: Lab) -> None:
+    x = fresh(lab, 64)
+    with pytest.raises(ValueError) as caught, cgraph.graph(cgraph.CUDAGraph()):
+        try:
+            x.sum().item()
+        except RuntimeError:
+            raise ValueError("the body's own") from None
+    (note,) = caught.value.__notes__
+    assert "the driver says" in note
+    assert len(note.splitlines()) == 1
+
+
+def test_a_text_that_fails_to_decode_still_gets_the_line(sim: SimLab) -> None:
+    x = torch.randn(8)
+    wrongly_decoded = b"\xff".decode
+
+    with pytest.raises(UnicodeDecodeError) as caught, cgraph.graph(cgraph.CUDAGraph()):
+        try:
+            nonzero(sim, x)
+        except RuntimeError:
+            wrongly_decoded()
+    (note,) = caught.value.__notes__
+    assert "`wrongly_decoded()`" in note.splitlines()[0]
+
+
+def test_an_exception_whose_text_cannot_be_had_still_comes_out(lab: Lab) -> None:
+    class Mute(RuntimeError):
+        def __str__(self) -> str:
+            raise UnicodeError("no text")
+
+    x, mine = fresh(lab, 8), Mute()
+    with pytest.raises(Mute) as caught, cgraph.graph(cgraph.CUDAGraph()):
+        x + 1
+        raise mine
+    assert caught.value is mine
+
+
+@pytest.mark.gpu
+def test_tensors_of_the_host_are_found_on_cuda() -> None:
+    x, host = torch.randn(8, device="cuda"), torch.randn(8)
+    pinned = torch.randn(8).pin_memory()
+    number, index = torch.randn(()), torch.randint(0, 8, (3,))
+
+    def body() -> torch.Tensor:
+        y = x + host.to("cuda")
+        y.copy_(host)
+        y.copy_(pinned)
+        y = y + pinned.to("cuda", non_blocking=True)
+        y = y * torch.tensor(2.0, device="cuda")
+        y = y[index].sum() * number
+        return y * number.item()
+
+    explanation = cgraph.explain(body)
+    first = body.__code__.co_firstlineno
+    assert list(dict.fromkeys((one.kind, one.line - first) for one in explanation.findings)) == [
+        ("host copy", 1),
+        ("host copy", 2),
+        ("host copy", 3),
+        ("host copy", 5),
+        ("host copy", 6),
+        ("host operand", 6),
+        ("host number", 7),
+    ]
+
+
+@pytest.mark.gpu
+def test_an_operator_that_waits_inside_is_found_on_cuda() -> None:
+    x, before = torch.randn(64, device="cuda"), torch.cuda.get_sync_debug_mode()
+    for _ in range(2):
+        # Without limits it reads the smallest and the largest value; nothing in its schema says so.
+        (finding,) = cgraph.explain(torch.histc, x, 4).findings
+        assert (finding.severity, finding.operator) == ("refused", "aten.histc")
+        assert torch.cuda.get_sync_debug_mode() == before
