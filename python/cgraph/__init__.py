@@ -50,6 +50,7 @@ __all__ = [
     "graph",
     "graph_data",
     "graph_pool_handle",
+    "graphed",
     "hooks",
     "is_current_stream_capturing",
     "labels",
@@ -63,27 +64,31 @@ __all__ = [
     "register_graph_instantiate_hook",
     "register_graph_replay_end_hook",
     "register_graph_replay_start_hook",
+    "report",
     "sim",
 ]
 __version__ = _version()
 
-_SELDOM_NEEDED = {
+_ON_FIRST_USE = {
     "dry_run": "cgraph.dryrun",
     "explain": "cgraph.explanation",
+    "graphed": "cgraph.functions",
     "memory": "cgraph.ledger",
+    "report": "cgraph.functions",
 }
 
 if _TYPE_CHECKING:
     from cgraph.dryrun import dry_run
     from cgraph.explanation import explain
+    from cgraph.functions import graphed, report
     from cgraph.ledger import memory
 else:
 
     def __getattr__(name: str) -> object:
-        """Import on first use what most programs never ask for."""
-        if name not in _SELDOM_NEEDED:
+        """Import on first use what many programs never ask for."""
+        if name not in _ON_FIRST_USE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        found = getattr(_import_module(_SELDOM_NEEDED[name]), name)
+        found = getattr(_import_module(_ON_FIRST_USE[name]), name)
         globals()[name] = found
         return found
 

@@ -378,3 +378,66 @@ class Sim:
         """How many objects of each kind exist."""
     def calls(self) -> list[str]:
         """CUDA's names of the calls made so far."""
+
+class Dispatcher:
+    """A function's entries. A call that fits one is a replay of it, any other goes to `_miss`."""
+
+    def __new__(
+        cls,
+        is_capturing: Callable[[], bool],
+        is_grad_enabled: Callable[[], bool],
+        is_inference: Callable[[], bool],
+        is_autocast: Callable[[], bool],
+        autocast: Callable[[], object],
+    ) -> Self: ...
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay the entry that the arguments fit."""
+    def add(self, entry: Entry) -> None:
+        """Add an entry, as the one that was used last."""
+    def remove(self, entry: Entry) -> bool:
+        """Take an entry out; whether it was there."""
+    @property
+    def entries_by_use(self) -> list[Entry]:
+        """The entries, the one that was used last first."""
+
+@final
+class Entry:
+    """A graph with the arguments that it takes and what it returns."""
+
+    def __new__(
+        cls,
+        args: list[Any],
+        kwargs: list[Any],
+        *,
+        modes: tuple[bool, bool, object],
+        flags: Sequence[tuple[Any, bool]],
+        fixed: Sequence[tuple[dict[str, Any], str, Any, Signature]],
+        work: object,
+        outputs: tuple[list[Any], object, object] | None,
+        lane: Lane | None,
+    ) -> Self: ...
+    def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
+        """Serve a call whose tensors were found, however they are laid out."""
+    @property
+    def replays(self) -> int:
+        """How many calls it has served."""
+    @property
+    def moved(self) -> str | None:
+        """The name of the first tensor of a module that is not where it was."""
+
+@final
+class Lane:
+    """The stream that the graphs of one pool were last replayed on."""
+
+    def __new__(
+        cls, device: Device, current: object, ordinal: int, switch: Callable[[int, int], object]
+    ) -> Self: ...
+
+@final
+class Storage:
+    """A storage of torch's, and how many references it has while no caller has one."""
+
+    def __new__(cls, address: int, use_count: Callable[[int], int]) -> Self: ...
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody has a reference that is not ours."""

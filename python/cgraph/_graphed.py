@@ -15,6 +15,7 @@ from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
     from cgraph.callables import _Pass
+    from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["Graphed", "Sample"]
 
@@ -148,6 +149,11 @@ class Graphed:
         self._without_grad = [place for place, tensor in tensors if not tensor.requires_grad]
         self._frozen = captured.frozen
         self._warned = False
+
+    @property
+    def graphs(self) -> tuple[CUDAGraph, ...]:
+        """The graph of the forward pass, and that of the backward pass if there is one."""
+        return tuple(filter(None, (self._captured.forward, self._captured.backward)))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay with these arguments."""

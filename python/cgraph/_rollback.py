@@ -89,6 +89,31 @@ class Rollback:
         self._watch.over = True
         _torch.leave_mode(self._watch)
 
+    @property
+    def has_changes(self) -> bool:
+        """Whether there is something to put back, as far as can be known without comparing."""
+        has_drawn = any(
+            not torch.equal(generator.get_state(), state) for generator, state in self._states
+        )
+        return has_drawn or bool(self._watch.storages)
+
+    @property
+    def written(self) -> int:
+        """How many storages were written so far."""
+        return len(self._watch.storages)
+
+    def contents(self, count: int) -> list[torch.Tensor]:
+        """The bytes that the first storages which were written have now."""
+        with _torch.without_modes():
+            storages = list(self._watch.storages.values())[:count]
+            return [_bytes(one.storage).clone() for one in storages]
+
+    def rewind(self) -> None:
+        """Put the contents of storages back, and go on."""
+        with torch.no_grad(), _torch.without_modes():
+            for storage in reversed(self._watch.storages.values()):
+                storage.undo()
+
     def undo(self) -> None:
         """Put everything back; once is enough. No capture may be open.
 

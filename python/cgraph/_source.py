@@ -15,6 +15,8 @@ __all__ = [
     "directories",
     "is_omitted",
     "levels_to_user",
+    "place_of",
+    "user_frame",
     "user_frames",
     "user_line",
     "user_place",
@@ -47,6 +49,21 @@ def user_place(inner: FrameType | None = None) -> Place | None:
     """The innermost line outside torch and cgraph, from the caller's frame or another one on."""
     frame = next(_frames(None, inner), None)
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
+
+
+def user_frame() -> FrameType | None:
+    """The innermost frame outside torch and cgraph."""
+    return next(_frames(None), None)
+
+
+def place_of(error: BaseException) -> str | None:
+    """The innermost line outside torch and cgraph that an exception came through."""
+    found, trace = None, error.__traceback__
+    while trace is not None:
+        if not is_omitted(trace.tb_frame.f_code.co_filename):
+            found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
+        trace = trace.tb_next
+    return found
 
 
 def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:

@@ -123,6 +123,13 @@ def make_graphed_callables(
     return graphed[0] if single else tuple(graphed)
 
 
+def graphed_of(module: torch.nn.Module) -> Graphed:
+    """What the forward of a graphed module replays."""
+    forward: Any = module.forward
+    found: Graphed = forward._graphed
+    return found
+
+
 def _normalised(
     callables: Any, sample_args: Any, sample_kwargs: Any
 ) -> tuple[tuple[Any, ...], list[Sample], bool]:

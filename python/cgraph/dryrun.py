@@ -13,21 +13,17 @@ from __future__ import annotations
 import functools
 import sys
 import time
-import types
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TextIO
 
-import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
-
 from cgraph import _driver
 from cgraph._footprint import record_memory
 from cgraph._rollback import Rollback
+from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph._text import in_units
-from cgraph._torch import tree_iter
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError
 from cgraph.graphs import graph
@@ -124,10 +120,10 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
 
 def _run(driver: _driver.Driver, function: functools.partial[object], warmup: int) -> DryRun:
     captured = CUDAGraph(keep_graph=True)
-    rollback = Rollback(leaves=_tensors_of(function), is_capturing=driver.is_capturing)
+    rollback = Rollback(leaves=tensors_of(function), is_capturing=driver.is_capturing)
     with ExitStack() as last:
         last.callback(rollback.undo)
-        last.enter_context(_optimizers_put_back())
+        last.enter_context(optimizers_put_back())
         last.callback(captured.reset)
         with rollback, record_memory():
             warm = time.perf_counter()
@@ -143,71 +139,3 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
         captured.instantiate()
         instantiated = time.perf_counter() - began
         return DryRun(captured.memory(), warm, instantiated)
-
-
-@contextmanager
-def _optimizers_put_back() -> Iterator[None]:
-    """Put the states of optimisers back that step inside the ``with`` block."""
-    before: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any]]] = {}
-
-    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        entries = {key: dict(state) for key, state in optimizer.state.items()}
-        before.setdefault(id(optimizer), (optimizer, entries))
-
-    hook = register_optimizer_step_pre_hook(note)
-    try:
-        yield
-    finally:
-        hook.remove()
-        for optimizer, state in before.values():
-            optimizer.state.clear()
-            optimizer.state.update(state)
-
-
-def _tensors_of(objects: object, seen: set[int] | None = None) -> Iterator[torch.Tensor]:
-    """Tensors and the parameters of modules and optimisers in containers, closures and objects."""
-    seen = set() if seen is None else seen
-    for leaf in tree_iter(objects):
-        if id(leaf) in seen:
-            continue
-        seen.add(id(leaf))
-        if isinstance(leaf, torch.Tensor):
-            yield leaf
-        elif isinstance(leaf, torch.nn.Module):
-            yield from leaf.parameters()
-        elif isinstance(leaf, torch.optim.Optimizer):
-            yield from _tensors_of([group["params"] for group in leaf.param_groups], seen)
-        else:
-            yield from _tensors_of(_surroundings(leaf), seen)
-
-
-def _surroundings(leaf: Any) -> list[object]:
-    """What a function closes over or names, or what an object has."""
-    if isinstance(leaf, functools.partial):
-        return [leaf.func, leaf.args, leaf.keywords]
-    if isinstance(leaf, types.MethodType):
-        return [leaf.__self__, leaf.__func__]
-    if isinstance(leaf, types.FunctionType):
-        cells = leaf.__closure__ or ()
-        found = [cell.cell_contents for cell in cells if cell != _UNASSIGNED]
-        found += [leaf.__globals__.get(name) for name in leaf.__code__.co_names]
-    elif isinstance(leaf, type | types.ModuleType):
-        return []
-    else:
-        found = list(getattr(leaf, "__dict__", {}).values())
-    return [one for one in found if isinstance(one, _WITH_LEAVES)]
-
-
-_UNASSIGNED = types.CellType()
-# Other objects are not looked into: there is no end to them.
-_WITH_LEAVES = (
-    torch.Tensor,
-    torch.nn.Module,
-    torch.optim.Optimizer,
-    list,
-    tuple,
-    dict,
-    functools.partial,
-    types.FunctionType,
-    types.MethodType,
-)

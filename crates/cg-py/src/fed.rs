@@ -8,10 +8,22 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::dispatch::Found;
 use crate::enter::enter;
 use crate::error::state;
 use crate::inputs::Inputs;
 use crate::raw;
+
+/// The tensors of a replay.
+#[derive(Clone, Copy)]
+pub(crate) enum Given<'a, 'py> {
+    /// What the static ones hold.
+    Nothing,
+    /// One for each static input.
+    Tensors(&'a Bound<'py, PyTuple>),
+    /// The same, known to fit.
+    Found(&'a [Found<'py>]),
+}
 
 /// The root nodes of a graph, and the random state that they hand to its kernels.
 pub(crate) struct Fed {
@@ -65,14 +77,15 @@ impl Fed {
         py: Python<'_>,
         exec: &Exec,
         stream: u64,
-        tensors: Option<&Bound<'_, PyTuple>>,
+        given: Given<'_, '_>,
         random_step: Option<&Py<PyAny>>,
     ) -> PyResult<()> {
         let inputs = self.inputs.get();
         let mut scratch = self.lock().take().unwrap_or_default();
-        match tensors {
-            Some(tensors) => inputs.collect(tensors, &mut scratch.sources)?,
-            None => inputs.rest(&mut scratch.sources),
+        match given {
+            Given::Nothing => inputs.rest(&mut scratch.sources),
+            Given::Tensors(tensors) => inputs.collect(tensors, &mut scratch.sources)?,
+            Given::Found(found) => inputs.collect_found(found, &mut scratch.sources)?,
         }
         if let Some(step) = random_step {
             step.call0(py)?;

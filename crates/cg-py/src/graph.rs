@@ -10,9 +10,10 @@ use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::cycle::Cycle;
+use crate::dispatch::Found;
 use crate::enter::enter;
 use crate::error::state;
-use crate::fed::Fed;
+use crate::fed::{Fed, Given};
 use crate::hook::{self, HookHandle, Hooks};
 use crate::inputs::Inputs;
 use crate::raw::CurrentWorkStream;
@@ -70,12 +71,12 @@ impl Graph {
     /// hooks run, and one that raises prevents the replay. The replay-end hooks run also if the
     /// launch fails.
     fn replay(slf: &Bound<'_, Self>) -> PyResult<()> {
-        Self::run(slf, None)
+        Self::run(slf, Given::Nothing)
     }
 
     /// As [`Self::replay`], with each tensor copied into the static input of its place first.
     fn _replay_with(slf: &Bound<'_, Self>, tensors: &Bound<'_, PyTuple>) -> PyResult<()> {
-        Self::run(slf, Some(tensors))
+        Self::run(slf, Given::Tensors(tensors))
     }
 
     /// Adds a hook of this graph.
@@ -293,8 +294,14 @@ impl Graph {
 }
 
 impl Graph {
+    /// As `_replay_with`, for tensors that are known to fit.
     #[inline]
-    fn run(slf: &Bound<'_, Self>, tensors: Option<&Bound<'_, PyTuple>>) -> PyResult<()> {
+    pub(crate) fn replay_found(slf: &Bound<'_, Self>, found: &[Found<'_>]) -> PyResult<()> {
+        Self::run(slf, Given::Found(found))
+    }
+
+    #[inline]
+    fn run(slf: &Bound<'_, Self>, given: Given<'_, '_>) -> PyResult<()> {
         let (py, graph) = (slf.py(), slf.get());
         let ready = match graph.ready() {
             Some(ready) => ready,
@@ -302,13 +309,13 @@ impl Graph {
         };
         ready.check(py)?;
         if !graph.hooks.has(Phase::ReplayStart) && !graph.hooks.has(Phase::ReplayEnd) {
-            return ready.replay(py, tensors);
+            return ready.replay(py, given);
         }
         graph.hooks.run(Phase::ReplayStart, slf)?;
         // A hook may have instantiated the graph again, or reset it.
         let ready = graph.ready();
         let ready = ready.ok_or_else(|| state("a replay-start hook has reset the graph"))?;
-        let replayed = ready.replay(py, tensors);
+        let replayed = ready.replay(py, given);
         let ended = graph.hooks.run(Phase::ReplayEnd, slf);
         match (replayed, ended) {
             (Err(error), Err(of_hook)) => {

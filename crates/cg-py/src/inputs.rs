@@ -9,6 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
+use crate::dispatch::Found;
 use crate::enter::enter;
 use crate::error::argument;
 use crate::raw;
@@ -126,21 +127,39 @@ impl Inputs {
         }
         sources.clear();
         for (index, (slot, tensor)) in self.slots.iter().zip(tensors.iter_borrowed()).enumerate() {
-            let own = Address(slot.signature.address());
-            sources.push(match slot.signature.fit(&tensor, index)? {
-                Match::Same => own,
-                Match::Copy(address) if self.is_safe(index, address) => Address(address),
-                Match::Copy(_) | Match::Torch => {
-                    slot.copy_by_torch(&tensor)?;
-                    own
-                }
-            });
+            let fit = slot.signature.fit(&tensor, index)?;
+            sources.push(self.source(index, &tensor, fit)?);
+        }
+        Ok(())
+    }
+
+    /// The same for tensors that are known to fit.
+    pub(crate) fn collect_found(
+        &self,
+        found: &[Found<'_>],
+        sources: &mut Vec<Address>,
+    ) -> PyResult<()> {
+        sources.clear();
+        for (index, Found { tensor, fit }) in found.iter().enumerate() {
+            sources.push(self.source(index, tensor, *fit)?);
         }
         Ok(())
     }
 }
 
 impl Inputs {
+    /// Where a replay copies a tensor from; torch copies here what the kernel cannot.
+    #[inline]
+    fn source(&self, index: usize, tensor: &Bound<'_, PyAny>, fit: Match) -> PyResult<Address> {
+        let slot = &self.slots[index];
+        let own = Address(slot.signature.address());
+        match fit {
+            Match::Same => Ok(own),
+            Match::Copy(address) if self.is_safe(index, address) => Ok(Address(address)),
+            Match::Copy(_) | Match::Torch => slot.copy_by_torch(tensor).map(|()| own),
+        }
+    }
+
     /// Whether the kernel can copy from there, which nothing writes at about the same time.
     #[inline]
     fn is_safe(&self, index: usize, address: u64) -> bool {

@@ -5,6 +5,7 @@ mod allocator;
 mod capture;
 mod cycle;
 mod device;
+mod dispatch;
 mod enter;
 mod error;
 mod fed;
@@ -31,6 +32,8 @@ mod _core {
     use super::capture::{Capture, Tracker, begin_and_hand_over, end_broken};
     #[pymodule_export]
     use super::device::{CaptureMark, Device, begin_exit, version};
+    #[pymodule_export]
+    use super::dispatch::{Dispatcher, Entry, Lane, Storage};
     #[pymodule_export]
     use super::graph::Graph;
     #[pymodule_export]

@@ -197,6 +197,13 @@ unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
     unsafe { std::slice::from_raw_parts(first, count) }
 }
 
+/// Whether anybody but the owner of this reference has one to the object.
+#[inline]
+pub(crate) fn is_shared(object: &Bound<'_, PyAny>) -> bool {
+    // SAFETY: the object is alive and the interpreter is held, as `object` shows.
+    unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) > 1 }
+}
+
 /// Where memory is, whatever its kind there.
 fn place(kind: DLDeviceType, index: i32) -> Place {
     match kind {

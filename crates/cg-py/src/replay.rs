@@ -3,12 +3,11 @@
 use std::sync::Arc;
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::enter::enter;
 use crate::error::state;
-use crate::fed::Fed;
+use crate::fed::{Fed, Given};
 use crate::raw::{self, CurrentWorkStream};
 use crate::sim::Sim;
 use crate::stream::Stream;
@@ -67,28 +66,24 @@ impl Ready {
 
     /// Enqueues one replay on the current stream, with these tensors copied to the static inputs.
     #[inline]
-    pub(crate) fn replay(
-        &self,
-        py: Python<'_>,
-        tensors: Option<&Bound<'_, PyTuple>>,
-    ) -> PyResult<()> {
+    pub(crate) fn replay(&self, py: Python<'_>, given: Given<'_, '_>) -> PyResult<()> {
         let handle = match &*self.current {
             Current::Dlpack(current) => current.get(py)?,
             Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
             Current::Object(current) => return self.replay_on_object(py, current),
         };
-        match (&self.fed, tensors) {
-            (Some(fed), tensors) => {
+        match (&self.fed, given) {
+            (Some(fed), given) => {
                 let step = self.random_step.as_ref();
-                fed.replay(py, &self.exec, handle, tensors, step)
+                fed.replay(py, &self.exec, handle, given, step)
             }
-            (None, None) => {
+            (None, Given::Nothing | Given::Found([])) => {
                 if let Some(step) = &self.random_step {
                     step.call0(py)?;
                 }
                 enter(py, || self.launch(handle))
             }
-            (None, Some(_)) => Err(state("the graph was captured without static inputs")),
+            (None, _) => Err(state("the graph was captured without static inputs")),
         }
     }
 

@@ -196,6 +196,23 @@ impl Signature {
         }
     }
 
+    /// As [`Self::fit`], but none for whatever is not copied as it is: another value than a tensor,
+    /// another shape, dtype, device or strides, and where only torch can copy.
+    #[inline]
+    pub(crate) fn matches(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
+        let reader = self.reader.get();
+        if !reader.is_tensor(value)? {
+            return Ok(None);
+        }
+        let compare = |view: &View<'_>| (self.layout.compare(view), view.lazy);
+        let (found, lazy) = reader.with(value, compare)?;
+        let plain = found.filter(|found| *found != Match::Torch);
+        if plain.is_some() && lazy == Lazy::Unknown && is_lazy(value)? {
+            return Ok(None);
+        }
+        Ok(plain)
+    }
+
     #[cold]
     fn misfit(&self, given: &str, index: usize) -> PyErr {
         argument(&format!("argument {index}"), given, &self.words)

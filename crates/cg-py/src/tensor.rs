@@ -71,6 +71,12 @@ impl TensorReader {
 }
 
 impl TensorReader {
+    /// Whether a value is a tensor, or of a class derived from it.
+    #[inline]
+    pub(crate) fn is_tensor(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
+        value.get_type().is_subclass(self.class.bind(value.py()))
+    }
+
     /// Runs `with` on what the tensor is. `with` runs no Python code.
     #[inline]
     pub(crate) fn with<T>(

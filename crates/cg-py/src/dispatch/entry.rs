@@ -1,0 +1,249 @@
+//! `Entry`: one captured graph of a function, and the calls that are replays of it.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+
+use super::Mode;
+use super::lane::Lane;
+use super::outputs::{Caller, Outputs, Returned};
+use super::pattern::{Found, Pattern, all_fit, fits_dict};
+use crate::graph::Graph;
+use crate::signature::{Match, Signature};
+
+/// A graph with the arguments that it takes and what it returns.
+#[pyclass(frozen, weakref, module = "cgraph._core")]
+pub(crate) struct Entry {
+    args: Vec<Pattern>,
+    kwargs: Vec<(Py<PyAny>, Pattern)>,
+    mode: Mode,
+    /// Modules, and their `training` at the capture.
+    flags: Vec<(Py<PyAny>, bool)>,
+    /// Tensors that the graph reads where they lie.
+    fixed: Vec<Fixed>,
+    work: Work,
+    lane: Option<Py<Lane>>,
+    replays: AtomicU64,
+}
+
+/// A tensor of a module: the dictionary it is in, its name there, itself, and how it lay at the
+/// capture.
+#[derive(FromPyObject)]
+struct Fixed(Py<PyDict>, Py<PyString>, Py<PyAny>, Py<Signature>);
+
+/// What a call does.
+enum Work {
+    /// Replays a graph, whose static inputs are the tensors of the patterns.
+    Graph(Py<Graph>, Outputs),
+    /// The same by a callable that takes a tuple of tensors.
+    Feed(Py<PyAny>, Outputs),
+    /// Calls what takes the arguments as they are, and returns the result.
+    Call(Py<PyAny>),
+}
+
+#[pymethods]
+impl Entry {
+    /// `args` and `kwargs` are patterns, see [`Pattern::parse`]. `modes` is `(grad, inference,
+    /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
+    /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build, held)`, see
+    /// [`Outputs::new`].
+    #[new]
+    #[pyo3(signature = (args, kwargs, *, modes, flags, fixed, work, outputs, lane))]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "keywords, given once for each capture"
+    )]
+    fn new(
+        args: &Bound<'_, PyList>,
+        kwargs: &Bound<'_, PyList>,
+        modes: (bool, bool, Option<Py<PyAny>>),
+        flags: Vec<(Py<PyAny>, bool)>,
+        fixed: Vec<Fixed>,
+        work: Bound<'_, PyAny>,
+        outputs: Option<Returned<'_>>,
+        lane: Option<Py<Lane>>,
+    ) -> PyResult<Self> {
+        let args = args.iter().map(|pattern| Pattern::parse(&pattern));
+        let kwargs = kwargs.iter().map(|item| {
+            let pattern = Pattern::parse(&item.get_item(1)?)?;
+            Ok((item.get_item(0)?.unbind(), pattern))
+        });
+        let work = match (outputs, work.cast::<Graph>()) {
+            (None, _) => Work::Call(work.unbind()),
+            (Some((leaves, build, held)), graph) => {
+                let outputs = Outputs::new(&leaves, &build, held)?;
+                match graph {
+                    Ok(graph) => Work::Graph(graph.clone().unbind(), outputs),
+                    Err(_) => Work::Feed(work.unbind(), outputs),
+                }
+            }
+        };
+        Ok(Self {
+            args: args.collect::<PyResult<_>>()?,
+            kwargs: kwargs.collect::<PyResult<_>>()?,
+            mode: Mode::new(modes),
+            flags,
+            fixed,
+            work,
+            lane,
+            replays: AtomicU64::new(0),
+        })
+    }
+
+    /// Serves a call whose arguments were taken apart: `tensors` are those of the patterns, in their
+    /// order, however they are laid out.
+    fn call(
+        slf: &Bound<'_, Self>,
+        args: &Bound<'_, PyTuple>,
+        kwargs: &Bound<'_, PyDict>,
+        tensors: Vec<Bound<'_, PyAny>>,
+    ) -> PyResult<Py<PyAny>> {
+        let fit = Match::Torch;
+        let found: Vec<_> = tensors
+            .into_iter()
+            .map(|tensor| Found { tensor, fit })
+            .collect();
+        Self::run(slf, args, Some(kwargs), &found, Caller::Cgraph)
+    }
+
+    /// How many calls were replays of it.
+    #[getter]
+    fn replays(&self) -> u64 {
+        self.replays.load(Ordering::Relaxed)
+    }
+
+    /// The name of the first tensor of a module that is not where it was, if there is one.
+    #[getter]
+    fn moved(&self, py: Python<'_>) -> PyResult<Option<Py<PyString>>> {
+        for fixed in &self.fixed {
+            if !fixed.is_in_place(py)? {
+                return Ok(Some(fixed.1.clone_ref(py)));
+            }
+        }
+        Ok(None)
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.args.iter().try_for_each(|one| one.traverse(&visit))?;
+        for (_, pattern) in &self.kwargs {
+            pattern.traverse(&visit)?;
+        }
+        for (module, _) in &self.flags {
+            visit.call(module)?;
+        }
+        for fixed in &self.fixed {
+            visit.call(&fixed.0)?;
+            visit.call(&fixed.2)?;
+        }
+        match &self.work {
+            Work::Graph(graph, outputs) => {
+                visit.call(graph)?;
+                outputs.traverse(&visit)?;
+            }
+            Work::Feed(feed, outputs) => {
+                visit.call(feed)?;
+                outputs.traverse(&visit)?;
+            }
+            Work::Call(call) => visit.call(call)?,
+        }
+        visit.call(&self.lane)
+    }
+}
+
+impl Entry {
+    /// Whether a call is a replay of this one. Tensors that are to be copied are added to `found`.
+    #[inline]
+    pub(super) fn fits<'py>(
+        &self,
+        mode: &Mode,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+        found: &mut Vec<Found<'py>>,
+    ) -> PyResult<bool> {
+        let py = args.py();
+        if !self.mode.equals(mode, py)?
+            || !all_fit(&self.args, args.len(), args.iter(), mode.grad, found)?
+        {
+            return Ok(false);
+        }
+        let kwargs_fit = match kwargs {
+            Some(kwargs) => fits_dict(&self.kwargs, kwargs, mode.grad, found)?,
+            None => self.kwargs.is_empty(),
+        };
+        if !kwargs_fit {
+            return Ok(false);
+        }
+        for (module, training) in &self.flags {
+            let flag = module.bind(py).getattr(intern!(py, "training"))?;
+            if flag.is_truthy()? != *training {
+                return Ok(false);
+            }
+        }
+        for fixed in &self.fixed {
+            if !fixed.is_in_place(py)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Whether it cannot be replayed, as the current stream captures.
+    #[inline]
+    pub(super) fn is_blocked(&self, py: Python<'_>, is_capturing: &Py<PyAny>) -> PyResult<bool> {
+        let lane = self.lane.as_ref();
+        let may_capture = lane.is_none_or(|lane| lane.get().may_capture());
+        Ok(may_capture && is_capturing.bind(py).call0()?.is_truthy()?)
+    }
+
+    /// Replays, and returns what the function would.
+    #[inline]
+    pub(super) fn run(
+        slf: &Bound<'_, Self>,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+        found: &[Found<'_>],
+        caller: Caller,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, entry) = (slf.py(), slf.get());
+        let tensors = || PyTuple::new(py, found.iter().map(|one| &one.tensor));
+        let enter_lane = || match &entry.lane {
+            Some(lane) => lane.get().enter(py),
+            None => Ok(()),
+        };
+        let result = match &entry.work {
+            Work::Graph(graph, outputs) => {
+                enter_lane()?;
+                outputs.release(py, caller)?;
+                Graph::replay_found(graph.bind(py), found)?;
+                outputs.result(py, found)?
+            }
+            Work::Feed(feed, outputs) => {
+                enter_lane()?;
+                outputs.release(py, caller)?;
+                feed.call1(py, (tensors()?,))?;
+                outputs.result(py, found)?
+            }
+            Work::Call(call) => {
+                enter_lane()?;
+                call.call(py, args, kwargs)?
+            }
+        };
+        entry.replays.fetch_add(1, Ordering::Relaxed);
+        Ok(result)
+    }
+}
+
+impl Fixed {
+    #[inline]
+    fn is_in_place(&self, py: Python<'_>) -> PyResult<bool> {
+        let Self(owner, name, tensor, signature) = self;
+        let now = owner.bind(py).get_item(name)?;
+        match now.filter(|now| now.is(tensor)) {
+            Some(now) => Ok(signature.get().matches(&now)? == Some(Match::Same)),
+            None => Ok(false),
+        }
+    }
+}

@@ -1,0 +1,77 @@
+//! `Lane`: the stream that the entries of one pool were last replayed on.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::prelude::*;
+use pyo3::types::PyCapsule;
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::device::Device;
+use crate::raw::CurrentWorkStream;
+use crate::replay::Current;
+
+/// No stream has this handle.
+const NONE: u64 = u64::MAX;
+
+/// Replays of graphs of one pool use the same memory, so they must come one after another: the lane
+/// knows the stream of the last one.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Lane {
+    current: Current,
+    /// Called with the raw handles of the last stream and of the one that is to wait for it.
+    switch: Py<PyAny>,
+    last: AtomicU64,
+    device: Py<Device>,
+}
+
+#[pymethods]
+impl Lane {
+    /// `current` finds torch's current stream: a `dlpack_exchange_api` capsule, or a callable that
+    /// takes `ordinal`.
+    #[new]
+    fn new(
+        device: Py<Device>,
+        current: Bound<'_, PyAny>,
+        ordinal: u32,
+        switch: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let current = match current.cast::<PyCapsule>() {
+            Ok(capsule) => Current::Dlpack(CurrentWorkStream::new(capsule, ordinal)?),
+            Err(_) => Current::Raw(current.unbind(), ordinal),
+        };
+        Ok(Self {
+            current,
+            switch,
+            last: AtomicU64::new(NONE),
+            device,
+        })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.current.traverse(&visit)?;
+        visit.call(&self.switch)
+    }
+}
+
+impl Lane {
+    /// Whether anything on the device may be capturing now.
+    #[inline]
+    pub(crate) fn may_capture(&self) -> bool {
+        self.device.get().core.has_captures()
+    }
+
+    /// Makes the current stream wait for the last replay, if that was on another one.
+    #[inline]
+    pub(crate) fn enter(&self, py: Python<'_>) -> PyResult<()> {
+        let now = match &self.current {
+            Current::Dlpack(current) => current.get(py)?,
+            Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
+            Current::Object(_) => return Ok(()),
+        };
+        let last = self.last.swap(now, Ordering::Relaxed);
+        if last != now && last != NONE {
+            self.switch.call1(py, (last, now))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,206 @@
+//! `Dispatcher`: finds the entry that a call fits, and replays it, in one native call.
+
+mod entry;
+mod lane;
+mod outputs;
+mod pattern;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
+use pyo3::{PyTraverseError, PyVisit};
+
+pub(crate) use entry::Entry;
+pub(crate) use lane::Lane;
+pub(crate) use outputs::Storage;
+pub(crate) use pattern::Found;
+
+use outputs::Caller;
+
+/// A function's entries. A call that fits one is a replay of it; a derived class has a method `_miss`
+/// for any other.
+#[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
+pub(crate) struct Dispatcher {
+    is_capturing: Py<PyAny>,
+    modes: Modes,
+    /// The one that was used last comes first. Replaced as a whole: a call goes through what it
+    /// found, whatever other threads do.
+    entries: Mutex<Arc<[Py<Entry>]>>,
+}
+
+/// How the modes are found that a capture depends on.
+struct Modes {
+    is_grad_enabled: Py<PyAny>,
+    is_inference: Py<PyAny>,
+    is_autocast: Py<PyAny>,
+    /// Returns what can be compared, while autocast is on.
+    autocast: Py<PyAny>,
+}
+
+/// The modes of a call.
+pub(crate) struct Mode {
+    grad: bool,
+    inference: bool,
+    autocast: Option<Py<PyAny>>,
+}
+
+#[pymethods]
+impl Dispatcher {
+    /// Functions that tell whether the current stream captures, and torch's modes; `autocast` is
+    /// called only while `is_autocast` is true.
+    #[new]
+    #[pyo3(signature = (is_capturing, is_grad_enabled, is_inference, is_autocast, autocast))]
+    fn new(
+        is_capturing: Py<PyAny>,
+        is_grad_enabled: Py<PyAny>,
+        is_inference: Py<PyAny>,
+        is_autocast: Py<PyAny>,
+        autocast: Py<PyAny>,
+    ) -> Self {
+        Self {
+            is_capturing,
+            modes: Modes {
+                is_grad_enabled,
+                is_inference,
+                is_autocast,
+                autocast,
+            },
+            entries: Mutex::new(Arc::new([])),
+        }
+    }
+
+    /// Replays the entry that the arguments fit; else `_miss` gets them, as a tuple and a
+    /// dictionary.
+    #[pyo3(signature = (*args, **kwargs))]
+    fn __call__(
+        slf: &Bound<'_, Self>,
+        args: &Bound<'_, PyTuple>,
+        kwargs: Option<&Bound<'_, PyDict>>,
+    ) -> PyResult<Py<PyAny>> {
+        let (py, this) = (slf.py(), slf.get());
+        let mode = this.modes.now(py)?;
+        let entries = this.entries();
+        let mut found: Vec<Found<'_>> = Vec::with_capacity(args.len());
+        for (place, entry) in entries.iter().enumerate() {
+            found.clear();
+            if entry.get().fits(&mode, args, kwargs, &mut found)? {
+                if entry.get().is_blocked(py, &this.is_capturing)? {
+                    break;
+                }
+                if place > 0 {
+                    this.put_first(entry.bind(py));
+                }
+                return Entry::run(entry.bind(py), args, kwargs, &found, Caller::User);
+            }
+        }
+        let kwargs = kwargs.map_or_else(|| PyDict::new(py), Clone::clone);
+        let missed = slf.call_method1(intern!(py, "_miss"), (args, kwargs))?;
+        Ok(missed.unbind())
+    }
+
+    /// Adds an entry, as the one that was used last.
+    fn add(&self, entry: &Bound<'_, Entry>) {
+        self.put_first(entry);
+    }
+
+    /// Takes an entry out; whether it was there.
+    fn remove(&self, entry: &Bound<'_, Entry>) -> bool {
+        let before = self.entries();
+        let kept: Vec<Py<Entry>> = others(&before, entry).collect();
+        let removed = kept.len() < before.len();
+        self.replace(kept);
+        removed
+    }
+
+    /// The entries, the one that was used last first.
+    #[getter]
+    fn entries_by_use(&self, py: Python<'_>) -> Vec<Py<Entry>> {
+        self.entries().iter().map(|one| one.clone_ref(py)).collect()
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.is_capturing)?;
+        visit.call(&self.modes.autocast)?;
+        match self.entries.try_lock() {
+            Ok(entries) => entries.iter().try_for_each(|entry| visit.call(entry)),
+            Err(_) => Ok(()),
+        }
+    }
+
+    fn __clear__(&self) {
+        self.replace(Vec::new());
+    }
+}
+
+impl Dispatcher {
+    fn put_first(&self, entry: &Bound<'_, Entry>) {
+        let before = self.entries();
+        let first = std::iter::once(entry.clone().unbind());
+        self.replace(first.chain(others(&before, entry)).collect());
+    }
+
+    fn entries(&self) -> Arc<[Py<Entry>]> {
+        Arc::clone(&self.lock())
+    }
+
+    /// Dropping may run any code, also some that comes back here: the lock is open then.
+    fn replace(&self, entries: Vec<Py<Entry>>) {
+        let before = std::mem::replace(&mut *self.lock(), entries.into());
+        drop(before);
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Arc<[Py<Entry>]>> {
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Modes {
+    #[inline]
+    fn now(&self, py: Python<'_>) -> PyResult<Mode> {
+        let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
+        let grad = is(&self.is_grad_enabled)?;
+        Ok(Mode {
+            grad,
+            // Without gradients only: inference mode has none.
+            inference: !grad && is(&self.is_inference)?,
+            autocast: if is(&self.is_autocast)? {
+                Some(self.autocast.call0(py)?)
+            } else {
+                None
+            },
+        })
+    }
+}
+
+impl Mode {
+    pub(crate) fn new((grad, inference, autocast): (bool, bool, Option<Py<PyAny>>)) -> Self {
+        Self {
+            grad,
+            inference,
+            autocast,
+        }
+    }
+
+    #[inline]
+    fn equals(&self, other: &Self, py: Python<'_>) -> PyResult<bool> {
+        if self.grad != other.grad || self.inference != other.inference {
+            return Ok(false);
+        }
+        match (&self.autocast, &other.autocast) {
+            (None, None) => Ok(true),
+            (Some(one), Some(other)) => one.bind(py).eq(other),
+            _ => Ok(false),
+        }
+    }
+}
+
+/// The entries but for one.
+fn others<'a>(
+    entries: &'a [Py<Entry>],
+    but: &'a Bound<'_, Entry>,
+) -> impl Iterator<Item = Py<Entry>> + 'a {
+    let kept = entries.iter().filter(move |other| !other.is(but));
+    kept.map(move |other| other.clone_ref(but.py()))
+}

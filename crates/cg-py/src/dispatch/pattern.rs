@@ -1,0 +1,190 @@
+//! `Pattern`: the arguments that an entry takes, matched without flattening them first.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::{PyTraverseError, PyVisit, intern};
+
+use crate::error::argument;
+use crate::signature::{Match, Signature};
+
+/// A tensor of a call, and how it gets into its static one.
+pub(crate) struct Found<'py> {
+    pub(crate) tensor: Bound<'py, PyAny>,
+    pub(crate) fit: Match,
+}
+
+/// What stands at one place of the arguments.
+pub(crate) enum Pattern {
+    /// A tensor that is copied.
+    Tensor(Slot),
+    /// A tensor that lies where it lay at the capture.
+    Fixed(Slot),
+    /// The same value.
+    Constant(Py<PyAny>),
+    Tuple(Vec<Self>),
+    List(Vec<Self>),
+    /// These keys in any order.
+    Dict(Vec<(Py<PyAny>, Self)>),
+}
+
+/// What a tensor is compared with.
+pub(crate) struct Slot {
+    signature: Py<Signature>,
+    requires_grad: bool,
+}
+
+impl Pattern {
+    /// Reads what Python has put together: `("tensor", signature, requires_grad)`, `("fixed",
+    /// signature, requires_grad)`, `("constant", value)`, `("tuple", patterns)`, `("list",
+    /// patterns)` or `("dict", [(key, pattern)])`.
+    pub(crate) fn parse(from: &Bound<'_, PyAny>) -> PyResult<Self> {
+        let kind: String = from.get_item(0)?.extract()?;
+        let value = from.get_item(1)?;
+        let all = |value: &Bound<'_, PyAny>| -> PyResult<Vec<Self>> {
+            let patterns = value.try_iter()?;
+            patterns.map(|pattern| Self::parse(&pattern?)).collect()
+        };
+        let slot = || -> PyResult<Slot> {
+            Ok(Slot {
+                signature: value.extract()?,
+                requires_grad: from.get_item(2)?.extract()?,
+            })
+        };
+        Ok(match kind.as_str() {
+            "tensor" => Self::Tensor(slot()?),
+            "fixed" => Self::Fixed(slot()?),
+            "constant" => Self::Constant(value.unbind()),
+            "tuple" => Self::Tuple(all(&value)?),
+            "list" => Self::List(all(&value)?),
+            "dict" => Self::Dict(
+                value
+                    .try_iter()?
+                    .map(|item| {
+                        let item = item?;
+                        Ok((item.get_item(0)?.unbind(), Self::parse(&item.get_item(1)?)?))
+                    })
+                    .collect::<PyResult<_>>()?,
+            ),
+            _ => {
+                let expected = "tensor, fixed, constant, tuple, list or dict";
+                return Err(argument("the kind of a pattern", &kind, expected));
+            }
+        })
+    }
+
+    /// Whether a value fits. Tensors that are copied are added to `found`, in order.
+    pub(crate) fn fits<'py>(
+        &self,
+        value: &Bound<'py, PyAny>,
+        grad: bool,
+        found: &mut Vec<Found<'py>>,
+    ) -> PyResult<bool> {
+        let py = value.py();
+        match self {
+            Self::Tensor(slot) => {
+                let Some(fit) = slot.fits(value, grad)? else {
+                    return Ok(false);
+                };
+                let tensor = value.clone();
+                found.push(Found { tensor, fit });
+                Ok(true)
+            }
+            Self::Fixed(slot) => Ok(slot.fits(value, grad)? == Some(Match::Same)),
+            Self::Constant(constant) => Ok(equals(value, constant.bind(py))),
+            Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
+                Ok(tuple) => all_fit(patterns, tuple.len(), tuple.iter(), grad, found),
+                Err(_) => Ok(false),
+            },
+            Self::List(patterns) => match value.cast_exact::<PyList>() {
+                Ok(list) => all_fit(patterns, list.len(), list.iter(), grad, found),
+                Err(_) => Ok(false),
+            },
+            Self::Dict(patterns) => match value.cast_exact::<PyDict>() {
+                Ok(dict) => fits_dict(patterns, dict, grad, found),
+                Err(_) => Ok(false),
+            },
+        }
+    }
+
+    /// Shows the garbage collector what this owns.
+    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::Tensor(_) | Self::Fixed(_) => Ok(()),
+            Self::Constant(constant) => visit.call(constant),
+            Self::Tuple(patterns) | Self::List(patterns) => {
+                patterns.iter().try_for_each(|one| one.traverse(visit))
+            }
+            Self::Dict(patterns) => patterns.iter().try_for_each(|(key, pattern)| {
+                visit.call(key)?;
+                pattern.traverse(visit)
+            }),
+        }
+    }
+}
+
+/// Whether positional arguments or elements fit.
+#[inline]
+pub(crate) fn all_fit<'py>(
+    patterns: &[Pattern],
+    count: usize,
+    values: impl Iterator<Item = Bound<'py, PyAny>>,
+    grad: bool,
+    found: &mut Vec<Found<'py>>,
+) -> PyResult<bool> {
+    if count != patterns.len() {
+        return Ok(false);
+    }
+    for (pattern, value) in patterns.iter().zip(values) {
+        if !pattern.fits(&value, grad, found)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether keyword arguments or the items of a dictionary fit.
+pub(crate) fn fits_dict<'py>(
+    patterns: &[(Py<PyAny>, Pattern)],
+    dict: &Bound<'py, PyDict>,
+    grad: bool,
+    found: &mut Vec<Found<'py>>,
+) -> PyResult<bool> {
+    if dict.len() != patterns.len() {
+        return Ok(false);
+    }
+    for (key, pattern) in patterns {
+        match dict.get_item(key)? {
+            Some(value) if pattern.fits(&value, grad, found)? => {}
+            _ => return Ok(false),
+        }
+    }
+    Ok(true)
+}
+
+impl Slot {
+    #[inline]
+    fn fits(&self, value: &Bound<'_, PyAny>, grad: bool) -> PyResult<Option<Match>> {
+        let Some(fit) = self.signature.get().matches(value)? else {
+            return Ok(None);
+        };
+        if grad && requires_grad(value)? != self.requires_grad {
+            return Ok(None);
+        }
+        Ok(Some(fit))
+    }
+}
+
+#[inline]
+pub(crate) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
+    tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()
+}
+
+/// Whether two values that are no tensors are the same: `1`, `1.0` and `True` are not.
+fn equals(value: &Bound<'_, PyAny>, constant: &Bound<'_, PyAny>) -> bool {
+    if value.is(constant) {
+        return true;
+    }
+    // What cannot be compared is equal to itself alone.
+    value.get_type().is(constant.get_type()) && value.eq(constant).unwrap_or(false)
+}

@@ -1,0 +1,305 @@
+"""The arguments of a call, taken apart: what is copied, what stays, what is constant."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._torch import tree_flatten, tree_unflatten
+
+__all__ = ["Arguments", "Call", "Leaf", "Mode", "Pattern", "dense_like"]
+
+Pattern = tuple[Any, ...]
+"""What a native entry matches; see ``cgraph._core.Entry``."""
+
+
+class Mode(NamedTuple):
+    """The modes of torch's that a capture depends on.
+
+    Attributes:
+        grad: Whether gradients are recorded.
+        inference: Whether it is inference mode.
+        autocast: What autocast does; None while it is off.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[Any, ...] | None
+
+    @classmethod
+    def now(cls) -> Mode:
+        """Those of this thread."""
+        grad = torch.is_grad_enabled()
+        autocast = _torch.autocast_state() if _torch.is_any_autocast_enabled() else None
+        return cls(grad, not grad and torch.is_inference_mode_enabled(), autocast)
+
+    def __str__(self) -> str:
+        """Those that are not torch's default for inference."""
+        names = ["grad"] if self.grad else ["inference mode"] if self.inference else []
+        return ", ".join([*names, *(["autocast"] if self.autocast else [])])
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value among the arguments.
+
+    Attributes:
+        name: How it is found, as ``x`` or ``batch['ids'][0]``.
+        value: The value.
+        kind: ``tensor`` for one that is copied, ``fixed`` for one that is read where it lies.
+    """
+
+    name: str
+    value: Any
+    kind: str
+
+    def key(self, grad: bool) -> Hashable:
+        """What two calls of one graph have in common here."""
+        if self.kind == "constant":
+            return _constant_key(self.value)
+        tensor = self.value
+        strides = None if tensor.is_contiguous() else dense_like(tensor).stride()
+        requires_grad = grad and tensor.requires_grad
+        return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, requires_grad
+
+    def __str__(self) -> str:
+        """Name and value in words."""
+        if self.kind == "constant":
+            return f"{self.name}={self.value!r:.40}"
+        dtype = str(self.value.dtype).removeprefix("torch.")
+        grad = " with grad" if self.value.requires_grad else ""
+        return f"{self.name}: {dtype}{list(self.value.shape)}{grad}"
+
+
+class Arguments:
+    """How a function's arguments are called, and which stay where they lie.
+
+    Args:
+        function: The function, bound if it is a method.
+        static_argnums: Places of positional arguments whose tensors are not copied.
+        static_argnames: Names of arguments, likewise.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Collection[int],
+        static_argnames: Collection[str],
+    ) -> None:
+        self._names: list[str] = []
+        self._rest = "args"
+        try:
+            parameters = inspect.signature(function).parameters.values()
+        except (TypeError, ValueError):  # some functions of C have none
+            parameters = ()  # type: ignore[assignment]
+        for parameter in parameters:
+            if parameter.kind == parameter.VAR_POSITIONAL:
+                self._rest = parameter.name
+            elif parameter.kind != parameter.VAR_KEYWORD:
+                self._names.append(parameter.name)
+        self._static_argnums = frozenset(static_argnums)
+        self._static_argnames = frozenset(static_argnames)
+
+    @property
+    def names(self) -> list[str]:
+        """The names of the parameters."""
+        return self._names
+
+    def name(self, place: int) -> str:
+        """The name of a positional argument."""
+        count = len(self._names)
+        return self._names[place] if place < count else f"{self._rest}[{place - count}]"
+
+    def is_static(self, place: int | None, name: str) -> bool:
+        """Whether the tensors of an argument are read where they lie."""
+        return name in self._static_argnames or place in self._static_argnums
+
+
+class Call:
+    """One call's arguments.
+
+    Args:
+        arguments: Those of the function.
+        owned: The ``id`` of each tensor that a module of the function has.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Attributes:
+        leaves: All values, in the order of the patterns.
+        mode: torch's modes.
+        is_native: Whether native entries can match it: it has no containers of other kinds than
+            tuples, lists and dictionaries.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        owned: Collection[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.mode = Mode.now()
+        self.leaves: list[Leaf] = []
+        self.is_native = True
+        self._owned = owned
+        self._args = [
+            self._taken(value, name := arguments.name(place), arguments.is_static(place, name))
+            for place, value in enumerate(args)
+        ]
+        self._kwargs = [
+            (name, self._taken(kwargs[name], name, arguments.is_static(None, name)))
+            for name in sorted(kwargs)
+        ]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that are copied."""
+        return [leaf.value for leaf in self.leaves if leaf.kind == "tensor"]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those."""
+        return [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a tensor among the arguments gets a gradient."""
+        tensors = (leaf.value for leaf in self.leaves if leaf.kind != "constant")
+        return self.mode.grad and any(tensor.requires_grad for tensor in tensors)
+
+    def key(self) -> Hashable:
+        """What all calls have in common that one graph can serve."""
+        structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
+        return structure, tuple(leaf.key(self.mode.grad) for leaf in self.leaves), self.mode
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other tensors in the places of those that are copied."""
+        others = iter(tensors)
+        values = iter(
+            [next(others) if leaf.kind == "tensor" else leaf.value for leaf in self.leaves]
+        )
+        args = tuple(_put_together(one, values) for one in self._args)
+        return args, {name: _put_together(one, values) for name, one in self._kwargs}
+
+    def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
+        """The same call with other tensors in the places of those that are copied."""
+        new = object.__new__(Call)
+        new.__dict__.update(self.__dict__)
+        others = iter(tensors)
+        new.leaves = [
+            Leaf(leaf.name, next(others), "tensor") if leaf.kind == "tensor" else leaf
+            for leaf in self.leaves
+        ]
+        return new
+
+    def patterns(
+        self, signatures: Sequence[_core.Signature]
+    ) -> tuple[list[Pattern], list[tuple[str, Pattern]]]:
+        """What a native entry matches: these signatures for the tensors that are copied."""
+        copied = iter(signatures)
+        leaves = iter([_pattern(leaf, copied) for leaf in self.leaves])
+        args = [_of_structure(one, leaves) for one in self._args]
+        return args, [(name, _of_structure(one, leaves)) for name, one in self._kwargs]
+
+    def __str__(self) -> str:
+        """The arguments in words."""
+        words = [str(leaf) for leaf in self.leaves]
+        return ", ".join([*words, *filter(None, [str(self.mode)])]) or "no arguments"
+
+    def _taken(self, value: Any, name: str, static: bool) -> Any:
+        """What a value consists of: its container, or None for a leaf."""
+        kind = type(value)
+        if kind is tuple or kind is list:
+            parts = [
+                self._taken(one, f"{name}[{place}]", static) for place, one in enumerate(value)
+            ]
+            return kind.__name__, parts
+        if kind is dict:
+            return "dict", [
+                (key, self._taken(one, f"{name}[{key!r}]", static)) for key, one in value.items()
+            ]
+        leaves, spec = tree_flatten(value)
+        if spec.is_leaf():
+            self._add(value, name, static)
+            return None
+        self.is_native = False
+        for place, leaf in enumerate(leaves):
+            self._add(leaf, f"{name}.{place}", static)
+        return "other", (spec, len(leaves))
+
+    def _add(self, value: Any, name: str, static: bool) -> None:
+        kind = "constant"
+        if isinstance(value, torch.Tensor):
+            kind = "fixed" if static or id(value) in self._owned else "tensor"
+        self.leaves.append(Leaf(name, value, kind))
+
+
+def dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory whose strides are those of a copy."""
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def _structure(one: Any) -> Hashable:
+    if isinstance(one, list):
+        return tuple(_structure(part) for part in one)
+    if one is None:
+        return None
+    kind, parts = one
+    if kind == "dict":
+        return kind, tuple((key, _structure(part)) for key, part in parts)
+    return one if kind == "other" else (kind, _structure(parts))
+
+
+def _put_together(one: Any, values: Iterator[Any]) -> Any:
+    if one is None:
+        return next(values)
+    kind, parts = one
+    if kind == "other":
+        spec, count = parts
+        return tree_unflatten([next(values) for _ in range(count)], spec)
+    if kind == "dict":
+        return {key: _put_together(part, values) for key, part in parts}
+    items = [_put_together(part, values) for part in parts]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
+    if one is None:
+        return next(leaves)
+    kind, parts = one
+    if kind == "dict":
+        return kind, [(key, _of_structure(part, leaves)) for key, part in parts]
+    return kind, [_of_structure(part, leaves) for part in parts]
+
+
+def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
+    if leaf.kind == "constant":
+        return "constant", leaf.value
+    signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
+    return leaf.kind, signature, leaf.value.requires_grad
+
+
+class _Same:
+    """A value that is equal to itself alone, kept alive so that nothing else has its ``id``."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value
+
+    def __hash__(self) -> int:
+        return id(self._value)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and other._value is self._value
+
+
+def _constant_key(value: Any) -> Hashable:
+    try:
+        hash(value)
+    except TypeError:
+        return _Same(value)
+    return type(value), value

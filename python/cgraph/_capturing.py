@@ -1,0 +1,385 @@
+"""What a graphed function does with a call that no native entry fits."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._calls import Arguments, Call
+from cgraph._held import Holding
+from cgraph._keys import Key
+from cgraph._native import Surroundings, entry_of_call, entry_of_graph
+from cgraph._options import Options
+from cgraph._recorded import Plan, Recorded, record
+from cgraph._source import levels_to_user, place_of, user_line
+from cgraph._surroundings import modules_of
+from cgraph._text import short_place
+from cgraph._training import Trained, train
+from cgraph._trying import Padding
+from cgraph.errors import CaptureError, StateError, add_note
+from cgraph.graphs import graph_pool_handle
+
+__all__ = ["Capturing"]
+
+# So many keys in a row that served only the call that they were captured for, and the next ones run
+# eagerly: each call seems to have another one.
+_FRUITLESS = 8
+_MANY_KEYS = "too many keys"
+
+
+class Capturing:
+    """The keys of a graphed function, and its captures.
+
+    Args:
+        dispatcher: Finds native entries.
+        function: What is captured.
+        arguments: How its arguments are called.
+        options: The function's options.
+
+    Attributes:
+        function: What is captured.
+        holding: Who is told of results that a caller still has.
+        keys: All that were ever met, the first one first.
+        is_busy: Whether a capture is under way, warm-up and measuring included.
+    """
+
+    def __init__(
+        self,
+        dispatcher: _core.Dispatcher,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        options: Options,
+    ) -> None:
+        self.keys: dict[Hashable, Key] = {}
+        self.is_busy = False
+        self._dispatcher = dispatcher
+        self._arguments = arguments
+        self.function = function
+        self._options = options
+        self._name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.holding = None if options.on_held == "ignore" else Holding(self._name, options.on_held)
+        self._modules: list[torch.nn.Module] | None = None
+        self._surroundings: Surroundings | None = None
+        self._padding = Padding(self, options)
+        self._lanes: dict[int, _core.Lane] = {}
+        self._pools: dict[object, tuple[Any, Any]] = {}
+        self._is_warm = False
+        self._is_pure = False
+        self._newest: list[Key] = []
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules that the function reaches."""
+        if self._modules is None:
+            self._modules = modules_of(self.function)
+        return self._modules
+
+    def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call, taken apart."""
+        return Call(self._arguments, self.surroundings().owned, args, kwargs)
+
+    def surroundings(self) -> Surroundings:
+        """What the function reaches, as it was at the last capture or is now."""
+        if self._surroundings is None:
+            self._surroundings = Surroundings(self.modules)
+        return self._surroundings
+
+    def serve(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
+    ) -> Callable[[], Any]:
+        """What answers a call.
+
+        Args:
+            call: The call, taken apart.
+            args: Its positional arguments.
+            kwargs: Its keyword arguments.
+            is_frozen: Whether captures are forbidden.
+        """
+        served = self._padding.serve(call, args, kwargs, is_frozen)
+        if served is not None:
+            return served
+        key = self.key(call)
+        instead = self.ensure(key, call, call, args, kwargs, is_frozen)
+        if instead is not None:
+            return instead
+        entry = key.entry
+        assert entry is not None
+        return lambda: entry.call(args, kwargs, call.tensors)
+
+    def ensure(
+        self,
+        key: Key,
+        whole: Call,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_frozen: bool,
+    ) -> Callable[[], Any] | None:
+        """See that a key is captured; what answers the call where it cannot be.
+
+        Args:
+            key: The key.
+            whole: A call of it.
+            call: The call, which may have fewer rows.
+            args: The call's positional arguments.
+            kwargs: Its keyword arguments.
+            is_frozen: Whether captures are forbidden.
+        """
+        if key.state == "captured" and self._is_in_place(key, whole):
+            return None
+        if key.reason is not None:
+            key.eager_calls += 1
+            return functools.partial(self.function, *args, **kwargs)
+        if is_frozen:
+            raise StateError(
+                f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
+                " capture it before freeze(), or call reset()"
+            )
+        reason = self._reason_against(whole) or self._explosion(key)
+        if reason is not None:
+            return self.eagerly(call, args, kwargs, reason)
+        try:
+            self.capture(key, whole)
+        except Exception as error:
+            return self._failed(key, call, error, args, kwargs)
+        return None
+
+    def ahead(self, call: Call) -> None:
+        """Capture the key of a call, unless it is; errors come out."""
+        key = self.key(call)
+        if key.state == "captured":
+            return
+        reason = self._reason_against(call)
+        if reason is not None:
+            raise CaptureError(f"{self._name} cannot be captured for ({key.text}): {reason}")
+        self.capture(key, call, measure=False)
+
+    def key(self, call: Call) -> Key:
+        """The key of a call, which may be a new one."""
+        identity = self._identity(call)
+        if identity not in self.keys:
+            self.keys[identity] = Key(str(call))
+        return self.keys[identity]
+
+    def is_eager(self, call: Call) -> bool:
+        """Whether it is decided that calls of this key run eagerly."""
+        key = self.keys.get(self._identity(call))
+        return key is not None and key.reason is not None
+
+    def _identity(self, call: Call) -> Hashable:
+        return call.key(), tuple(one.training for one in self.modules), id(_driver.current())
+
+    def capture(self, key: Key, call: Call, measure: bool | None = None) -> None:
+        """Capture a key; nothing has changed if that fails."""
+        driver = _driver.current()
+        again = "evicted" if key.state == "evicted" else None
+        self._surroundings = None
+        surroundings = self.surroundings()
+        pool, stream = self._place(driver)
+        plan = Plan(
+            function=self.function,
+            pool=pool,
+            stream=stream,
+            mode=self._options.capture_error_mode,
+            warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
+            preserve=self._options.preserve_state and not self._is_pure,
+            measure=self._options.measure if measure is None else measure,
+        )
+        with self.busy():
+            statics = [_static(tensor) for tensor in call.tensors]
+            copies = self._options.outputs == "clone"
+            lane = self.lane()
+            recorded: Recorded | Trained
+            if call.mode.grad and (call.needs_grad or surroundings.needs_grad):
+                recorded = train(plan, call, statics, self.modules, copies)
+                entry = entry_of_call(recorded.call, call, surroundings, lane)
+            else:
+                recorded = record(plan, call, statics, driver)
+                self._require_no_gradient(recorded)
+                self._is_pure = recorded.is_pure or self._is_pure
+                entry = entry_of_graph(
+                    recorded, call, surroundings, copies=copies, held=self.holding, lane=lane
+                )
+        self._is_warm = True
+        key.hold(recorded, entry, call)
+        if again is not None:
+            key.again(again, None, user_line())
+        self.add(key, call, entry)
+        self._newest = [*self._newest, key][-_FRUITLESS:]
+        self._evict()
+
+    def add(self, key: Key, call: Call, entry: _core.Entry) -> None:
+        """Let calls find an entry of a key."""
+        if entry is not key.entry:
+            key.padded.append(entry)
+        if call.is_native:
+            self._dispatcher.add(entry)
+
+    def reset(self) -> None:
+        """Forget everything."""
+        for key in self.keys.values():
+            self._drop(key, "evicted")
+        self.keys.clear()
+        self._newest.clear()
+        self._modules = self._surroundings = None
+        self._pools.clear()
+        self._is_warm = self._is_pure = False
+
+    @contextmanager
+    def busy(self) -> Iterator[None]:
+        """While the function runs for a capture, calls of its graphed self run plainly."""
+        self.is_busy = True
+        try:
+            yield
+        finally:
+            self.is_busy = False
+
+    def _place(self, driver: _driver.Driver) -> tuple[Any, Any]:
+        """Pool and stream of all captures on a device."""
+        current = driver.current_stream()
+        device = getattr(current, "device", None)
+        if device not in self._pools:
+            pool = graph_pool_handle() if self._options.pool is None else self._options.pool
+            self._pools[device] = pool, driver.new_stream()
+        return self._pools[device]
+
+    def lane(self) -> _core.Lane | None:
+        """The stream that the graphs of the current device were replayed on last."""
+        if _driver.current().device_type != "cuda":
+            return None
+        ordinal = torch.cuda.current_device()
+        if ordinal not in self._lanes:
+            device = _core.Device.cuda(ordinal)
+            source: Any = _torch.current_stream_source()
+            self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
+        return self._lanes[ordinal]
+
+    def _is_in_place(self, key: Key, call: Call) -> bool:
+        """Whether all is there that a graph reads where it lies; else its key is captured anew."""
+        moved = key.moved(call)
+        if moved is None:
+            return True
+        where = user_line()
+        count = key.again("moved", moved, None if where is None else short_place(where))
+        self._drop(key, "eager")
+        if count > self._options.max_recording:
+            key.reason = f"moved too often: {moved}, {count} times"
+            _warn_eager(self._name, key)
+        return False
+
+    def _reason_against(self, call: Call) -> str | None:
+        """Why a call is better not captured."""
+        device_type = _driver.current().device_type
+        tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
+        for leaf in tensors:
+            if leaf.value.device.type != device_type:
+                return f"CPU tensor: {leaf.name} is on {leaf.value.device}, not on {device_type}"
+        devices = {leaf.value.device for leaf in tensors}
+        if len(devices) > 1:
+            return f"tensors on several devices: {', '.join(sorted(map(str, devices)))}"
+        if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
+            return "no elements in any tensor"
+        return None
+
+    def _explosion(self, key: Key) -> str | None:
+        """Why a new key is not captured any more, if no key was ever used twice."""
+        if key.state == "evicted" or len(self._newest) < _FRUITLESS:
+            return None
+        if any(one.replays > 1 or one.state != "captured" for one in self._newest):
+            return None
+        return f"{_MANY_KEYS}: each of the last calls had a new one"
+
+    def _require_no_gradient(self, recorded: Recorded) -> None:
+        for output in recorded.outputs:
+            if isinstance(output, torch.Tensor) and output.requires_grad:
+                recorded.reset()
+                raise CaptureError(
+                    "the result requires a gradient of something that is no argument and in no"
+                    " module that the function names: pass the module, or call under"
+                    " torch.no_grad()"
+                )
+
+    def _failed(
+        self,
+        key: Key,
+        call: Call,
+        error: Exception,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Callable[[], Any]:
+        """Go on after a capture that failed; what the function itself raises comes out."""
+        if self._options.on_fail == "raise":
+            add_note(error, f"cgraph: {self._name} was being captured for the key ({key.text})")
+            raise error
+
+        def run() -> Any:
+            # What it raises here is its own affair, and the next call may go well.
+            result = self.function(*args, **kwargs)
+            text = f"{type(error).__name__}: {_first_line(error)}"
+            self._stay_eager(key, call, f"raised in the capture: {text}", place_of(error))
+            return result
+
+        return run
+
+    def eagerly(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> Callable[[], Any]:
+        """Let the key of a call run eagerly from now on; this call of it."""
+        self._stay_eager(self.key(call), call, reason, user_line())
+        return functools.partial(self.function, *args, **kwargs)
+
+    def _stay_eager(self, key: Key, call: Call, reason: str, where: str | None) -> None:
+        entry = None
+        if call.is_native and not reason.startswith(_MANY_KEYS):
+            entry = entry_of_call(self.function, call, self.surroundings())
+            self._dispatcher.add(entry)
+        is_new = not any(one.reason == reason for one in self.keys.values())
+        key.run_eagerly(reason, None if where is None else short_place(where), entry)
+        key.eager_calls += 1
+        if is_new:
+            _warn_eager(self._name, key)
+
+    def _evict(self) -> None:
+        """Let the graphs go that were not used for longest, as long as there are too many."""
+        order = {id(entry): place for place, entry in enumerate(self._dispatcher.entries_by_use)}
+        captured = [key for key in self.keys.values() if key.state == "captured"]
+        captured.sort(key=lambda key: min(order.get(id(entry), -1) for entry in key.entries))
+        while len(captured) > 1 and self._is_too_much(captured):
+            self._drop(captured.pop(), "evicted")
+
+    def _is_too_much(self, captured: list[Key]) -> bool:
+        if len(captured) > self._options.max_graphs:
+            return True
+        most = self._options.max_bytes
+        return most is not None and sum(key.memory_bytes for key in captured) > most
+
+    def _drop(self, key: Key, state: Any) -> None:
+        for entry in key.drop(state):
+            self._dispatcher.remove(entry)
+
+
+def _static(tensor: torch.Tensor) -> torch.Tensor:
+    """Memory of the graph's own with the contents of a tensor."""
+    with torch.no_grad():
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+
+
+def _first_line(error: BaseException) -> str:
+    lines = str(error).strip().splitlines()
+    return lines[0] if lines else ""
+
+
+def _warn_eager(name: str, key: Key) -> None:
+    """Say once that calls run eagerly, and what to do."""
+    at = "" if key.where is None else f" ({key.where})"
+    warnings.warn(
+        f"{name} runs eagerly for ({key.text}): {key.reason}{at}. What to do:"
+        f" {key.report().advice}",
+        stacklevel=levels_to_user(),
+    )

@@ -1,0 +1,143 @@
+"""``Key``: what became of the calls that share one graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from cgraph import _core
+from cgraph._calls import Call
+from cgraph._recorded import Recorded
+from cgraph._training import Trained
+from cgraph.reports import KeyReport, Rerecording, State
+
+__all__ = ["Key"]
+
+
+class Key:
+    """One key of a graphed function.
+
+    Args:
+        text: What its calls have in common.
+
+    Attributes:
+        state: What calls of it do.
+        reason: Why they run eagerly.
+        where: The line that is the reason.
+        recorded: The capture; None without one.
+        entry: What replays it, or hands a call on.
+        padded: The entries of calls that are padded to it.
+        batched: For each leaf of the result the dimension of the rows, or None; None as long as it
+            was not tried out.
+        leak: How padding rows show in others; None if they do not.
+    """
+
+    def __init__(self, text: str) -> None:
+        self.text = text
+        self.state: State = "eager"
+        self.reason: str | None = None
+        self.where: str | None = None
+        self.recorded: Recorded | Trained | None = None
+        self.entry: _core.Entry | None = None
+        self.padded: list[_core.Entry] = []
+        self.batched: list[int | None] | None = None
+        self.leak: str | None = None
+        self.eager_calls = 0
+        self.capture_seconds = 0.0
+        self._past_replays = 0
+        self._addresses: dict[str, int] = {}
+        self._again: Counter[tuple[str, str | None, str | None]] = Counter()
+
+    @property
+    def replays(self) -> int:
+        """How many calls were replays of its graphs."""
+        if self.state == "eager":
+            return self._past_replays
+        return self._past_replays + sum(one.replays for one in self.entries)
+
+    @property
+    def entries(self) -> list[_core.Entry]:
+        """Those of its own rows and of fewer."""
+        return [*([self.entry] if self.entry is not None else []), *self.padded]
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device that its graph holds."""
+        return 0 if self.recorded is None else self.recorded.memory_bytes
+
+    def moved(self, call: Call) -> str | None:
+        """The first tensor that is not where the graph reads it, if there is one."""
+        if self.entry is not None and self.entry.moved is not None:
+            return self.entry.moved
+        addresses = _addresses(call).items()
+        return next((name for name, at in addresses if self._addresses.get(name) != at), None)
+
+    def hold(self, recorded: Recorded | Trained, entry: _core.Entry, call: Call) -> None:
+        """Calls are replays of this from now on."""
+        self.state, self.reason, self.where = "captured", None, None
+        self._addresses = _addresses(call)
+        self.recorded, self.entry = recorded, entry
+        self.capture_seconds += recorded.seconds
+
+    def run_eagerly(self, reason: str, where: str | None, entry: _core.Entry | None) -> None:
+        """Calls run eagerly from now on."""
+        self.drop("eager")
+        self.reason, self.where, self.entry = reason, where, entry
+
+    def again(self, reason: str, argument: str | None, where: str | None) -> int:
+        """Count a new capture; how many that were for this reason and argument."""
+        self._again[reason, argument, where] += 1
+        return sum(
+            count
+            for (why, what, _), count in self._again.items()
+            if (why, what) == (reason, argument)
+        )
+
+    def drop(self, state: State) -> list[_core.Entry]:
+        """Let the graph go; its entries, which are to be taken out."""
+        entries = self.entries
+        if self.state == "eager":
+            self.eager_calls += sum(one.replays for one in entries)
+        else:
+            self._past_replays += sum(one.replays for one in entries)
+        self.state, self.entry, self.padded = state, None, []
+        if self.recorded is not None:
+            self.recorded.reset()
+            self.recorded = None
+        return entries
+
+    def report(self) -> KeyReport:
+        """All of it in numbers and words."""
+        recorded = self.recorded
+        eager_calls = self.eager_calls
+        if self.state == "eager" and self.entry is not None:
+            eager_calls += self.entry.replays
+        again = [
+            Rerecording(reason, argument, where, count)
+            for (reason, argument, where), count in self._again.items()
+        ]
+        facts: dict[str, Any] = {
+            "nodes": None,
+            "memory_bytes": None,
+            "breaks": (),
+            "graph_seconds": None,
+            "eager_seconds": None,
+        }
+        if recorded is not None:
+            facts = {name: getattr(recorded, name) for name in facts}
+        return KeyReport(
+            key=self.text,
+            state=self.state,
+            reason=self.reason,
+            where=self.where,
+            rerecorded=tuple(again),
+            replays=self.replays,
+            eager_calls=eager_calls,
+            capture_seconds=self.capture_seconds,
+            **facts,
+        )
+
+
+def _addresses(call: Call) -> dict[str, int]:
+    """Where the tensors of a call lie that are not copied."""
+    return {leaf.name: leaf.value.data_ptr() for leaf in call.leaves if leaf.kind == "fixed"}

@@ -1,0 +1,77 @@
+"""Captures of many sizes ahead of time."""
+
+from __future__ import annotations
+
+import gc
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from cgraph._calls import Call
+from cgraph._capturing import Capturing
+from cgraph._options import Options, Pad
+from cgraph._padding import fit, resized
+from cgraph.errors import ArgumentError
+
+__all__ = ["capture_ladder"]
+
+
+def capture_ladder(
+    capturing: Capturing,
+    call: Call,
+    options: Options,
+    sizes: Sequence[int] | None,
+    progress: bool,
+    name: str,
+) -> None:
+    """Capture a call's key, or one for each size, the largest first: the others fit its memory.
+
+    Args:
+        capturing: What captures.
+        call: A call of any number of rows.
+        options: Those of the function.
+        sizes: The sizes, if not those of the options.
+        progress: Show a bar.
+        name: What the bar is called.
+    """
+    wanted = Options.of({"sizes": sizes}).sizes if sizes is not None else options.sizes
+    if wanted is None:
+        with _gc_frozen():
+            capturing.ahead(call)
+        return
+    found = fit(Options(sizes=wanted, dim=options.dim), call, set())
+    if found is None:
+        raise ArgumentError(
+            f"no tensor among the arguments of {name} has the dimension dim={options.dim!r}, along"
+            " which sizes= counts rows"
+        )
+    # Rows that are made up are copies of real ones: numbers that index something stay in range.
+    pad: Pad = "repeat" if not callable(options.pad) else options.pad
+    bar = tqdm(
+        sorted(wanted, reverse=True),
+        f"capture {name}",
+        unit="graph",
+        leave=False,
+        disable=None if progress else True,
+        file=sys.stderr,
+    )
+    with _gc_frozen(), bar:
+        for size in bar:
+            capturing.ahead(call.replaced(resized(call.tensors, found, size, pad)))
+
+
+@contextmanager
+def _gc_frozen() -> Iterator[None]:
+    """Let the garbage collector leave alone what there is: captures make many objects."""
+    if gc.get_freeze_count():
+        # Somebody froze more than we know of, and would find it thawed.
+        yield
+        return
+    gc.collect()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        gc.unfreeze()

@@ -1,0 +1,115 @@
+"""The options of ``graphed``, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+import torch
+
+from cgraph.cudagraph import require_mode
+from cgraph.errors import ArgumentError
+
+__all__ = ["OnHeld", "Options", "Pad"]
+
+Pad = Literal["zero", "repeat"] | Callable[[torch.Tensor, int], torch.Tensor]
+"""What padding rows contain: zeros, the last row again, or what a function of a tensor and a size
+returns."""
+OnHeld = Literal["warn", "clone", "raise", "ignore"]
+"""What happens to a result that is still referenced when the next call is about to overwrite it."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """As for :func:`cgraph.graphed`, which says what each one means."""
+
+    sizes: tuple[int, ...] | None = None
+    pad: Pad = "zero"
+    dim: int | Mapping[str, int] = 0
+    outputs: Literal["static", "clone"] = "static"
+    on_held: OnHeld = "warn"
+    static_argnums: tuple[int, ...] = ()
+    static_argnames: tuple[str, ...] = ()
+    max_graphs: int = 64
+    max_bytes: int | None = None
+    max_recording: int = 5
+    warmup: int = 3
+    pool: Any = None
+    on_fail: Literal["eager", "raise"] = "eager"
+    preserve_state: bool = True
+    keep_templates: bool = False
+    measure: bool = True
+    capture_error_mode: str = "thread_local"
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Options:
+        """Checked options.
+
+        Raises:
+            ArgumentError: One of them is not what was expected.
+        """
+        _choose("outputs", given.get("outputs", "static"), "static", "clone")
+        _choose("on_fail", given.get("on_fail", "eager"), "eager", "raise")
+        _choose("on_held", given.get("on_held", "warn"), "warn", "clone", "raise", "ignore")
+        for name, least in (("max_graphs", 1), ("max_recording", 0), ("warmup", 0)):
+            _count(name, given.get(name, least), least)
+        if given.get("max_bytes") is not None:
+            _count("max_bytes", given["max_bytes"], 1)
+        if not callable(given.get("pad", "zero")):
+            _choose("pad", given.get("pad", "zero"), "zero", "repeat")
+        require_mode(given.get("capture_error_mode", "thread_local"))
+        made = replace(cls(), **given)
+        return replace(
+            made,
+            sizes=_sizes(made.sizes),
+            dim=_dim(made.dim),
+            static_argnums=_all("static_argnums", made.static_argnums, int),
+            static_argnames=_all("static_argnames", made.static_argnames, str),
+        )
+
+
+def _choose(name: str, given: object, *choices: str) -> None:
+    if given not in choices:
+        expected = " or ".join(map(repr, choices))
+        raise ArgumentError(f"{name} is {given!r}, expected {expected}")
+
+
+def _count(name: str, given: object, least: int) -> None:
+    if not isinstance(given, int) or isinstance(given, bool) or given < least:
+        raise ArgumentError(f"{name} is {given!r}, expected a number, at least {least}")
+
+
+def _sizes(given: Sequence[int] | None) -> tuple[int, ...] | None:
+    if given is None:
+        return None
+    sizes = _all("sizes", given, int)
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError(f"sizes is {given!r}, expected numbers of rows, each at least 1")
+    return tuple(sorted(set(sizes)))
+
+
+def _dim(given: object) -> int | Mapping[str, int]:
+    numbers = list(given.values()) if isinstance(given, Mapping) else [given]
+    for number in numbers:
+        if not isinstance(number, int) or isinstance(number, bool) or number < 0:
+            raise ArgumentError(
+                f"dim is {given!r}, expected the number of a dimension, from 0 on, or such a number"
+                " for each name of an argument"
+            )
+    return given  # type: ignore[return-value]
+
+
+def _all(name: str, given: object, kind: type) -> tuple[Any, ...]:
+    """A sequence of one kind; one value stands for itself."""
+    if isinstance(given, kind) and not isinstance(given, bool):
+        return (given,)
+    values = tuple(given) if isinstance(given, Sequence | set | frozenset | range) else None
+    if values is None or isinstance(given, str):
+        raise ArgumentError(f"{name} is {given!r}, expected a sequence of {kind.__name__}")
+    for value in values:
+        if not isinstance(value, kind) or isinstance(value, bool):
+            raise ArgumentError(
+                f"{name} is {given!r}, expected a sequence of {kind.__name__}: {value!r} is none"
+            )
+    return values

@@ -1,0 +1,205 @@
+"""The capture of one key of a graphed function, and the native entry that replays it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._calls import Call
+from cgraph._rollback import Rollback
+from cgraph._surroundings import optimizers_put_back, tensors_of
+from cgraph._torch import tree_flatten
+from cgraph.cudagraph import CUDAGraph
+
+__all__ = ["Plan", "Recorded", "record"]
+
+_TIMED_REPLAYS = 3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a key is to be captured.
+
+    Attributes:
+        function: What is captured.
+        pool: The pool that all keys share.
+        stream: The stream that all captures are made on.
+        mode: The capture error mode.
+        warmup: How often the function is called before.
+        preserve: Put back what the calls before, the capture and the timed replays change.
+        measure: Take the times of eager calls and of replays.
+    """
+
+    function: Callable[..., Any]
+    pool: Any
+    stream: Any
+    mode: str
+    warmup: int
+    preserve: bool
+    measure: bool
+
+
+class Recorded:
+    """A captured graph of a function.
+
+    Attributes:
+        graph: The graph.
+        statics: The tensors that calls are copied to.
+        outputs: The leaves of what the function returned.
+        spec: How they are put together.
+        mutated: The places of the static tensors that the function writes.
+        seconds: What warm-up, capture and instantiation took together.
+        eager_seconds: One call without a graph; None if it was not measured.
+        graph_seconds: One replay, likewise.
+        is_pure: Whether the calls before the capture changed nothing outside.
+    """
+
+    def __init__(self, graph: CUDAGraph, statics: list[torch.Tensor], result: Any) -> None:
+        self.graph = graph
+        self.statics = statics
+        self.outputs, self.spec = tree_flatten(result)
+        self.mutated: list[int] = []
+        self.seconds = 0.0
+        self.eager_seconds: float | None = None
+        self.graph_seconds: float | None = None
+        self.is_pure = False
+        self._storages: dict[int, _core.Storage] = {}
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the tensors; None if there are none."""
+        tensors = [one for one in (*self.statics, *self.outputs) if isinstance(one, torch.Tensor)]
+        return next((one.device for one in tensors if one.device.type != "cpu"), None) or next(
+            (one.device for one in tensors), None
+        )
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is just one graph, which native code can replay by itself."""
+        return isinstance(self.graph, CUDAGraph)
+
+    @property
+    def is_flat_tuple(self) -> bool:
+        """Whether the result is a tuple of leaves."""
+        return self.spec.type is tuple and all(one.is_leaf() for one in _children(self.spec))
+
+    def feed(self) -> Callable[[tuple[Any, ...]], None]:
+        """What replays with tensors for the static ones."""
+        if self.statics:
+            return self.graph._feeder()
+        return lambda _: self.graph.replay()
+
+    def storage(self, tensor: torch.Tensor) -> _core.Storage:
+        """The storage of an output, the same object for all outputs that lie in it."""
+        number = _torch.storage_id(tensor.untyped_storage())
+        if number not in self._storages:
+            self._storages[number] = _torch.storage_of(tensor)
+        return self._storages[number]
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Where the graph is broken up for eager work."""
+        return ()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the graph has."""
+        return self.graph.memory().nodes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device that the graph holds in its pool and for its exec."""
+        memory = self.graph.memory()
+        return (memory.held or 0) + memory.exec
+
+    def reset(self) -> None:
+        """Let the graph go, and the memory that only its outputs use."""
+        self.graph.reset()
+        self._storages.clear()
+        self.outputs = []
+
+    def argument(self, output: object) -> int | None:
+        """The place of the argument that an output is itself."""
+        places = (place for place, static in enumerate(self.statics) if static is output)
+        return next(places, None)
+
+
+def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.Driver) -> Recorded:
+    """Warm up, capture, instantiate and measure.
+
+    Args:
+        plan: How.
+        call: A call of the key.
+        statics: What the graph reads instead of the call's tensors, with the same contents.
+        driver: The driver in force.
+    """
+    args, kwargs = call.arguments(statics)
+
+    def run() -> Any:
+        return plan.function(*args, **kwargs)
+
+    rollback = Rollback(
+        leaves=tensors_of((plan.function, args, kwargs)), is_capturing=driver.is_capturing
+    )
+    began = time.perf_counter()
+    with ExitStack() as last:
+        last.enter_context(_torch.without_autocast_cache())
+        if plan.preserve:
+            last.callback(rollback.undo)
+            last.enter_context(optimizers_put_back())
+            last.enter_context(rollback)
+        driver.synchronize()
+        with driver.stream(plan.stream):
+            eager = [_timed(run, driver) for _ in range(plan.warmup)]
+            versions = [static._version for static in statics]
+            graph = CUDAGraph()
+            graph._statics = tuple(statics)
+            result = _captured(graph, run, plan)
+            recorded = Recorded(graph, statics, result)
+            recorded.mutated = [
+                place
+                for place, (static, version) in enumerate(zip(statics, versions, strict=True))
+                if static._version != version
+            ]
+            recorded.seconds = time.perf_counter() - began
+            if plan.measure:
+                # The first call loads what is loaded only once.
+                recorded.eager_seconds = min(eager[1:] or eager, default=None)
+                replays = [_timed(graph.replay, driver) for _ in range(_TIMED_REPLAYS)]
+                recorded.graph_seconds = min(replays[1:])
+            driver.synchronize()
+        recorded.is_pure = plan.preserve and not rollback.has_changes
+    return recorded
+
+
+def _captured(graph: CUDAGraph, run: Callable[[], Any], plan: Plan) -> Any:
+    """Capture on the current stream, which has just been waited for."""
+    graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
+    try:
+        result = run()
+    except BaseException as error:
+        graph._abandon(error)
+        raise
+    graph.capture_end()
+    return result
+
+
+def _timed(run: Callable[[], Any], driver: _driver.Driver) -> float:
+    began = time.perf_counter()
+    run()
+    driver.synchronize()
+    return time.perf_counter() - began
+
+
+def _children(spec: Any) -> list[Any]:
+    """What a specification of torch's consists of; newer torch has another name for it."""
+    specs: list[Any] = (
+        spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
+    )
+    return specs

@@ -1,0 +1,96 @@
+"""What a function can reach: tensors, modules and optimisers in closures, globals and objects."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from cgraph._torch import tree_iter
+
+__all__ = ["modules_of", "optimizers_put_back", "tensors_of"]
+
+
+def tensors_of(objects: object) -> Iterator[torch.Tensor]:
+    """Tensors and the parameters of modules and optimisers in containers, closures and objects."""
+    seen: set[int] = set()
+    for leaf in _leaves_of(objects, seen):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf
+        elif isinstance(leaf, torch.nn.Module):
+            yield from leaf.parameters()
+        else:
+            groups = [group["params"] for group in leaf.param_groups]
+            yield from (one for one in _leaves_of(groups, seen) if isinstance(one, torch.Tensor))
+
+
+def modules_of(objects: object) -> list[torch.nn.Module]:
+    """Modules in containers, closures and objects, each once; not those that a module has."""
+    return [one for one in _leaves_of(objects, set()) if isinstance(one, torch.nn.Module)]
+
+
+@contextmanager
+def optimizers_put_back() -> Iterator[None]:
+    """Put the states of optimisers back that step inside the ``with`` block."""
+    before: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any]]] = {}
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        entries = {key: dict(state) for key, state in optimizer.state.items()}
+        before.setdefault(id(optimizer), (optimizer, entries))
+
+    hook = register_optimizer_step_pre_hook(note)
+    try:
+        yield
+    finally:
+        hook.remove()
+        for optimizer, state in before.values():
+            optimizer.state.clear()
+            optimizer.state.update(state)
+
+
+def _leaves_of(objects: object, seen: set[int]) -> Iterator[Any]:
+    for leaf in tree_iter(objects):
+        if id(leaf) in seen:
+            continue
+        seen.add(id(leaf))
+        if isinstance(leaf, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+            yield leaf
+        else:
+            yield from _leaves_of(_surroundings(leaf), seen)
+
+
+def _surroundings(leaf: Any) -> list[object]:
+    """What a function closes over or names, or what an object has."""
+    if isinstance(leaf, functools.partial):
+        return [leaf.func, leaf.args, leaf.keywords]
+    if isinstance(leaf, types.MethodType):
+        return [leaf.__self__, leaf.__func__]
+    if isinstance(leaf, types.FunctionType):
+        cells = leaf.__closure__ or ()
+        found = [cell.cell_contents for cell in cells if cell != _UNASSIGNED]
+        found += [leaf.__globals__.get(name) for name in leaf.__code__.co_names]
+    elif isinstance(leaf, type | types.ModuleType):
+        return []
+    else:
+        found = list(getattr(leaf, "__dict__", {}).values())
+    return [one for one in found if isinstance(one, _WITH_LEAVES)]
+
+
+_UNASSIGNED = types.CellType()
+# Other objects are not looked into: there is no end to them.
+_WITH_LEAVES = (
+    torch.Tensor,
+    torch.nn.Module,
+    torch.optim.Optimizer,
+    list,
+    tuple,
+    dict,
+    functools.partial,
+    types.FunctionType,
+    types.MethodType,
+)

@@ -1,0 +1,74 @@
+"""What calls of graphed functions ask torch: modes, storages, and who waits for whom."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph import _core
+from cgraph._torch.tensors import tensor_reader
+
+__all__ = [
+    "autocast_state",
+    "is_any_autocast_enabled",
+    "random_devices",
+    "signature",
+    "storage_of",
+    "wait_between",
+    "without_autocast_cache",
+]
+
+is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+
+def autocast_state() -> tuple[Any, ...]:
+    """What autocast does on each kind of device that is captured."""
+    return tuple(
+        (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
+        for kind in ("cuda", "cpu")
+    )
+
+
+@contextmanager
+def without_autocast_cache() -> Iterator[None]:
+    """Let autocast keep no copies of weights, which would lie in the graph's memory or be gone."""
+    enabled = torch.is_autocast_cache_enabled()
+    torch.clear_autocast_cache()
+    torch.set_autocast_cache_enabled(False)
+    try:
+        yield
+    finally:
+        torch.set_autocast_cache_enabled(enabled)
+        torch.clear_autocast_cache()
+
+
+def random_devices() -> list[int]:
+    """The CUDA devices whose random state a run may move."""
+    return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
+
+
+@functools.cache
+def _reader() -> _core.TensorReader:
+    return tensor_reader()
+
+
+def signature(tensor: torch.Tensor) -> _core.Signature:
+    """What a tensor in its place has to be like."""
+    return _core.Signature(_reader(), tensor)
+
+
+def storage_of(tensor: torch.Tensor) -> _core.Storage:
+    """The storage of a tensor. The references that it has now count as ours."""
+    # The object that stands for it in Python is a reference, which goes at once.
+    address = tensor.untyped_storage()._cdata
+    return _core.Storage(address, torch._C._storage_Use_Count)
+
+
+def wait_between(last: int, now: int) -> None:
+    """Let a stream wait for what another one has now; both by their raw handles."""
+    stream: Any = torch.cuda.ExternalStream
+    stream(now).wait_stream(stream(last))

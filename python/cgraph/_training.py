@@ -1,0 +1,117 @@
+"""Keys whose calls need gradients: a forward and a backward pass."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._calls import Call
+from cgraph._recorded import Plan
+from cgraph.callables import graphed_of, make_graphed_callables
+from cgraph.errors import CallableError
+
+__all__ = ["Trained", "train"]
+
+
+class Trained:
+    """The captured passes of a key. It stands where :class:`cgraph._recorded.Recorded` does.
+
+    Attributes:
+        call: What replays them.
+        statics: The tensors that calls are copied to.
+        seconds: What warm-up, captures and instantiation took together.
+    """
+
+    mutated: tuple[int, ...] = ()
+    breaks: tuple[str, ...] = ()
+    eager_seconds: float | None = None
+    graph_seconds: float | None = None
+    is_pure = False
+
+    def __init__(
+        self, surface: torch.nn.Module, statics: list[torch.Tensor], seconds: float
+    ) -> None:
+        # The graphed forward of a module works only as long as the module lives.
+        self._surface = surface
+        self.call: Callable[..., Any] = surface.forward
+        self.statics = statics
+        self.seconds = seconds
+        self._graphs = graphed_of(surface).graphs
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the graphs have."""
+        return sum(graph.memory().nodes for graph in self._graphs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device that the graphs hold in their pool and for their execs."""
+        memories = [graph.memory() for graph in self._graphs]
+        return sum((memory.held or 0) + memory.exec for memory in memories)
+
+    def reset(self) -> None:
+        """Let the graphs go with the last call that needs them."""
+        self._graphs = ()
+
+
+class _Surface(torch.nn.Module):
+    """A function as a module, whose parameters are those that it reaches."""
+
+    def __init__(self, function: Callable[..., Any], modules: Sequence[torch.nn.Module]) -> None:
+        super().__init__()
+        self.reached = torch.nn.ModuleList(modules)
+        # As a tuple: a module would become a part of this one.
+        self._function = (function,)
+        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function."""
+        return self._function[0](*args, **kwargs)
+
+
+def train(
+    plan: Plan,
+    call: Call,
+    statics: list[torch.Tensor],
+    modules: Sequence[torch.nn.Module],
+    copies: bool,
+) -> Trained:
+    """Capture forward and backward pass.
+
+    Args:
+        plan: How.
+        call: A call of the key.
+        statics: What the graph reads instead of the call's tensors.
+        modules: Those whose parameters get gradients.
+        copies: Whether results are copies.
+
+    Raises:
+        CallableError: The function cannot be graphed with gradients.
+    """
+    surface = _Surface(plan.function, modules)
+    args, kwargs = call.arguments(statics)
+    versions = [static._version for static in statics]
+    began = time.perf_counter()
+    with _torch.without_autocast_cache():
+        make_graphed_callables(
+            surface,
+            args,
+            plan.warmup,
+            allow_unused_input=True,
+            pool=plan.pool,
+            capture_error_mode=plan.mode,
+            sample_kwargs=kwargs,
+            preserve_state=plan.preserve,
+            clone_outputs=copies,
+        )
+    for name, static, version in zip(call.names, statics, versions, strict=True):
+        if static._version != version:
+            raise CallableError(
+                f"{name} is written while gradients are recorded, and what a graphed backward pass"
+                " leaves in it does not reach the caller's: return the new value instead"
+            )
+    return Trained(surface, statics, time.perf_counter() - began)

@@ -1,0 +1,267 @@
+"""``graphed``: a function whose calls are replays, a graph for each shape.
+
+>>> import torch, cgraph
+>>> with cgraph.sim.use():
+...     @cgraph.graphed
+...     def double(x):
+...         return x * 2
+...     print(double(torch.ones(3)), double(torch.ones(2)), double.report().captured)
+tensor([2., 2., 2.]) tensor([2., 2.]) 2
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, Self
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._calls import Arguments
+from cgraph._capturing import Capturing
+from cgraph._ladder import capture_ladder
+from cgraph._options import OnHeld, Options, Pad
+from cgraph._text import short_place
+from cgraph.errors import ArgumentError
+from cgraph.reports import FunctionReport, Report
+
+__all__ = ["GraphedFunction", "graphed", "report"]
+
+_living: weakref.WeakSet[GraphedFunction] = weakref.WeakSet()
+
+
+def graphed(
+    fn: Callable[..., Any] | None = None,
+    *,
+    sizes: Sequence[int] | None = None,
+    pad: Pad = "zero",
+    dim: int | Mapping[str, int] = 0,
+    outputs: Literal["static", "clone"] = "static",
+    on_held: OnHeld = "warn",
+    static_argnums: Sequence[int] | int = (),
+    static_argnames: Sequence[str] | str = (),
+    max_graphs: int = 64,
+    max_bytes: int | None = None,
+    max_recording: int = 5,
+    warmup: int = 3,
+    pool: _driver.Pool | None = None,
+    on_fail: Literal["eager", "raise"] = "eager",
+    preserve_state: bool = True,
+    measure: bool = True,
+    capture_error_mode: str = "thread_local",
+) -> Any:
+    """Make a function, method or module replay graphs, one for each key of its calls.
+
+    A key is what calls have in common that one graph can serve: how the arguments are put together;
+    shape, dtype, strides and device of each tensor; each value that is no tensor; whether gradients
+    are recorded, inference mode and autocast; whether its modules are training. The first call of a
+    key warms up, captures and replays. Modules are found among what the function is, has, closes
+    over or names; their parameters and buffers are read where they lie, and a call after one has
+    moved captures anew. With gradients, backward passes are graphs too, as those of
+    :func:`cgraph.make_graphed_callables`.
+
+    Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
+    that it writes among its arguments are written for the caller as well.
+
+    Args:
+        fn: The function. Without it, a decorator is returned.
+        sizes: Numbers of rows to capture for. A call of fewer rows is padded to the next size, and
+            its outputs are cut; one of more rows runs eagerly. It is tried out first whether the
+            padding changes other rows, and if so such calls run eagerly.
+        pad: What padding rows contain: ``"zero"``, ``"repeat"`` (the last row) or a function of a
+            tensor and a size that returns the padded tensor.
+        dim: The dimension of the rows, or one for each name of an argument that has rows.
+        outputs: ``"static"``: results lie in memory of the graph, and the next call of the same key
+            overwrites them. ``"clone"``: results are copies.
+        on_held: What happens to a static result that is still referenced when a call is about to
+            overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
+            ``"raise"`` or ``"ignore"``.
+        static_argnums: Places of positional arguments whose tensors stay where they are, such as
+            caches. They are not copied; a call with one elsewhere captures anew.
+        static_argnames: Names of such arguments.
+        max_graphs: How many keys have a graph; the one that was not used for longest goes first.
+        max_bytes: How many bytes of the device they hold together, likewise.
+        max_recording: How often a key is captured anew because one argument or parameter moved.
+            Then its calls run eagerly.
+        warmup: Calls before the first capture; before later ones there is one.
+        pool: The pool of all graphs. By default a new one.
+        on_fail: A key that cannot be captured runs ``"eager"``, with a warning, or ``"raise"`` s.
+        preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
+            optimisers. The capture itself computes nothing.
+        measure: Take the times of eager calls and replays at a capture, for the report.
+        capture_error_mode: As for :class:`cgraph.graph`.
+
+    Returns:
+        What is called instead. :meth:`GraphedFunction.capture`, ``freeze`` and ``report`` are its
+        methods; other attributes are those of ``fn``.
+
+    Raises:
+        ArgumentError: An option is not what was expected.
+    """
+    given = {name: value for name, value in locals().items() if name != "fn"}
+    options = Options.of(given)
+    if fn is None:
+        return functools.partial(GraphedFunction, options=options)
+    if not callable(fn):
+        raise ArgumentError(f"fn is {fn!r:.80}, expected a function, a method or a module")
+    return GraphedFunction(fn, options)
+
+
+def report() -> Report:
+    """What became of the calls of all graphed functions of the process."""
+    reports = [function.report() for function in list(_living)]
+    return Report(tuple(sorted(reports, key=lambda one: (one.name, one.where or ""))))
+
+
+class GraphedFunction(_core.Dispatcher):
+    """A function whose calls are replays; made by :func:`cgraph.graphed`."""
+
+    def __new__(cls, fn: Callable[..., Any], options: Options) -> Self:
+        """Make a native dispatcher with torch's modes."""
+        return super().__new__(
+            cls,
+            _is_capturing,
+            torch.is_grad_enabled,
+            torch.is_inference_mode_enabled,
+            _torch.is_any_autocast_enabled,
+            _torch.autocast_state,
+        )
+
+    def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        if isinstance(fn, GraphedFunction):
+            raise ArgumentError(f"{fn!r} is graphed already")
+        self._fn = fn
+        self._options = options
+        signed = fn.forward if isinstance(fn, torch.nn.Module) else fn
+        arguments = Arguments(signed, options.static_argnums, options.static_argnames)
+        self._attribute: str | None = None
+        self._owner: weakref.ref[Any] | None = None
+        self._lock = threading.RLock()
+        self._capturing = Capturing(self, fn, arguments, options)
+        self._is_frozen = False
+        self.__wrapped__ = fn
+        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+            if hasattr(fn, name):
+                setattr(self, name, getattr(fn, name))
+        _living.add(self)
+
+    def capture(
+        self,
+        *args: Any,
+        sizes: Sequence[int] | None = None,
+        progress: bool = True,
+        **kwargs: Any,
+    ) -> Self:
+        """Capture ahead of time, the largest size first.
+
+        Args:
+            *args: The arguments of one call, from which those of the other sizes are made: its rows
+                are cut, or repeated.
+            sizes: The numbers of rows. By default those of :func:`cgraph.graphed`; without any,
+                only the key of these arguments is captured.
+            progress: Show a bar.
+            **kwargs: Its keyword arguments.
+
+        Returns:
+            The function itself.
+
+        Raises:
+            Exception: What the function or its capture raised, whatever ``on_fail`` says.
+        """
+        with self._lock:
+            call = self._capturing.taken(args, kwargs)
+            capture_ladder(self._capturing, call, self._options, sizes, progress, self._name)
+        return self
+
+    def freeze(self) -> Self:
+        """Forbid captures from now on: a call that would need one raises, and names its key."""
+        self._is_frozen = True
+        return self
+
+    @property
+    def is_frozen(self) -> bool:
+        """Whether captures are forbidden."""
+        return self._is_frozen
+
+    def report(self) -> FunctionReport:
+        """What became of the calls, for each key."""
+        keys = tuple(key.report() for key in self._capturing.keys.values())
+        return FunctionReport(self._name, _place(self._fn), keys)
+
+    def reset(self) -> None:
+        """Let all graphs go. Calls capture anew, also after :meth:`freeze`."""
+        with self._lock:
+            self._capturing.reset()
+            self._is_frozen = False
+
+    def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Serve a call that fits no native entry."""
+        if self._capturing.is_busy or _driver.current().is_capturing():
+            # Inside a capture its work becomes part of that one.
+            return self._fn(*args, **kwargs)
+        with self._lock:
+            call = self._capturing.taken(args, kwargs)
+            run = self._capturing.serve(call, args, kwargs, self._is_frozen)
+        return run()
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._fn, "__qualname__", type(self._fn).__qualname__)
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Learn the name of the method that this is."""
+        self._attribute = name
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """The graphed method of an object, which has graphs of its own."""
+        if instance is None:
+            return self
+        name = self._attribute or self._name.rsplit(".", 1)[-1]
+        try:
+            attributes = vars(instance)
+        except TypeError:
+            raise ArgumentError(
+                f"{type(instance).__name__} has no __dict__ to keep the graphs of {name} in: graph"
+                " a function instead"
+            ) from None
+        bound = GraphedFunction(self._fn.__get__(instance), self._options)
+        bound._owner = weakref.ref(instance)
+        bound._attribute = name
+        # Found there from now on: an instance's attributes come before those of its class, unless
+        # these can be assigned to.
+        attributes[name] = bound
+        return bound
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return getattr(self._fn, name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The graphs know only the original: a copy begins without any."""
+        instance = None if self._owner is None else self._owner()
+        if instance is not None and id(instance) in memo:
+            function = self._fn.__func__.__get__(memo[id(instance)])  # type: ignore[attr-defined]
+            copied = GraphedFunction(function, self._options)
+            copied._owner, copied._attribute = weakref.ref(memo[id(instance)]), self._attribute
+            return copied
+        if isinstance(self._fn, torch.nn.Module):
+            import copy
+
+            return GraphedFunction(copy.deepcopy(self._fn, memo), self._options)
+        return self
+
+    def __repr__(self) -> str:
+        return f"<graphed {self._name}: {len(self.entries_by_use)} graphs>"
+
+
+def _is_capturing() -> bool:
+    return _driver.current().is_capturing()
+
+
+def _place(fn: Any) -> str | None:
+    code = getattr(fn, "__code__", None)
+    return None if code is None else short_place(f"{code.co_filename}:{code.co_firstlineno}")
