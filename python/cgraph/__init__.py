@@ -41,8 +41,10 @@ __all__ = [
     "CUDAGraph",
     "CgraphError",
     "MemPool",
+    "SegmentedGraph",
     "annotate",
     "dry_run",
+    "eager_break",
     "errors",
     "export_dot",
     "export_graph_data",
@@ -66,11 +68,18 @@ __all__ = [
 ]
 __version__ = _version()
 
-_SELDOM_NEEDED = {"dry_run": "cgraph.dryrun", "memory": "cgraph.ledger"}
+_SELDOM_NEEDED = {
+    "SegmentedGraph": "cgraph.segments",
+    "dry_run": "cgraph.dryrun",
+    "eager_break": "cgraph.breaks",
+    "memory": "cgraph.ledger",
+}
 
 if _TYPE_CHECKING:
+    from cgraph.breaks import eager_break
     from cgraph.dryrun import dry_run
     from cgraph.ledger import memory
+    from cgraph.segments import SegmentedGraph
 else:
 
     def __getattr__(name: str) -> object:

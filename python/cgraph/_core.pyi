@@ -287,6 +287,22 @@ class Inputs:
         It is the tensor's own where nothing is to be copied, or where torch has just copied.
         """
 
+@disjoint_base
+class Segments:
+    """Graphs, and what runs eagerly between them; behind :class:`cgraph.SegmentedGraph`."""
+
+    def __new__(cls, steps: Sequence[Graph | Callable[[], object]]) -> Self:
+        """Steps in order; raises ``ArgumentError`` for one that is neither."""
+    def replay(self) -> None:
+        """Replay the graphs on the current stream and call the callables, each in its turn.
+
+        What a step raises stops the run; the next replay begins with the first step. Raises
+        ``StateError`` if there is no step.
+        """
+    def replay_with(self, tensors: tuple[Any, ...]) -> None:
+        """As ``replay``, with each tensor copied into its static input of the first graph."""
+    def _clear(self) -> None: ...
+
 @final
 class CaptureMark:
     """A capture that others have begun."""

@@ -293,8 +293,9 @@ impl Graph {
 }
 
 impl Graph {
+    /// Enqueues one run, with these tensors copied into the static inputs first.
     #[inline]
-    fn run(slf: &Bound<'_, Self>, tensors: Option<&Bound<'_, PyTuple>>) -> PyResult<()> {
+    pub(crate) fn run(slf: &Bound<'_, Self>, tensors: Option<&Bound<'_, PyTuple>>) -> PyResult<()> {
         let (py, graph) = (slf.py(), slf.get());
         let ready = match graph.ready() {
             Some(ready) => ready,

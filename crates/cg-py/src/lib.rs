@@ -14,6 +14,7 @@ mod inputs;
 mod pool;
 mod raw;
 mod replay;
+mod segments;
 mod signature;
 mod sim;
 mod stream;
@@ -39,6 +40,8 @@ mod _core {
     use super::inputs::Inputs;
     #[pymodule_export]
     use super::pool::{Block, Pool};
+    #[pymodule_export]
+    use super::segments::Segments;
     #[pymodule_export]
     use super::signature::Signature;
     #[pymodule_export]
