@@ -12,7 +12,7 @@ import cgraph
 from broken import check_equal, fork_and_break, scaled, thrice
 from cgraph import SegmentedGraph, _core, eager_break
 from cgraph.errors import CaptureError
-from lab import Lab, fresh
+from lab import Lab, SimLab, fresh
 
 
 def test_replays_of_a_function_with_breaks_equal_eager(lab: Lab) -> None:
@@ -190,6 +190,35 @@ def test_trap_T16_waits_in_a_break_are_no_part_of_a_capture(lab: Lab) -> None:
     check_equal(graph.replay, y, lambda x: (x + 1) * 2 * 3, x)
 
 
+def test_trap_T16_an_event_of_an_earlier_segment_is_one_that_has_come(lab: Lab) -> None:
+    x, sides = fresh(lab, 64), [lab.stream() for _ in range(2)]
+
+    def event() -> Any:
+        if isinstance(lab, SimLab):
+            return _core.Event(lab.simulator.device)
+        return torch.cuda.Event()
+
+    def body(x: Tensor) -> Tensor:
+        begun, done = event(), event()
+        lab.current().record_event(begun)
+        sides[0].wait_event(begun)
+        with lab.use(sides[0]):
+            y = x * 3
+            sides[0].record_event(done)
+        z = scaled(x + 1)
+        # For a stream of the capture there is nothing to wait for; another one joins it.
+        lab.current().wait_event(done)
+        sides[1].wait_event(begun)
+        with lab.use(sides[1]):
+            w = y * z
+        lab.join(sides[1])
+        return w + y
+
+    graph, y = SegmentedGraph.capture(lambda: body(x))
+    assert len(graph.segments) == 2
+    check_equal(graph.replay, y, body, x)
+
+
 def test_trap_T16_the_methods_that_are_watched_come_back(lab: Lab) -> None:
     def methods() -> list[Any]:
         return [
@@ -197,6 +226,8 @@ def test_trap_T16_the_methods_that_are_watched_come_back(lab: Lab) -> None:
             _core.Stream.wait_event,
             torch.cuda.Stream.wait_stream,
             torch.cuda.Event.wait,
+            _core.Stream.record_event,
+            torch.cuda.Event.record,
         ]
 
     before, inside = methods(), []

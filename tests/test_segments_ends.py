@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import cgraph
 from broken import check_equal, fork_and_break, scaled, thrice
-from cgraph import SegmentedGraph, _core, eager_break
+from cgraph import SegmentedGraph, _core, _driver, eager_break
 from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError
 from lab import Lab, SimLab, fresh
 
@@ -161,8 +161,7 @@ def test_after_reset_a_replay_is_refused_and_what_the_breaks_kept_is_gone(lab: L
     assert gone() is not None
     graph.reset()
     lab.sync()
-    if isinstance(lab, SimLab):
-        lab.simulator.device.collect()
+    _driver.current().settle()
     gc.collect()
     assert gone() is None
     assert (graph.segments, graph.breaks) == ((), ())
@@ -190,8 +189,7 @@ def test_segments_that_an_argument_of_a_break_refers_to_do_not_live_for_ever(lab
     del runner
     gc.collect()
     lab.sync()
-    if isinstance(lab, SimLab):
-        lab.simulator.device.collect()
+    _driver.current().settle()
     gc.collect()
     assert gone() is None
 

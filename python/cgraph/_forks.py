@@ -28,6 +28,8 @@ class Forks:
     def __init__(self, stream: Any) -> None:
         self.streams: list[Any] = []
         self._stream = stream
+        self._segment = 0
+        self._recorded: dict[int, tuple[Any, int]] = {}
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -41,6 +43,10 @@ class Forks:
             _local.forks = before
             _uninstall()
 
+    def begin(self) -> None:
+        """A segment begins: what was recorded so far comes before all of it."""
+        self._segment += 1
+
     def join(self) -> None:
         """Let the capturing stream wait for the side streams that capture now."""
         for side in self.streams:
@@ -52,13 +58,34 @@ class Forks:
         if stream != self._stream and stream not in self.streams and captures(stream):
             self.streams.append(stream)
 
-    def is_joined(self, stream: Any, other: Any) -> bool:
+    def note_record(self, stream: Any, event: Any) -> None:
+        """An event was recorded."""
+        self._recorded.pop(id(event), None)
+        if stream == self._stream or stream in self.streams:
+            # With the event, whose id is its own as long as it lives.
+            self._recorded[id(event)] = (event, self._segment)
+
+    def is_settled(self, stream: Any, other: Any) -> bool:
         """Whether a stream that captures was to wait for one that a break has joined.
 
         CUDA would refuse: what the other one does is not part of the capture any more. The break
         has waited for it.
         """
         return other in self.streams and captures(stream) and not captures(other)
+
+    def is_past(self, stream: Any, event: Any) -> bool:
+        """Whether a stream was to wait for an event of a segment before this one.
+
+        CUDA would refuse that as well. A stream that does not capture joins this segment instead.
+        """
+        if self._recorded.get(id(event), (event, self._segment))[1] == self._segment:
+            return False
+        if captures(stream):
+            return True
+        if not captures(self._stream):
+            return False
+        stream.wait_stream(self._stream)
+        return True
 
 
 def captures(stream: Any) -> bool:
@@ -100,10 +127,10 @@ def _uninstall() -> None:
 def _wait_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait_stream(self: Any, stream: Any) -> None:
-        forks: Forks | None = getattr(_local, "forks", None)
+        forks = _forks()
         if forks is None:
             original(self, stream)
-        elif not forks.is_joined(self, stream):
+        elif not forks.is_settled(self, stream):
             original(self, stream)
             forks.note(self)
 
@@ -113,29 +140,64 @@ def _wait_stream(original: Callable[..., Any]) -> Callable[..., Any]:
 def _wait_event(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait_event(self: Any, event: Any) -> None:
-        original(self, event)
-        forks: Forks | None = getattr(_local, "forks", None)
-        if forks is not None:
-            forks.note(self)
+        _wait(original, self, event, (self, event))
 
     return wait_event
 
 
-def _wait(original: Callable[..., Any]) -> Callable[..., Any]:
+def _event_wait(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait(self: Any, stream: Any = None) -> None:
-        original(self, stream)
-        forks: Forks | None = getattr(_local, "forks", None)
-        if forks is not None:
-            forks.note(torch.cuda.current_stream() if stream is None else stream)
+        stream = torch.cuda.current_stream() if stream is None else stream
+        _wait(original, stream, self, (self, stream))
 
     return wait
 
 
-# All ways of torch end in the wait of an event.
+def _wait(original: Callable[..., Any], stream: Any, event: Any, args: tuple[Any, Any]) -> None:
+    """Let a stream wait for an event, with the arguments of the method in their order."""
+    forks = _forks()
+    if forks is None:
+        original(*args)
+    elif not forks.is_past(stream, event):
+        original(*args)
+        forks.note(stream)
+
+
+def _record_event(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def record_event(self: Any, event: Any) -> None:
+        original(self, event)
+        forks = _forks()
+        if forks is not None:
+            forks.note_record(self, event)
+
+    return record_event
+
+
+def _event_record(original: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def record(self: Any, stream: Any = None) -> None:
+        stream = torch.cuda.current_stream() if stream is None else stream
+        original(self, stream)
+        forks = _forks()
+        if forks is not None:
+            forks.note_record(stream, self)
+
+    return record
+
+
+def _forks() -> Forks | None:
+    forks: Forks | None = getattr(_local, "forks", None)
+    return forks
+
+
+# All ways of torch's classes end in the methods of an event.
 _WATCHED: list[tuple[type[Any], str, Callable[..., Any]]] = [
     (_core.Stream, "wait_stream", _wait_stream),
     (_core.Stream, "wait_event", _wait_event),
+    (_core.Stream, "record_event", _record_event),
     (torch.cuda.Stream, "wait_stream", _wait_stream),
-    (torch.cuda.Event, "wait", _wait),
+    (torch.cuda.Event, "wait", _event_wait),
+    (torch.cuda.Event, "record", _event_record),
 ]

@@ -38,11 +38,8 @@ class Modes(NamedTuple):
         )
 
     @contextmanager
-    def restored(self, device_type: str) -> Iterator[None]:
-        """Run the ``with`` block under these; costs little where they are in force already."""
-        if Modes.now(device_type) == self:
-            yield
-            return
+    def restored(self) -> Iterator[None]:
+        """Run the ``with`` block under these."""
         with ExitStack() as modes:
             modes.enter_context(torch.inference_mode(self.inference))
             modes.enter_context(torch.set_grad_enabled(self.grad))

@@ -193,6 +193,7 @@ class _Session:
         segment._statics = statics
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         self._open = segment
+        self.forks.begin()
 
     def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """Run a break between two segments."""
@@ -312,7 +313,10 @@ class _Break:
 
     def __call__(self) -> None:
         """Run it in a replay."""
-        with self._modes.restored(self._driver.device_type):
+        if Modes.now(self._driver.device_type) == self._modes:
+            self._bridge.later(self._call())
+            return
+        with self._modes.restored():
             self._bridge.later(self._call())
 
     def check(self) -> None:
