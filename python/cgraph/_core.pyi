@@ -15,6 +15,7 @@ __all__ = [
     "HookHandle",
     "Inputs",
     "Pool",
+    "Segments",
     "Signature",
     "Sim",
     "Stream",

@@ -28,6 +28,7 @@ class Forks:
     def __init__(self, stream: Any) -> None:
         self.streams: list[Any] = []
         self._stream = stream
+        self._joined: list[Any] = []
         self._segment = 0
         self._recorded: dict[int, tuple[Any, int]] = {}
 
@@ -44,19 +45,31 @@ class Forks:
             _uninstall()
 
     def begin(self) -> None:
-        """A segment begins: what was recorded so far comes before all of it."""
-        self._segment += 1
+        """A segment begins: the streams of the one before belong to it as well.
 
-    def join(self) -> None:
-        """Let the capturing stream wait for the side streams that capture now."""
-        for side in self.streams:
-            if captures(side):
-                self._stream.wait_stream(side)
+        In eager their work could go on where it was.
+        """
+        self._segment += 1
+        joined, self._joined = self._joined, []
+        for side in joined:
+            side.wait_stream(self._stream)
+        self._joined = joined
+
+    def end(self, is_last: bool) -> None:
+        """Let the capturing stream wait for the others, but for what the user has to join."""
+        sides = self._joined if is_last else self.streams
+        self._joined = [side for side in sides if captures(side)]
+        for side in self._joined:
+            self._stream.wait_stream(side)
 
     def note(self, stream: Any) -> None:
         """A stream has waited for another one, and may be in the capture therefore."""
-        if stream != self._stream and stream not in self.streams and captures(stream):
+        if stream == self._stream or not captures(stream):
+            return
+        if stream not in self.streams:
             self.streams.append(stream)
+        if stream in self._joined:
+            self._joined.remove(stream)
 
     def note_record(self, stream: Any, event: Any) -> None:
         """An event was recorded."""
@@ -65,18 +78,10 @@ class Forks:
             # With the event, whose id is its own as long as it lives.
             self._recorded[id(event)] = (event, self._segment)
 
-    def is_settled(self, stream: Any, other: Any) -> bool:
-        """Whether a stream that captures was to wait for one that a break has joined.
-
-        CUDA would refuse: what the other one does is not part of the capture any more. The break
-        has waited for it.
-        """
-        return other in self.streams and captures(stream) and not captures(other)
-
     def is_past(self, stream: Any, event: Any) -> bool:
         """Whether a stream was to wait for an event of a segment before this one.
 
-        CUDA would refuse that as well. A stream that does not capture joins this segment instead.
+        CUDA would refuse. A stream that does not capture joins this segment instead.
         """
         if self._recorded.get(id(event), (event, self._segment))[1] == self._segment:
             return False
@@ -127,11 +132,9 @@ def _uninstall() -> None:
 def _wait_stream(original: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(original)
     def wait_stream(self: Any, stream: Any) -> None:
+        original(self, stream)
         forks = _forks()
-        if forks is None:
-            original(self, stream)
-        elif not forks.is_settled(self, stream):
-            original(self, stream)
+        if forks is not None:
             forks.note(self)
 
     return wait_stream
@@ -192,12 +195,11 @@ def _forks() -> Forks | None:
     return forks
 
 
-# All ways of torch's classes end in the methods of an event.
+# Torch's streams wait through the methods of events.
 _WATCHED: list[tuple[type[Any], str, Callable[..., Any]]] = [
     (_core.Stream, "wait_stream", _wait_stream),
     (_core.Stream, "wait_event", _wait_event),
     (_core.Stream, "record_event", _record_event),
-    (torch.cuda.Stream, "wait_stream", _wait_stream),
     (torch.cuda.Event, "wait", _event_wait),
     (torch.cuda.Event, "record", _event_record),
 ]

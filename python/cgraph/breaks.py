@@ -56,11 +56,11 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     addresses, with new values. Grad mode, inference mode and autocast are those of the first call.
     What it returns is bridged:
 
-    - Tensors, also in containers that pytree knows, must keep shape, strides of those that are
-      arguments, type and device. The first result is copied into memory that stays, and each later
-      one into the same. A tensor that shares memory with an argument is passed on as it is.
+    - Tensors, also in containers that pytree knows, must keep shape, type and device. The first
+      result is copied into memory that stays, and each later one into the same. A tensor in the
+      memory of an argument is passed on as it is, and must stay at its place.
     - Everything else has become a constant of the segments behind the break, as has a tensor of
-      another device: it must stay equal.
+      another type of device: it must stay equal.
 
     Tensors that it only leaves somewhere, as in an attribute, are not bridged. Gradients cannot
     flow back through a break. A break that is called by another one just runs.

@@ -16,7 +16,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._bridge import Bridge
 from cgraph._driver import Handle, Pool
-from cgraph._forks import Forks, captures
+from cgraph._forks import Forks
 from cgraph._modes import Modes
 from cgraph._source import user_line
 from cgraph._torch import tree_iter, tree_map
@@ -71,7 +71,8 @@ class SegmentedGraph(_core.Segments):
         result is valid at the return. What :meth:`replay` computes later is in the same tensors.
 
         Args:
-            body: Called without arguments. What it has warmed up by itself before is best.
+            body: Called without arguments. As for any capture, call it before if its first call
+                sets something up.
             pool: As for :class:`cgraph.graph`, for all segments.
             stream: As for :class:`cgraph.graph`.
             capture_error_mode: As for :class:`cgraph.graph`.
@@ -84,8 +85,8 @@ class SegmentedGraph(_core.Segments):
             CaptureError: A capture is open, the function cannot be captured, or it went on after a
                 break had failed.
 
-        Side streams that a break finds in the capture are joined to it there; they are in the next
-        segment if they wait for it again. If the function or a break raises, that comes out,
+        Side streams that a break finds in the capture are joined there, and go on in the next
+        segment. If the function or a break raises, that comes out,
         stream, allocator and random state are as before, and what the work until then has written
         stays written.
         """
@@ -105,7 +106,7 @@ class SegmentedGraph(_core.Segments):
             gc.collect()
         driver.empty_cache()
         session = _Session(driver, stream, pool, capture_error_mode)
-        random = _RandomState(driver.device_type)
+        random = _RandomState(stream if driver.device_type == "cuda" else None)
         try:
             with context, session.forks.watched(), breakable(session):
                 session.begin(statics)
@@ -199,19 +200,14 @@ class _Session:
         """Run a break between two segments."""
         if self._in_break or self._failure is not None:
             return fn(*args, **kwargs)
-        current = self._driver.current_stream()
-        goes_on = current != self._stream and captures(current)
         self._in_break = True
         try:
             with self._driver.stream(self._stream):
-                self.forks.join()
                 self._end(is_last=False)
                 found = _Break(self._driver, fn, name, args, kwargs, tuple(self.forks.streams))
                 result = found.first()
                 self._steps.append(found)
                 self.begin()
-                if goes_on:
-                    current.wait_stream(self._stream)
         except BaseException as error:
             self._abandon(error)
             raise
@@ -258,6 +254,7 @@ class _Session:
         """End the segment that is open, and replay it: a capture computes nothing."""
         segment = self._open
         assert segment is not None
+        self.forks.end(is_last)
         is_first = not self._steps
         segment._may_be_empty = not (is_first and is_last)
         segment.capture_end()
@@ -338,17 +335,19 @@ class _Break:
 
 
 class _RandomState:
-    """The random state of the host and of the current device, to be put back."""
+    """The random state of the host, and of the device of a CUDA stream, to be put back."""
 
-    def __init__(self, device_type: str) -> None:
+    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+        self._ordinal = None if stream is None else stream.device_index
         self._host = torch.get_rng_state()
-        self._device = torch.cuda.get_rng_state() if device_type == "cuda" else None
+        if self._ordinal is not None:
+            self._device = torch.cuda.get_rng_state(self._ordinal)
 
     def restore(self) -> None:
         """Put it back."""
         torch.set_rng_state(self._host)
-        if self._device is not None:
-            torch.cuda.set_rng_state(self._device)
+        if self._ordinal is not None:
+            torch.cuda.set_rng_state(self._device, self._ordinal)
 
 
 def _wait(stream: Any, other: Any) -> None:
