@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
 from broken import check_equal, scaled
@@ -250,6 +251,34 @@ def test_under_autocast_no_segment_reads_what_a_break_has_cast(lab: Lab) -> None
     x.normal_()
     graph.replay()
     assert torch.equal(y, body(x))
+
+
+class Counting(TorchDispatchMode):
+    """Counts operators."""
+
+    count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_dispatch_mode_of_the_function_stays_where_it_is(lab: Lab) -> None:
+    x, counting = fresh(lab, 8), Counting()
+
+    def body(x: Tensor) -> Tensor:
+        with counting:
+            y = scaled(x * 2) + 1
+        return y * 3
+
+    body(x)
+    eager, counting.count = counting.count, 0
+    graph, y = SegmentedGraph.capture(lambda: body(x))
+    # The result of a break is copied, and kept without its history.
+    assert counting.count == eager + 2
+    check_equal(graph.replay, y, body, x)
 
 
 def test_a_gradient_through_a_break_is_refused(lab: Lab) -> None:

@@ -187,6 +187,7 @@ class _Session:
         self._open: CUDAGraph | None = None
         self._in_break = False
         self._failure: BaseException | None = None
+        self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
         """Begin a segment on the capturing stream, which is current."""
@@ -194,6 +195,7 @@ class _Session:
         segment._statics = statics
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         self._open = segment
+        self._modes_inside = _torch.mode_count()
         self.forks.begin()
 
     def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
@@ -203,11 +205,14 @@ class _Session:
         self._in_break = True
         try:
             with self._driver.stream(self._stream):
-                self._end(is_last=False)
+                with _torch.modes_aside(self._modes_inside):
+                    self._end(is_last=False)
                 found = _Break(self._driver, fn, name, args, kwargs, tuple(self.forks.streams))
                 result = found.first()
                 self._steps.append(found)
-                self.begin()
+                # The capture's own modes lie below those that the function is in.
+                with _torch.modes_aside(self._modes_outside):
+                    self.begin()
         except BaseException as error:
             self._abandon(error)
             raise
