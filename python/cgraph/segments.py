@@ -86,9 +86,8 @@ class SegmentedGraph(_core.Segments):
                 break had failed.
 
         Side streams that a break finds in the capture are joined there, and go on in the next
-        segment. If the function or a break raises, that comes out,
-        stream, allocator and random state are as before, and what the work until then has written
-        stays written.
+        segment. If the function or a break raises, that comes out, and stream, allocator and random
+        state are as before; what the segments until then have written stays written.
         """
         require_mode(capture_error_mode)
         driver = _driver.current()
