@@ -13,6 +13,7 @@ MODULES = [
     "cgraph",
     "cgraph._rollback",
     "cgraph._text",
+    "cgraph.breaks",
     "cgraph.dryrun",
     "cgraph.explanation",
     "cgraph.graphs",

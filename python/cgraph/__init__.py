@@ -41,8 +41,10 @@ __all__ = [
     "CUDAGraph",
     "CgraphError",
     "MemPool",
+    "SegmentedGraph",
     "annotate",
     "dry_run",
+    "eager_break",
     "errors",
     "explain",
     "export_dot",
@@ -70,7 +72,9 @@ __all__ = [
 __version__ = _version()
 
 _ON_FIRST_USE = {
+    "SegmentedGraph": "cgraph.segments",
     "dry_run": "cgraph.dryrun",
+    "eager_break": "cgraph.breaks",
     "explain": "cgraph.explanation",
     "graphed": "cgraph.functions",
     "memory": "cgraph.ledger",
@@ -78,10 +82,12 @@ _ON_FIRST_USE = {
 }
 
 if _TYPE_CHECKING:
+    from cgraph.breaks import eager_break
     from cgraph.dryrun import dry_run
     from cgraph.explanation import explain
     from cgraph.functions import graphed, report
     from cgraph.ledger import memory
+    from cgraph.segments import SegmentedGraph
 else:
 
     def __getattr__(name: str) -> object:

@@ -86,9 +86,11 @@ class Capturing:
 
     def surroundings(self) -> Surroundings:
         """What the function reaches, as it was at the last capture or is now."""
-        if self._surroundings is None:
-            self._surroundings = Surroundings(self.modules)
-        return self._surroundings
+        known = self._surroundings
+        flags = [(module, module.training) for module in self.modules]
+        if known is None or known.flags != flags or known.moved is not None:
+            self._surroundings = known = Surroundings(self.modules)
+        return known
 
     def serve(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
@@ -179,7 +181,6 @@ class Capturing:
         """Capture a key; nothing has changed if that fails."""
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
-        self._surroundings = None
         surroundings = self.surroundings()
         pool, stream = self._place(driver)
         plan = Plan(
@@ -207,7 +208,7 @@ class Capturing:
                     recorded, call, surroundings, copies=copies, held=self.holding, lane=lane
                 )
         self._is_warm = True
-        key.hold(recorded, entry, call)
+        key.hold(recorded, entry, call, surroundings)
         if again is not None:
             key.again(again, None, user_line())
         self.add(key, call, entry)

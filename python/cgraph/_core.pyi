@@ -15,6 +15,7 @@ __all__ = [
     "HookHandle",
     "Inputs",
     "Pool",
+    "Segments",
     "Signature",
     "Sim",
     "Stream",
@@ -287,6 +288,22 @@ class Inputs:
         It is the tensor's own where nothing is to be copied, or where torch has just copied.
         """
 
+@disjoint_base
+class Segments:
+    """Graphs, and what runs eagerly between them; behind :class:`cgraph.SegmentedGraph`."""
+
+    def __new__(cls, steps: Sequence[Graph | Callable[[], object]]) -> Self:
+        """Steps in order; raises ``ArgumentError`` for one that is neither."""
+    def replay(self) -> None:
+        """Replay the graphs on the current stream and call the callables, each in its turn.
+
+        What a step raises stops the run; the next replay begins with the first step. Raises
+        ``StateError`` if there is no step.
+        """
+    def replay_with(self, tensors: tuple[Any, ...]) -> None:
+        """As ``replay``, with each tensor copied into its static input of the first graph."""
+    def _clear(self) -> None: ...
+
 @final
 class CaptureMark:
     """A capture that others have begun."""
@@ -411,7 +428,7 @@ class Entry:
         *,
         modes: tuple[bool, bool, object],
         flags: Sequence[tuple[Any, bool]],
-        fixed: Sequence[tuple[dict[str, Any], str, Any, Signature]],
+        fixed: Fixed | None,
         work: object,
         outputs: tuple[list[Any], object, object] | None,
         lane: Lane | None,
@@ -421,9 +438,20 @@ class Entry:
     @property
     def replays(self) -> int:
         """How many calls it has served."""
-    @property
-    def moved(self) -> str | None:
-        """The name of the first tensor of a module that is not where it was."""
+
+@final
+class Fixed:
+    """Dictionaries of modules, as they were, and where their tensors lay."""
+
+    def __new__(
+        cls,
+        owners: list[dict[str, Any]],
+        tensors: list[Any],
+        addresses: list[int],
+        are_equal: Callable[..., bool],
+    ) -> Self: ...
+    def is_in_place(self) -> bool:
+        """Whether all is as it was."""
 
 @final
 class Lane:

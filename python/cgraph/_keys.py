@@ -7,6 +7,7 @@ from typing import Any
 
 from cgraph import _core
 from cgraph._calls import Call
+from cgraph._native import Surroundings
 from cgraph._recorded import Recorded
 from cgraph._training import Trained
 from cgraph.reports import KeyReport, Rerecording, State
@@ -46,6 +47,7 @@ class Key:
         self.capture_seconds = 0.0
         self._past_replays = 0
         self._addresses: dict[str, int] = {}
+        self._surroundings: Surroundings | None = None
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
 
     @property
@@ -67,13 +69,20 @@ class Key:
 
     def moved(self, call: Call) -> str | None:
         """The first tensor that is not where the graph reads it, if there is one."""
-        if self.entry is not None and self.entry.moved is not None:
-            return self.entry.moved
+        if self._surroundings is not None and (moved := self._surroundings.moved) is not None:
+            return moved
         addresses = _addresses(call).items()
         return next((name for name, at in addresses if self._addresses.get(name) != at), None)
 
-    def hold(self, recorded: Recorded | Trained, entry: _core.Entry, call: Call) -> None:
+    def hold(
+        self,
+        recorded: Recorded | Trained,
+        entry: _core.Entry,
+        call: Call,
+        surroundings: Surroundings,
+    ) -> None:
         """Calls are replays of this from now on."""
+        self._surroundings = surroundings
         self.state, self.reason, self.where = "captured", None, None
         self._addresses = _addresses(call)
         self.recorded, self.entry = recorded, entry

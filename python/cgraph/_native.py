@@ -15,10 +15,8 @@ from cgraph._recorded import Recorded
 from cgraph._source import user_frame
 from cgraph._torch import tree_unflatten
 
-__all__ = ["Fixed", "Flag", "Held", "Surroundings", "entry_of_call", "entry_of_graph"]
+__all__ = ["Flag", "Held", "Surroundings", "entry_of_call", "entry_of_graph"]
 
-Fixed = tuple[dict[str, Any], str, torch.Tensor, _core.Signature]
-"""A tensor of a module: the dictionary it is in, its name there, itself, and how it lies."""
 Flag = tuple[torch.nn.Module, bool]
 """A module, and whether it was training."""
 Held = Callable[[int, torch.Tensor | None, Any], None]
@@ -30,33 +28,60 @@ class Surroundings:
 
     Args:
         modules: The modules.
+
+    Attributes:
+        flags: The modules, and whether they are training.
+        fixed: Their tensors, where they lie; None if there are none.
+        owned: The ``id`` of each of these.
+        storages: The numbers of their storages.
+        needs_grad: Whether one of them requires a gradient.
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
         self.flags: list[Flag] = [(module, module.training) for module in modules]
-        self.fixed: list[Fixed] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
+        self._owners: list[dict[str, Any]] = []
+        self._tensors: list[torch.Tensor] = []
+        self._names: list[str] = []
         for module in modules:
-            for part in module.modules():
+            for path, part in module.named_modules():
                 for owner in (part._parameters, part._buffers):
-                    self._add(owner)
+                    if owner:
+                        self._add(path, owner)
+        self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self.fixed: _core.Fixed | None = None
+        if self._owners:
+            self.fixed = _torch.fixed(self._owners, self._tensors, self._addresses)
 
-    def _add(self, owner: dict[str, Any]) -> None:
+    @property
+    def moved(self) -> str | None:
+        """The name of a tensor that is another one now or lies elsewhere; None if there is none."""
+        if self.fixed is None or self.fixed.is_in_place():
+            return None
+        addresses = zip(self._names, self._tensors, self._addresses, strict=True)
+        elsewhere = (name for name, one, address in addresses if one.data_ptr() != address)
+        return next(elsewhere, None) or self._replaced()
+
+    def _add(self, path: str, owner: dict[str, Any]) -> None:
+        self._owners.append(owner)
         for name, tensor in owner.items():
-            if tensor is None:
+            if tensor is None or id(tensor) in self.owned:
                 continue
             self.needs_grad |= tensor.requires_grad
-            if id(tensor) in self.owned:
-                continue
             self.owned.add(id(tensor))
-            try:
-                signature = _torch.signature(tensor)
-            except Exception:  # a layout without an address: it cannot be looked after
-                continue
-            self.storages.add(_torch.storage_id(tensor.untyped_storage()))
-            self.fixed.append((owner, name, tensor, signature))
+            if tensor.layout is torch.strided:
+                self.storages.add(_torch.storage_id(tensor.untyped_storage()))
+                self._tensors.append(tensor)
+                self._names.append(f"{path}.{name}" if path else name)
+
+    def _replaced(self) -> str:
+        known = {id(tensor) for tensor in self._tensors}
+        names = (
+            name for owner in self._owners for name, now in owner.items() if id(now) not in known
+        )
+        return next(names, "a parameter")
 
 
 def entry_of_graph(
@@ -112,7 +137,7 @@ def entry_of_call(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
         modes=call.mode,
         flags=surroundings.flags,
-        fixed=[],
+        fixed=None,
         work=function,
         outputs=None,
         lane=lane,

@@ -144,9 +144,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     def run() -> Any:
         return plan.function(*args, **kwargs)
 
-    rollback = Rollback(
-        leaves=tensors_of((plan.function, args, kwargs)), is_capturing=driver.is_capturing
-    )
+    leaves = tensors_of((plan.function, args, kwargs)) if plan.preserve else ()
+    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())

@@ -91,12 +91,14 @@ class SimMemPool(MemPool):
         if segment is None:
             return None
         offset = address - segment.data_ptr() + tensor.storage_offset() * tensor.element_size()
-        return torch.empty(0, dtype=tensor.dtype).set_(
-            segment.untyped_storage(),
-            offset // tensor.element_size(),
-            tensor.shape,
-            tensor.stride(),
-        )
+        # Replays write to it outside of the mode that the capture may be in.
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=tensor.dtype).set_(
+                segment.untyped_storage(),
+                offset // tensor.element_size(),
+                tensor.shape,
+                tensor.stride(),
+            )
 
     def sizes(self) -> Sizes:
         """The bytes of its segments and of the blocks in use."""

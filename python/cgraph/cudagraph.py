@@ -75,6 +75,8 @@ class CUDAGraph(_core.Graph):
     """Records the labels of the next capture."""
     _statics: Sequence[Any]
     """The tensors that replays of the next capture copy to; see ``_feeder()``."""
+    _may_be_empty: bool
+    """Whether a capture without a node is no mistake: it is one of several segments."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
@@ -86,6 +88,7 @@ class CUDAGraph(_core.Graph):
         self._labels = {}
         self._recorder = None
         self._statics = ()
+        self._may_be_empty = False
         return self
 
     def __init__(self, keep_graph: bool = False) -> None: ...
@@ -183,7 +186,7 @@ class CUDAGraph(_core.Graph):
         self._labels = captured.labels
         self._ended = True
         _alive[id(self)] = self
-        if nodes == 0:
+        if nodes == 0 and not self._may_be_empty:
             warnings.warn(
                 "the captured graph is empty: nothing was enqueued on the capturing stream. Tensors"
                 " of another device, or another current stream, are the usual cause.",

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use cg_core::{
     Call, Capture, CaptureMode, Code, Device, Error, Event, Exec, Inputs, InstantiateFlags, Keep,
-    Live, Memory, Module, Pool, Result, Sim, Stream, Template, Tracker, Work,
+    Live, Memory, Module, Pool, Result, Segments, Sim, Stream, Template, Tracker, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -265,6 +265,27 @@ fn inputs_and_plain_replays() {
         expected[..256].copy_from_slice(&random(1)[..256]);
         expected[512..514].copy_from_slice(&[5, 0]);
         check(&f.y, &expected)
+    });
+}
+
+#[test]
+fn segments_with_a_callable_that_waits() {
+    with_each_call_failing(|f| {
+        f.reset()?;
+        let mut segments: Segments = Segments::new();
+        for a in [3, 5] {
+            let template = Template::new(&f.device)?;
+            template.add(&f.kernels.axpy(a, &f.x, &f.y), &[])?;
+            segments.push_exec(template.instantiate(InstantiateFlags::default())?);
+            let (x, y) = (f.x.clone(), f.y.clone());
+            segments.push_call(move |stream| {
+                stream.synchronize()?;
+                x.write(&y.read()?)
+            });
+        }
+        segments.replay(&f.stream)?;
+        let first = axpy(3, &random(1), &random(2));
+        check(&f.x, &axpy(5, &first, &first))
     });
 }
 

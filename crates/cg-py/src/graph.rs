@@ -294,14 +294,9 @@ impl Graph {
 }
 
 impl Graph {
-    /// As `_replay_with`, for tensors that are known to fit.
+    /// Enqueues one run, with these tensors copied into the static inputs first.
     #[inline]
-    pub(crate) fn replay_found(slf: &Bound<'_, Self>, found: &[Found<'_>]) -> PyResult<()> {
-        Self::run(slf, Given::Found(found))
-    }
-
-    #[inline]
-    fn run(slf: &Bound<'_, Self>, given: Given<'_, '_>) -> PyResult<()> {
+    pub(crate) fn run(slf: &Bound<'_, Self>, given: Given<'_, '_>) -> PyResult<()> {
         let (py, graph) = (slf.py(), slf.get());
         let ready = match graph.ready() {
             Some(ready) => ready,

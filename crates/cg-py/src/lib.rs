@@ -15,6 +15,7 @@ mod inputs;
 mod pool;
 mod raw;
 mod replay;
+mod segments;
 mod signature;
 mod sim;
 mod stream;
@@ -33,7 +34,7 @@ mod _core {
     #[pymodule_export]
     use super::device::{CaptureMark, Device, begin_exit, version};
     #[pymodule_export]
-    use super::dispatch::{Dispatcher, Entry, Lane, Storage};
+    use super::dispatch::{Dispatcher, Entry, Fixed, Lane, Storage};
     #[pymodule_export]
     use super::graph::Graph;
     #[pymodule_export]
@@ -42,6 +43,8 @@ mod _core {
     use super::inputs::Inputs;
     #[pymodule_export]
     use super::pool::{Block, Pool};
+    #[pymodule_export]
+    use super::segments::Segments;
     #[pymodule_export]
     use super::signature::Signature;
     #[pymodule_export]

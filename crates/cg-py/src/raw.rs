@@ -142,12 +142,8 @@ impl ReadTensor {
         tensor: &Bound<'_, PyAny>,
         with: impl FnOnce(&View<'_>) -> T,
     ) -> Option<T> {
-        // torch does not check what it is given. `isinstance` would ask the metaclass, too.
-        // SAFETY: both are objects, and the second is a class.
-        let is_tensor = unsafe {
-            pyo3::ffi::PyObject_TypeCheck(tensor.as_ptr(), self.class.as_ptr().cast()) != 0
-        };
-        if !is_tensor {
+        // torch does not check what it is given.
+        if !is_instance(tensor, &self.class) {
             return None;
         }
         let mut out = MaybeUninit::<DLTensor>::uninit();
@@ -195,6 +191,14 @@ unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
     }
     // SAFETY: the contract is that of this function.
     unsafe { std::slice::from_raw_parts(first, count) }
+}
+
+/// Whether an object is of a class or of one derived from it. `isinstance` would ask the metaclass,
+/// too.
+#[inline]
+pub(crate) fn is_instance(object: &Bound<'_, PyAny>, class: &Py<PyType>) -> bool {
+    // SAFETY: both are objects, and the second is a class.
+    unsafe { pyo3::ffi::PyObject_TypeCheck(object.as_ptr(), class.as_ptr().cast()) != 0 }
 }
 
 /// Whether anybody but the owner of this reference has one to the object.

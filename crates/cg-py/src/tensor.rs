@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::ReadTensor;
+use crate::raw::{self, ReadTensor};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -73,8 +73,8 @@ impl TensorReader {
 impl TensorReader {
     /// Whether a value is a tensor, or of a class derived from it.
     #[inline]
-    pub(crate) fn is_tensor(&self, value: &Bound<'_, PyAny>) -> PyResult<bool> {
-        value.get_type().is_subclass(self.class.bind(value.py()))
+    pub(crate) fn is_tensor(&self, value: &Bound<'_, PyAny>) -> bool {
+        raw::is_instance(value, &self.class)
     }
 
     /// Runs `with` on what the tensor is. `with` runs no Python code.

@@ -33,6 +33,7 @@ from cgraph._torch.host import (
 )
 from cgraph._torch.modes import (
     autocast_state,
+    fixed,
     is_any_autocast_enabled,
     random_devices,
     signature,
@@ -69,6 +70,8 @@ from cgraph._torch.tensors import (
     leaf_names,
     leave_mode,
     memory_of,
+    mode_count,
+    modes_aside,
     storage_id,
     tensor_reader,
     wants_gc,
@@ -108,6 +111,7 @@ __all__ = [
     "enter_mode",
     "evaluating_node",
     "explain_refusals",
+    "fixed",
     "has_gpu",
     "is_any_autocast_enabled",
     "is_capturing",
@@ -119,6 +123,8 @@ __all__ = [
     "leaf_names",
     "leave_mode",
     "memory_of",
+    "mode_count",
+    "modes_aside",
     "new_pool_handle",
     "on_stream",
     "outlive",

@@ -14,6 +14,7 @@ from cgraph._torch.tensors import tensor_reader
 
 __all__ = [
     "autocast_state",
+    "fixed",
     "is_any_autocast_enabled",
     "random_devices",
     "signature",
@@ -59,6 +60,13 @@ def _reader() -> _core.TensorReader:
 def signature(tensor: torch.Tensor) -> _core.Signature:
     """What a tensor in its place has to be like."""
     return _core.Signature(_reader(), tensor)
+
+
+def fixed(
+    owners: list[dict[str, Any]], tensors: list[torch.Tensor], addresses: list[int]
+) -> _core.Fixed:
+    """Tensors of modules, and the dictionaries that hold them."""
+    return _core.Fixed(owners, tensors, addresses, torch._C._tensors_data_ptrs_at_indices_equal)
 
 
 def storage_of(tensor: torch.Tensor) -> _core.Storage:

@@ -29,6 +29,8 @@ __all__ = [
     "leaf_names",
     "leave_mode",
     "memory_of",
+    "mode_count",
+    "modes_aside",
     "storage_id",
     "tensor_reader",
     "wants_gc",
@@ -101,6 +103,24 @@ def leave_mode(mode: Any) -> None:
     mode.__exit__(None, None, None)
     for other in reversed(inner):
         python_dispatch._push_mode(other)
+
+
+def mode_count() -> int:
+    """How many dispatch modes are active."""
+    return len(python_dispatch._get_current_dispatch_mode_stack())
+
+
+@contextmanager
+def modes_aside(count: int) -> Iterator[None]:
+    """A context without the innermost dispatch modes, in which only so many are left."""
+    inner = []
+    while mode_count() > count:
+        inner.append(python_dispatch._pop_mode())
+    try:
+        yield
+    finally:
+        for mode in reversed(inner):
+            python_dispatch._push_mode(mode)
 
 
 def without_modes() -> Any:

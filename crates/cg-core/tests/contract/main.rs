@@ -41,6 +41,7 @@ mod memory;
 mod node;
 mod pages;
 mod pool;
+mod segments;
 mod stream;
 mod tracker;
 mod unsafe_calls;

@@ -4,15 +4,17 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::Mode;
+use super::fixed::Fixed;
 use super::lane::Lane;
 use super::outputs::{Caller, Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict};
+use crate::fed::Given;
 use crate::graph::Graph;
-use crate::signature::{Match, Signature};
+use crate::signature::Match;
 
 /// A graph with the arguments that it takes and what it returns.
 #[pyclass(frozen, weakref, module = "cgraph._core")]
@@ -22,17 +24,12 @@ pub(crate) struct Entry {
     mode: Mode,
     /// Modules, and their `training` at the capture.
     flags: Vec<(Py<PyAny>, bool)>,
-    /// Tensors that the graph reads where they lie.
-    fixed: Vec<Fixed>,
+    /// Tensors of modules, which must be where they were.
+    fixed: Option<Py<Fixed>>,
     work: Work,
     lane: Option<Py<Lane>>,
     replays: AtomicU64,
 }
-
-/// A tensor of a module: the dictionary it is in, its name there, itself, and how it lay at the
-/// capture.
-#[derive(FromPyObject)]
-struct Fixed(Py<PyDict>, Py<PyString>, Py<PyAny>, Py<Signature>);
 
 /// What a call does.
 enum Work {
@@ -61,7 +58,7 @@ impl Entry {
         kwargs: &Bound<'_, PyList>,
         modes: (bool, bool, Option<Py<PyAny>>),
         flags: Vec<(Py<PyAny>, bool)>,
-        fixed: Vec<Fixed>,
+        fixed: Option<Py<Fixed>>,
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
         lane: Option<Py<Lane>>,
@@ -115,17 +112,6 @@ impl Entry {
         self.replays.load(Ordering::Relaxed)
     }
 
-    /// The name of the first tensor of a module that is not where it was, if there is one.
-    #[getter]
-    fn moved(&self, py: Python<'_>) -> PyResult<Option<Py<PyString>>> {
-        for fixed in &self.fixed {
-            if !fixed.is_in_place(py)? {
-                return Ok(Some(fixed.1.clone_ref(py)));
-            }
-        }
-        Ok(None)
-    }
-
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.args.iter().try_for_each(|one| one.traverse(&visit))?;
         for (_, pattern) in &self.kwargs {
@@ -134,10 +120,7 @@ impl Entry {
         for (module, _) in &self.flags {
             visit.call(module)?;
         }
-        for fixed in &self.fixed {
-            visit.call(&fixed.0)?;
-            visit.call(&fixed.2)?;
-        }
+        visit.call(&self.fixed)?;
         match &self.work {
             Work::Graph(graph, outputs) => {
                 visit.call(graph)?;
@@ -182,12 +165,10 @@ impl Entry {
                 return Ok(false);
             }
         }
-        for fixed in &self.fixed {
-            if !fixed.is_in_place(py)? {
-                return Ok(false);
-            }
+        match &self.fixed {
+            Some(fixed) => fixed.get().is_in_place(py),
+            None => Ok(true),
         }
-        Ok(true)
     }
 
     /// Whether it cannot be replayed, as the current stream captures.
@@ -217,7 +198,7 @@ impl Entry {
             Work::Graph(graph, outputs) => {
                 enter_lane()?;
                 outputs.release(py, caller)?;
-                Graph::replay_found(graph.bind(py), found)?;
+                Graph::run(graph.bind(py), Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Feed(feed, outputs) => {
@@ -233,17 +214,5 @@ impl Entry {
         };
         entry.replays.fetch_add(1, Ordering::Relaxed);
         Ok(result)
-    }
-}
-
-impl Fixed {
-    #[inline]
-    fn is_in_place(&self, py: Python<'_>) -> PyResult<bool> {
-        let Self(owner, name, tensor, signature) = self;
-        let now = owner.bind(py).get_item(name)?;
-        match now.filter(|now| now.is(tensor)) {
-            Some(now) => Ok(signature.get().matches(&now)? == Some(Match::Same)),
-            None => Ok(false),
-        }
     }
 }

@@ -1,6 +1,7 @@
 //! `Dispatcher`: finds the entry that a call fits, and replays it, in one native call.
 
 mod entry;
+mod fixed;
 mod lane;
 mod outputs;
 mod pattern;
@@ -13,6 +14,7 @@ use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 pub(crate) use entry::Entry;
+pub(crate) use fixed::Fixed;
 pub(crate) use lane::Lane;
 pub(crate) use outputs::Storage;
 pub(crate) use pattern::Found;

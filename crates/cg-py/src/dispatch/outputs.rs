@@ -150,16 +150,19 @@ impl Outputs {
             let Leaf::Static(output) = leaf else {
                 continue;
             };
-            let is_lent = match &*output.lent() {
-                Some(lent) => is_used(lent.bind(py))?,
-                None => false,
+            let lent = output.lent().take();
+            let (lent, free) = match lent {
+                Some(lent) if is_used(lent.bind(py))? => (Some(lent), None),
+                free => (None, free),
             };
-            if is_lent || output.storage.get().is_held(py)? {
-                let lent = output.lent().take().filter(|_| is_lent);
+            *output.lent() = free;
+            if lent.is_some() || output.storage.get().is_held(py)? {
                 let site = held.last_call().take();
                 let told = held.callback.call1(py, (place, &lent, &site));
                 *held.last_call() = site;
-                *output.lent() = lent;
+                if told.is_err() {
+                    *output.lent() = lent;
+                }
                 told?;
             }
         }
@@ -259,13 +262,13 @@ impl Leaf {
 }
 
 impl Output {
-    /// An alias that no caller holds and that is as it was made.
+    /// An alias that no caller has and that is as it was made.
     #[inline]
     fn lend(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let lent = self.lent().take();
         if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
             let is_as_made = self.signature.get().matches(&lent)? == Some(Match::Same);
-            if is_as_made && !is_used(&lent)? && !requires_grad(&lent)? {
+            if is_as_made && !raw::is_shared(&lent) && !requires_grad(&lent)? {
                 *self.lent() = Some(lent.clone().unbind());
                 return Ok(lent.unbind());
             }

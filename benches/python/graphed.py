@@ -1,0 +1,136 @@
+"""P2 and P8 for ``cgraph.graphed``: what a call costs the host, and a ladder of captures.
+
+P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs at each call and
+with those of the call before; the result is dropped before the next call. P8: a 16-layer decode
+model at 51 batch sizes, captured by ``.capture`` and by a loop over ``torch.cuda.graph``, both after
+one call at the largest size. Then every size is compared with eager, and sizes between them with
+the size that they are padded to.
+
+    python benches/python/graphed.py [--markdown results.md]
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from callables import total
+from decode import SIZES, Decode
+
+import cgraph
+from common import host_us, publish
+
+
+def calls(count: int) -> list[str]:
+    """One row of P2."""
+    samples, new, other = (
+        [torch.randn(64, 64, device="cuda") for _ in range(count)] for _ in range(3)
+    )
+    turns = [new, other]
+    with torch.no_grad():
+        theirs = torch.cuda.make_graphed_callables(total, tuple(samples))
+        ours = cgraph.graphed(total)
+        assert torch.equal(ours(*new), total(*new)), "graphed and eager differ"
+        assert torch.equal(ours(*other), total(*other)), "graphed and eager differ"
+
+        def changing(graphed: Callable[..., Any]) -> Callable[[], Any]:
+            def call() -> Any:
+                turns.reverse()
+                return graphed(*turns[0])
+
+            return call
+
+        torch_us, our_us, again, same_us = host_us(
+            [changing(theirs), changing(ours), changing(ours), lambda: ours(*new)], 20
+        )
+    return [
+        str(count),
+        f"{torch_us:.1f}",
+        f"{our_us:.2f} / {again:.2f}",
+        f"{torch_us / our_us:.1f}",
+        f"{same_us:.2f}",
+    ]
+
+
+def padded(model: Decode, graphed: Any, tokens: torch.Tensor, place: torch.Tensor) -> list[float]:
+    """Host µs of a call of a captured size, and of one that is padded to it."""
+    exact, less = tokens[:256], tokens[:250]
+    graphed(less, place)
+    return host_us([lambda: graphed(exact, place), lambda: graphed(less, place)], 5)
+
+
+def settle() -> float:
+    """Let all go that is not used; the time."""
+    gc.collect()
+    torch.cuda.empty_cache()
+    torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def ladder(model: Decode, tokens: torch.Tensor, place: torch.Tensor, check: bool) -> list[float]:
+    """Milliseconds of torch's captures and of ours, and the largest difference from eager."""
+    begun, pool, kept = settle(), torch.cuda.graph_pool_handle(), []
+    for size in reversed(SIZES):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, pool=pool):
+            kept.append((graph, model(tokens[:size], place)))
+    torch.cuda.synchronize()
+    theirs = time.perf_counter() - begun
+    kept.clear()
+    graphed = cgraph.graphed(model, sizes=SIZES, warmup=0, preserve_state=False, measure=False)
+    begun = settle()
+    graphed.capture(tokens, place, progress=False)
+    torch.cuda.synchronize()
+    ours = time.perf_counter() - begun
+    report = graphed.report()
+    assert report.captured == len(SIZES), report
+    error, between = 0.0, 0.0
+    if check:
+        graphed.freeze()
+        for size in SIZES:
+            got, right = graphed(tokens[:size], place), model(tokens[:size], place)
+            error = max(error, difference(got, right))
+            del got
+        for size in (3, 5, 100, 250, 500):
+            got, right = graphed(tokens[:size], place), model(tokens[:size], place)
+            between = max(between, difference(got, right))
+            del got
+        exact_us, padded_us = padded(model, graphed, tokens, place)
+        print(f"a call of 256 rows: {exact_us:.1f} µs, of 250, padded: {padded_us:.1f} µs")
+    memory = report.memory_bytes / (1 << 20)
+    return [theirs * 1e3, ours * 1e3, ours / theirs, memory, error, between]
+
+
+def difference(got: torch.Tensor, right: torch.Tensor) -> float:
+    """The largest difference, in units of the largest value."""
+    return float((got.float() - right.float()).abs().max() / right.float().abs().max())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--markdown", type=Path, help="append the tables to this file")
+    options = parser.parse_args()
+    head = ["inputs", "torch µs", "cgraph µs (twice)", "torch / cgraph", "cgraph, unchanged µs"]
+    rows = [calls(count) for count in (1, 4, 16, 64)]
+    publish("P2: host time of a call of a graphed function", head, rows, options.markdown)
+    with torch.no_grad():
+        model = Decode().cuda().bfloat16().eval()
+        tokens = torch.randint(0, 32_000, (max(SIZES),), device="cuda")
+        place = torch.tensor([3], device="cuda")
+        model(tokens, place)
+        ladder(model, tokens, place, False)
+        rows = [
+            [f"{value:.4g}" for value in ladder(model, tokens, place, check)]
+            for check in (False, False, True)
+        ]
+    head = ["torch ms", "cgraph ms", "cgraph / torch", "MiB", "error", "error, padded"]
+    publish("P8: 51 batch sizes of a decode model", head, rows, options.markdown)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,121 @@
+"""``eager_break``: work that runs eagerly in the middle of a captured function.
+
+>>> import torch, cgraph
+>>> @cgraph.eager_break
+... def largest(x):
+...     return x / x.max().item()  # a capture refuses item()
+>>> with cgraph.sim.use():
+...     x = torch.tensor([1.0, 4.0])
+...     graph, y = cgraph.SegmentedGraph.capture(lambda: largest(x + 1) * 2)
+...     _ = x.fill_(7)
+...     graph.replay()
+...     print(y, len(graph.segments), "segments")
+tensor([2., 2.]) 2 segments
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from cgraph import _driver
+from cgraph.errors import ArgumentError, CaptureError, NoDriverError
+
+__all__ = ["Breakable", "breakable", "eager_break"]
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+class Breakable(Protocol):
+    """A capture that breaks may divide."""
+
+    def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        """End the present segment, call the function, and begin the next segment."""
+
+
+@overload
+def eager_break(fn: Callable[P, R], *, name: str | None = None) -> Callable[P, R]: ...
+@overload
+def eager_break(
+    fn: None = None, *, name: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
+def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
+    """Mark a function that is to run eagerly where it is called inside a captured function.
+
+    Use it for what a capture refuses or would freeze: waits for the device, shapes that depend on
+    data, values that Python computes. Outside of a capture the function is just called. As
+    decorator it is the outermost one, or what the others do is captured once.
+
+    Inside :meth:`cgraph.SegmentedGraph.capture` each call ends a segment of the capture, and each
+    replay calls the function again, with the arguments of the first call: tensors at the same
+    addresses, with new values. Grad mode, inference mode and autocast are those of the first call.
+    What it returns is bridged:
+
+    - Tensors, also in containers that pytree knows, must keep shape, type and device. The first
+      result is copied into memory that stays, and each later one into the same. A tensor in the
+      memory of an argument is passed on as it is, and must stay at its place.
+    - Everything else has become a constant of the segments behind the break, as has a tensor of
+      another type of device: it must stay equal.
+
+    Tensors that it only leaves somewhere, as in an attribute, are not bridged. Gradients cannot
+    flow back through a break. A break that is called by another one just runs.
+
+    Args:
+        fn: The function, method or callable object. Left out, a decorator is returned.
+        name: What errors and ``SegmentedGraph.breaks`` call it. Default: its qualified name.
+
+    Raises:
+        ArgumentError: It cannot be called, or it is a generator or coroutine function, whose body
+            does not run when it is called.
+        CaptureError: From a call, in any other capture.
+    """
+    if fn is None:
+        return functools.partial(eager_break, name=name)
+    if not callable(fn):
+        raise ArgumentError(f"fn is {fn!r}, expected a callable")
+    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
+        raise ArgumentError(
+            f"fn is {fn!r}, whose body runs after the call, expected a function that does its work"
+            " when it is called"
+        )
+    title = str(name or getattr(fn, "__qualname__", type(fn).__qualname__))
+
+    @functools.wraps(fn, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        capture: Breakable | None = getattr(_local, "capture", None)
+        if capture is not None:
+            return capture.run(fn, title, args, kwargs)
+        if _is_capturing():
+            raise CaptureError(
+                f"the break {title} was called inside a capture that cannot be divided: capture the"
+                " function with cgraph.graphed or SegmentedGraph.capture instead"
+            )
+        return fn(*args, **kwargs)
+
+    return call
+
+
+_local = threading.local()
+
+
+@contextmanager
+def breakable(capture: Breakable) -> Iterator[None]:
+    """Let the breaks that this thread calls in the ``with`` block divide a capture."""
+    before = getattr(_local, "capture", None)
+    _local.capture = capture
+    try:
+        yield
+    finally:
+        _local.capture = before
+
+
+def _is_capturing() -> bool:
+    try:
+        return _driver.current().is_capturing()
+    except NoDriverError:  # nothing can be captured then
+        return False

@@ -1,0 +1,49 @@
+"""Functions with breaks, and what their replays are compared with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cgraph import eager_break
+from lab import Lab
+
+__all__ = ["check_equal", "fork_and_break", "scaled", "thrice"]
+
+
+@eager_break
+def scaled(x: Tensor) -> Tensor:
+    """Needs the host."""
+    return x / x.abs().max().item()
+
+
+def thrice(x: Tensor) -> Tensor:
+    y = scaled(x * 2) + 1
+    z = scaled(torch.relu(y) - x)
+    return scaled(z * y) + z
+
+
+def check_equal(run: Callable[[], None], y: Tensor, eager: Callable[[Tensor], Tensor], x: Tensor):
+    """Replays equal eager on fresh values of the input."""
+    assert torch.equal(y, eager(x))
+    for _ in range(3):
+        x.normal_()
+        run()
+        assert torch.equal(y, eager(x))
+
+
+def fork_and_break(lab: Lab, x: Tensor, side: Any) -> Tensor:
+    lab.fork(side)
+    with lab.use(side):
+        y = x * 3
+    z = scaled(x + 1)
+    # The break has joined the stream, whose work it may use.
+    lab.join(side)
+    lab.fork(side)
+    with lab.use(side):
+        w = y * z
+    lab.join(side)
+    return w + scaled(y)
