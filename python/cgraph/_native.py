@@ -106,7 +106,7 @@ def entry_of_graph(
     work: Any = recorded.graph
     if recorded.mutated:
         work = functools.partial(_write_back, recorded.feed(), recorded)
-    elif lane is None or not recorded.is_single:
+    elif lane is None:
         work = recorded.feed()
     return _core.Entry(
         *call.patterns([_torch.signature(static) for static in recorded.statics]),

@@ -15,7 +15,9 @@ from cgraph._calls import Call
 from cgraph._rollback import Rollback
 from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph._torch import tree_flatten
+from cgraph.breaks import breakable
 from cgraph.cudagraph import CUDAGraph
+from cgraph.segments import SegmentedGraph
 
 __all__ = ["Plan", "Recorded", "record"]
 
@@ -60,7 +62,9 @@ class Recorded:
         is_pure: Whether the calls before the capture changed nothing outside.
     """
 
-    def __init__(self, graph: CUDAGraph, statics: list[torch.Tensor], result: Any) -> None:
+    def __init__(
+        self, graph: CUDAGraph | SegmentedGraph, statics: list[torch.Tensor], result: Any
+    ) -> None:
         self.graph = graph
         self.statics = statics
         self.outputs, self.spec = tree_flatten(result)
@@ -78,11 +82,6 @@ class Recorded:
         return next((one.device for one in tensors if one.device.type != "cpu"), None) or next(
             (one.device for one in tensors), None
         )
-
-    @property
-    def is_single(self) -> bool:
-        """Whether there is just one graph, which native code can replay by itself."""
-        return isinstance(self.graph, CUDAGraph)
 
     @property
     def is_flat_tuple(self) -> bool:
@@ -105,7 +104,7 @@ class Recorded:
     @property
     def breaks(self) -> tuple[str, ...]:
         """Where the graph is broken up for eager work."""
-        return ()
+        return self.graph.breaks if isinstance(self.graph, SegmentedGraph) else ()
 
     @property
     def nodes(self) -> int:
@@ -157,9 +156,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         with driver.stream(plan.stream):
             eager = [_timed(run, driver) for _ in range(plan.warmup)]
             versions = [static._version for static in statics]
-            graph = CUDAGraph()
-            graph._statics = tuple(statics)
-            result = _captured(graph, run, plan)
+            graph, result = _captured(run, plan, statics)
             recorded = Recorded(graph, statics, result)
             recorded.mutated = [
                 place
@@ -167,7 +164,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 if static._version != version
             ]
             recorded.seconds = time.perf_counter() - began
-            if plan.measure:
+            # Replays would run the breaks as well, whose Python may do anything.
+            if plan.measure and not recorded.breaks:
                 # The first call loads what is loaded only once.
                 recorded.eager_seconds = min(eager[1:] or eager, default=None)
                 replays = [_timed(graph.replay, driver) for _ in range(_TIMED_REPLAYS)]
@@ -177,16 +175,44 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     return recorded
 
 
-def _captured(graph: CUDAGraph, run: Callable[[], Any], plan: Plan) -> Any:
+def _captured(
+    run: Callable[[], Any], plan: Plan, statics: list[torch.Tensor]
+) -> tuple[CUDAGraph | SegmentedGraph, Any]:
     """Capture on the current stream, which has just been waited for."""
+    graph = CUDAGraph()
+    graph._statics = tuple(statics)
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
     try:
-        result = run()
+        with breakable(_Whole()):
+            result = run()
+    except _BreakFoundError as error:
+        graph._abandon(error)
     except BaseException as error:
         graph._abandon(error)
         raise
-    graph.capture_end()
-    return result
+    else:
+        graph.capture_end()
+        return graph, result
+    # Only a function with a break is captured in segments, which costs more.
+    return SegmentedGraph.capture(
+        run,
+        pool=plan.pool,
+        stream=plan.stream,
+        capture_error_mode=plan.mode,
+        statics=statics,
+    )
+
+
+class _BreakFoundError(BaseException):
+    """A break was called in a capture that is not divided. No code of users catches this."""
+
+
+class _Whole:
+    """A capture that is not divided."""
+
+    def run(self, *_: object) -> Any:
+        """Tell that there is a break."""
+        raise _BreakFoundError
 
 
 def _timed(run: Callable[[], Any], driver: _driver.Driver) -> float:

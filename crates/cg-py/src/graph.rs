@@ -10,7 +10,6 @@ use pyo3::types::{PyCapsule, PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::cycle::Cycle;
-use crate::dispatch::Found;
 use crate::enter::enter;
 use crate::error::state;
 use crate::fed::{Fed, Given};

@@ -74,7 +74,8 @@ impl Segments {
 }
 
 impl Segments {
-    fn run(&self, py: Python<'_>, tensors: Option<&Bound<'_, PyTuple>>) -> PyResult<()> {
+    /// Enqueues one run of all steps; the first graph is given the tensors.
+    pub(crate) fn run(&self, py: Python<'_>, given: Given<'_, '_>) -> PyResult<()> {
         let steps = Arc::clone(&self.lock());
         if steps.is_empty() {
             return Err(state(

@@ -14,6 +14,7 @@ use super::outputs::{Caller, Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict};
 use crate::fed::Given;
 use crate::graph::Graph;
+use crate::segments::Segments;
 use crate::signature::Match;
 
 /// A graph with the arguments that it takes and what it returns.
@@ -35,6 +36,8 @@ pub(crate) struct Entry {
 enum Work {
     /// Replays a graph, whose static inputs are the tensors of the patterns.
     Graph(Py<Graph>, Outputs),
+    /// The same for a graph with breaks.
+    Segments(Py<Segments>, Outputs),
     /// The same by a callable that takes a tuple of tensors.
     Feed(Py<PyAny>, Outputs),
     /// Calls what takes the arguments as they are, and returns the result.
@@ -72,9 +75,10 @@ impl Entry {
             (None, _) => Work::Call(work.unbind()),
             (Some((leaves, build, held)), graph) => {
                 let outputs = Outputs::new(&leaves, &build, held)?;
-                match graph {
-                    Ok(graph) => Work::Graph(graph.clone().unbind(), outputs),
-                    Err(_) => Work::Feed(work.unbind(), outputs),
+                match (graph, work.cast::<Segments>()) {
+                    (Ok(graph), _) => Work::Graph(graph.clone().unbind(), outputs),
+                    (_, Ok(segments)) => Work::Segments(segments.clone().unbind(), outputs),
+                    _ => Work::Feed(work.unbind(), outputs),
                 }
             }
         };
@@ -124,6 +128,10 @@ impl Entry {
         match &self.work {
             Work::Graph(graph, outputs) => {
                 visit.call(graph)?;
+                outputs.traverse(&visit)?;
+            }
+            Work::Segments(segments, outputs) => {
+                visit.call(segments)?;
                 outputs.traverse(&visit)?;
             }
             Work::Feed(feed, outputs) => {
@@ -199,6 +207,12 @@ impl Entry {
                 enter_lane()?;
                 outputs.release(py, caller)?;
                 Graph::run(graph.bind(py), Given::Found(found))?;
+                outputs.result(py, found)?
+            }
+            Work::Segments(segments, outputs) => {
+                enter_lane()?;
+                outputs.release(py, caller)?;
+                segments.get().run(py, Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Feed(feed, outputs) => {
