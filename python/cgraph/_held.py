@@ -21,11 +21,15 @@ class Holding:
     Args:
         name: The function's.
         policy: What to do.
+
+    Attributes:
+        stride: In one of how many calls views of results are looked for.
     """
 
     def __init__(self, name: str, policy: OnHeld) -> None:
         self._name = name
         self._policy = policy
+        self.stride = 16 if policy == "warn" else 1
         self._warned: set[tuple[str | None, str | None]] = set()
 
     def __call__(self, place: int, lent: torch.Tensor | None, site: Any) -> None:

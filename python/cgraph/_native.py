@@ -11,16 +11,15 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._calls import Call
+from cgraph._held import Holding
 from cgraph._recorded import Recorded
 from cgraph._source import user_frame
 from cgraph._torch import tree_unflatten
 
-__all__ = ["Flag", "Held", "Surroundings", "entry_of_call", "entry_of_graph"]
+__all__ = ["Flag", "Surroundings", "entry_of_call", "entry_of_graph"]
 
 Flag = tuple[torch.nn.Module, bool]
 """A module, and whether it was training."""
-Held = Callable[[int, torch.Tensor | None, Any], None]
-"""Called before a result is overwritten that a caller still has."""
 
 
 class Surroundings:
@@ -90,7 +89,7 @@ def entry_of_graph(
     surroundings: Surroundings,
     *,
     copies: bool,
-    held: Held | None,
+    held: Holding | None,
     lane: _core.Lane | None,
 ) -> _core.Entry:
     """The entry of a captured key.
@@ -150,7 +149,7 @@ def returned(
     surroundings: Surroundings,
     *,
     copies: bool,
-    held: Held | None,
+    held: Holding | None,
 ) -> tuple[list[tuple[Any, ...]], Any, Any]:
     """What a native entry returns for these leaves of a result."""
     own = {_torch.storage_id(static.untyped_storage()) for static in recorded.statics}
@@ -160,7 +159,11 @@ def returned(
         build = "single"
     elif recorded.is_flat_tuple:
         build = "tuple"
-    return leaves, build, None if held is None or copies else (held, sys._getframe, user_frame)
+    return (
+        leaves,
+        build,
+        None if held is None or copies else (held, sys._getframe, user_frame, held.stride),
+    )
 
 
 def _leaf(

@@ -37,6 +37,7 @@ class Options:
     warmup: int = 3
     pool: Any = None
     on_fail: Literal["eager", "raise"] = "eager"
+    check_padding: bool = True
     preserve_state: bool = True
     keep_templates: bool = False
     measure: bool = True

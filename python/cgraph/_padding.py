@@ -14,7 +14,7 @@ from cgraph._options import Options, Pad
 from cgraph._recorded import Recorded
 from cgraph._torch import tree_flatten, tree_unflatten
 
-__all__ = ["Fit", "Padded", "cut", "cut_leaves", "fit", "leaks", "resized"]
+__all__ = ["Fit", "Padded", "cut", "cut_leaves", "fit", "resized"]
 
 
 @dataclass(frozen=True)
@@ -147,44 +147,6 @@ def cut_leaves(leaves: Sequence[Any], batched: Sequence[int | None], rows: int) 
     ]
 
 
-def leaks(
-    results: Sequence[Sequence[Any]], eager: Sequence[Any], rows: int, size: int
-) -> tuple[list[int | None], str | None]:
-    """Whether padding shows in the rows of a result.
-
-    Args:
-        results: The leaves of two replays that differ in their padding alone.
-        eager: Those of the function for the call as it is.
-        rows: How many the call has.
-        size: How many the graph has.
-
-    Returns:
-        For each leaf the dimension of its rows, and what leaks, in words.
-    """
-    batched: list[int | None] = []
-    for place, (one, other, right) in enumerate(zip(*results, eager, strict=True)):
-        if not isinstance(one, torch.Tensor):
-            batched.append(None)
-            continue
-        if not isinstance(right, torch.Tensor) or right.dim() != one.dim():
-            return [], f"output {place} has another form than without padding"
-        differing = [dim for dim in range(one.dim()) if one.shape[dim] != right.shape[dim]]
-        if any((one.shape[d], right.shape[d]) != (size, rows) for d in differing):
-            return [], (
-                f"output {place} has the shape {list(one.shape)} for {size} rows and"
-                f" {list(right.shape)} for {rows}"
-            )
-        if len(differing) > 1:
-            return [], f"output {place} has the rows in {len(differing)} dimensions"
-        dim = differing[0] if differing else None
-        batched.append(dim)
-        if dim is not None:
-            one, other = one.narrow(dim, 0, rows), other.narrow(dim, 0, rows)
-        if not _same_bits(one, other):
-            return [], f"output {place} depends on what the padding rows contain"
-    return batched, None
-
-
 def _resized(tensor: torch.Tensor, dim: int, size: int, pad: Pad) -> torch.Tensor:
     rows = tensor.shape[dim]
     if rows >= size:
@@ -196,14 +158,6 @@ def _resized(tensor: torch.Tensor, dim: int, size: int, pad: Pad) -> torch.Tenso
     if pad == "repeat":
         return torch.cat([tensor, tensor.narrow(dim, rows - 1, 1).expand(shape)], dim)
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
-
-
-def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    if one.is_floating_point() or one.is_complex():
-        return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)) and torch.equal(
-            one.isnan(), other.isnan()
-        )
-    return torch.equal(one, other)
 
 
 def _root(name: str) -> str:

@@ -97,16 +97,16 @@ class Rollback:
         )
         return has_drawn or bool(self._watch.storages)
 
-    @property
-    def written(self) -> int:
-        """How many storages were written so far."""
-        return len(self._watch.storages)
+    def before(self) -> list[torch.Tensor]:
+        """What was in each storage that was written so far, in the dtype of its first writer."""
+        with _torch.without_modes():
+            return [_typed(one.copy, one.dtype) for one in self._watch.storages.values()]
 
     def contents(self, count: int) -> list[torch.Tensor]:
-        """The bytes that the first storages which were written have now."""
+        """What is in the first of these storages now."""
         with _torch.without_modes():
             storages = list(self._watch.storages.values())[:count]
-            return [_bytes(one.storage).clone() for one in storages]
+            return [_typed(_bytes(one.storage).clone(), one.dtype) for one in storages]
 
     def rewind(self) -> None:
         """Put the contents of storages back, and go on."""
@@ -209,7 +209,8 @@ class _Watch(TorchDispatchMode):
             if number not in self._fresh and number not in self.storages:
                 nbytes = memory.nbytes()
                 with _torch.without_modes():
-                    self.storages[number] = _Storage(memory, nbytes, _bytes(memory).clone())
+                    copy = _bytes(memory).clone()
+                    self.storages[number] = _Storage(memory, nbytes, copy, tensor.dtype)
 
     def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
         """Note the storages that an operator made: those of its results that none was given."""
@@ -265,12 +266,19 @@ class _Storage(NamedTuple):
     storage: torch.UntypedStorage
     nbytes: int
     copy: torch.Tensor
+    dtype: torch.dtype
 
     def undo(self) -> None:
         """Give it its size and contents back."""
         if self.storage.nbytes() != self.nbytes:
             self.storage.resize_(self.nbytes)
         _bytes(self.storage).copy_(self.copy)
+
+
+def _typed(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as elements; as bytes where they are no whole number of elements."""
+    whole = content.numel() % dtype.itemsize == 0
+    return content.view(dtype) if whole else content
 
 
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -10,9 +10,10 @@ import torch
 from cgraph import _core, _torch
 from cgraph._calls import Call
 from cgraph._keys import Key
+from cgraph._leaks import Written, leaks, spoils
 from cgraph._native import entry_of_call, returned
 from cgraph._options import Options, Pad
-from cgraph._padding import Fit, Padded, cut, cut_leaves, fit, leaks, resized
+from cgraph._padding import Fit, Padded, cut, cut_leaves, fit, resized
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._surroundings import tensors_of
@@ -59,7 +60,10 @@ class Padding:
         if instead is not None:
             return instead
         if large.batched is None and large.leak is None:
-            large.batched, large.leak = self._tried(large, call, found)
+            if self._options.check_padding:
+                large.batched, large.leak = self._tried(large, call, found)
+            else:
+                large.batched = self._assumed(large, call, found)
         if large.leak is not None:
             reason = f"padding to {found.size} rows is not safe: {large.leak}"
             return capturing.eagerly(call, args, kwargs, reason)
@@ -95,6 +99,25 @@ class Padding:
             lane=self._capturing.lane(),
         )
 
+    def _assumed(self, large: Key, call: Call, found: Fit) -> list[int | None]:
+        """Where the rows of a result are by its shape alone."""
+        recorded, dim = large.recorded, self._options.dim
+        assert recorded is not None
+        if isinstance(recorded, Trained):
+            with torch.random.fork_rng(_torch.random_devices()), torch.no_grad():
+                leaves = _replayed(recorded, call, found, self._options.pad)
+        else:
+            leaves = recorded.outputs
+        first = next(one for one in found.dims if one is not None) if dim != 0 else 0
+        return [
+            first
+            if isinstance(leaf, torch.Tensor)
+            and leaf.dim() > first
+            and leaf.shape[first] == found.size
+            else None
+            for leaf in leaves
+        ]
+
     def _tried(
         self, large: Key, call: Call, found: Fit
     ) -> tuple[list[int | None] | None, str | None]:
@@ -106,22 +129,30 @@ class Padding:
         pads: list[Pad] = [self._options.pad, "repeat" if self._options.pad == "zero" else "zero"]
         rollback = Rollback(leaves=tensors_of((function, args, kwargs)))
         devices = _torch.random_devices()
+        states = []
         try:
             with self._capturing.busy(), rollback, torch.no_grad():
                 with torch.random.fork_rng(devices):
-                    eager = tree_flatten(function(*args, **kwargs))[0]
-                eager += [tensors[place] for place in recorded.mutated]
-                written = rollback.written
-                results, states = [], []
+                    leaves = tree_flatten(function(*args, **kwargs))[0]
+                eager = _copied([*leaves, *(tensors[place] for place in recorded.mutated)])
+                before = rollback.before()
+                states.append(rollback.contents(len(before)))
+                results = []
                 for pad in pads:
                     rollback.rewind()
                     with torch.random.fork_rng(devices):
                         results.append(_replayed(recorded, call, found, pad))
-                    states.append(rollback.contents(written))
+                    states.append(rollback.contents(len(before)))
+        except torch.OutOfMemoryError as error:
+            return None, (
+                "there is no memory to try it out: give check_padding=False if padding rows leave"
+                f" others alone ({str(error).splitlines()[0]})"
+            )
         finally:
             rollback.undo()
-        if any(not torch.equal(*pair) for pair in zip(*states, strict=True)):
-            return None, "tensors that the function writes depend on what the padding rows contain"
+        spoilt = spoils([Written(*times) for times in zip(before, *states, strict=True)])
+        if spoilt is not None:
+            return None, spoilt
         batched, leak = leaks(results, eager, found.rows, found.size)
         return batched[: len(batched) - len(recorded.mutated)], leak
 
@@ -163,4 +194,9 @@ def _replayed(recorded: Recorded | Trained, call: Call, found: Fit, pad: Pad) ->
         tensors = tuple(tensor.detach().clone() for tensor in call.tensors)
         Padded(recorded, found, pad)(tensors)
         leaves = [*recorded.outputs, *(tensors[place] for place in recorded.mutated)]
+    return _copied(leaves)
+
+
+def _copied(leaves: Sequence[Any]) -> list[Any]:
+    """Leaves of a result that nothing overwrites."""
     return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves]

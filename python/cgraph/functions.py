@@ -39,6 +39,7 @@ def graphed(
     sizes: Sequence[int] | None = None,
     pad: Pad = "zero",
     dim: int | Mapping[str, int] = 0,
+    check_padding: bool = True,
     outputs: Literal["static", "clone"] = "static",
     on_held: OnHeld = "warn",
     static_argnums: Sequence[int] | int = (),
@@ -69,11 +70,12 @@ def graphed(
     Args:
         fn: The function. Without it, a decorator is returned.
         sizes: Numbers of rows to capture for. A call of fewer rows is padded to the next size, and
-            its outputs are cut; one of more rows runs eagerly. It is tried out first whether the
-            padding changes other rows, and if so such calls run eagerly.
+            its outputs are cut; one of more rows runs eagerly, and so does one whose padding shows.
         pad: What padding rows contain: ``"zero"``, ``"repeat"`` (the last row) or a function of a
             tensor and a size that returns the padded tensor.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
+        check_padding: Try out, once for each size, whether padding changes other rows or what the
+            function writes. It takes a call, two replays, and twice the memory of what is written.
         outputs: ``"static"``: results lie in memory of the graph, and the next call of the same key
             overwrites them. ``"clone"``: results are copies.
         on_held: What happens to a static result that is still referenced when a call is about to

@@ -1,6 +1,6 @@
 //! `Outputs`: what an entry returns, and whether a caller still holds what it returned before.
 
-use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
@@ -30,7 +30,14 @@ struct Held {
     /// The same where Python of cgraph's stands in between.
     outer_frame: Py<PyAny>,
     last_call: Mutex<Option<Site>>,
+    /// Views are looked for in the first calls, and then in one of so many: it costs more than all
+    /// else here. A result that is held as it was returned is seen at once.
+    stride: u64,
+    calls: AtomicU64,
 }
+
+/// So many first calls are looked at closely.
+const FIRST_CALLS: u64 = 32;
 
 /// A call in the code of a caller: `f_code` and `f_lasti` of its frame. The line is looked up only
 /// if somebody asks.
@@ -80,13 +87,11 @@ pub(crate) enum Caller {
     Cgraph,
 }
 
-/// What Python gives for the outputs: leaves, build, and callback, `sys._getframe` and what finds the
-/// user's frame.
-pub(crate) type Returned<'py> = (
-    Bound<'py, PyList>,
-    Bound<'py, PyAny>,
-    Option<(Py<PyAny>, Py<PyAny>, Py<PyAny>)>,
-);
+/// What Python gives for the outputs: leaves, build, and who is told of held ones.
+pub(crate) type Returned<'py> = (Bound<'py, PyList>, Bound<'py, PyAny>, Option<Callbacks>);
+
+/// What Python gives for [`Held`]: callback, `sys._getframe`, what finds the user's frame, stride.
+type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
 
 /// References to its storage that an [`Output`] has: `own` and `lent`.
 const REFERENCES: i64 = 2;
@@ -119,7 +124,7 @@ impl Outputs {
     pub(crate) fn new(
         leaves: &Bound<'_, PyList>,
         build: &Bound<'_, PyAny>,
-        held: Option<(Py<PyAny>, Py<PyAny>, Py<PyAny>)>,
+        held: Option<Callbacks>,
     ) -> PyResult<Self> {
         let leaves: PyResult<Vec<Leaf>> = leaves.iter().map(|leaf| Leaf::parse(&leaf)).collect();
         let leaves = leaves?;
@@ -131,11 +136,13 @@ impl Outputs {
         Ok(Self {
             leaves,
             build,
-            held: held.map(|(callback, frame, outer_frame)| Held {
+            held: held.map(|(callback, frame, outer_frame, stride)| Held {
                 callback,
                 frame,
                 outer_frame,
                 last_call: Mutex::default(),
+                stride,
+                calls: AtomicU64::new(0),
             }),
         })
     }
@@ -146,6 +153,8 @@ impl Outputs {
         let Some(held) = &self.held else {
             return Ok(());
         };
+        let call = held.calls.fetch_add(1, Ordering::Relaxed);
+        let closely = held.is_close(call);
         for (place, leaf) in self.leaves.iter().enumerate() {
             let Leaf::Static(output) = leaf else {
                 continue;
@@ -156,7 +165,7 @@ impl Outputs {
                 free => (None, free),
             };
             *output.lent() = free;
-            if lent.is_some() || output.storage.get().is_held(py)? {
+            if lent.is_some() || (closely && output.storage.get().is_held(py)?) {
                 let site = held.last_call().take();
                 let told = held.callback.call1(py, (place, &lent, &site));
                 *held.last_call() = site;
@@ -166,7 +175,12 @@ impl Outputs {
                 told?;
             }
         }
-        held.note(py, caller)
+        if held.is_close(call + 1) {
+            held.note(py, caller)?;
+        } else if closely {
+            *held.last_call() = None;
+        }
+        Ok(())
     }
 
     /// What the call returns.
@@ -202,6 +216,12 @@ impl Outputs {
 }
 
 impl Held {
+    /// Whether a call is one of those that are looked at closely.
+    #[inline]
+    fn is_close(&self, call: u64) -> bool {
+        call < FIRST_CALLS || call.is_multiple_of(self.stride)
+    }
+
     /// Notes where the call is that is under way.
     #[inline]
     fn note(&self, py: Python<'_>, caller: Caller) -> PyResult<()> {
