@@ -67,6 +67,7 @@ class Capturing:
         self._modules: list[torch.nn.Module] | None = None
         self._surroundings: Surroundings | None = None
         self._padding = Padding(self, options)
+        self._buffers: dict[Hashable, torch.Tensor] = {}
         self._lanes: dict[int, _core.Lane] = {}
         self._pools: dict[object, tuple[Any, Any]] = {}
         self._is_warm = False
@@ -193,7 +194,8 @@ class Capturing:
             measure=self._options.measure if measure is None else measure,
         )
         with self.busy():
-            statics = [_static(tensor) for tensor in call.tensors]
+            pairs = zip(call.names, call.tensors, strict=True)
+            statics = [self._static(name, tensor) for name, tensor in pairs]
             copies = self._options.outputs == "clone"
             lane = self.lane()
             recorded: Recorded | Trained
@@ -230,6 +232,7 @@ class Capturing:
         self._newest.clear()
         self._modules = self._surroundings = None
         self._pools.clear()
+        self._buffers.clear()
         self._is_warm = self._is_pure = False
 
     @contextmanager
@@ -260,6 +263,21 @@ class Capturing:
             source: Any = _torch.current_stream_source()
             self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
         return self._lanes[ordinal]
+
+    def _static(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Memory that a graph reads instead of a tensor's, with the same contents.
+
+        Graphs of fewer rows read the first ones of the same memory.
+        """
+        with torch.no_grad():
+            if tensor.requires_grad or tensor.dim() == 0 or not tensor.is_contiguous():
+                return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            form = (name, tensor.dtype, tensor.device, tensor.shape[1:], tensor.is_inference())
+            known = self._buffers.get(form)
+            if known is None or known.shape[0] < tensor.shape[0]:
+                known = self._buffers[form] = tensor.detach().clone()
+                return known
+            return known[: tensor.shape[0]].copy_(tensor)
 
     def _is_in_place(self, key: Key, call: Call) -> bool:
         """Whether all is there that a graph reads where it lies; else its key is captured anew."""
@@ -348,8 +366,10 @@ class Capturing:
 
     def _evict(self) -> None:
         """Let the graphs go that were not used for longest, as long as there are too many."""
-        order = {id(entry): place for place, entry in enumerate(self._dispatcher.entries_by_use)}
         captured = [key for key in self.keys.values() if key.state == "captured"]
+        if not self._is_too_much(captured):
+            return
+        order = {id(entry): place for place, entry in enumerate(self._dispatcher.entries_by_use)}
         captured.sort(key=lambda key: min(order.get(id(entry), -1) for entry in key.entries))
         while len(captured) > 1 and self._is_too_much(captured):
             self._drop(captured.pop(), "evicted")
@@ -363,12 +383,6 @@ class Capturing:
     def _drop(self, key: Key, state: Any) -> None:
         for entry in key.drop(state):
             self._dispatcher.remove(entry)
-
-
-def _static(tensor: torch.Tensor) -> torch.Tensor:
-    """Memory of the graph's own with the contents of a tensor."""
-    with torch.no_grad():
-        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _first_line(error: BaseException) -> str:

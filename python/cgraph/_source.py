@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
@@ -33,7 +34,11 @@ def directories(paths: Sequence[str]) -> _Directories:
     return tuple(os.path.join(os.path.abspath(path), "") for path in paths)
 
 
-_OWN = directories([os.path.dirname(torch.__file__), os.path.dirname(__file__)])
+_OWN = (
+    *directories([os.path.dirname(torch.__file__), os.path.dirname(__file__)]),
+    # torch's C++ warns through it, and somebody may listen.
+    os.path.abspath(warnings.showwarning.__code__.co_filename),
+)
 
 
 def user_line() -> str | None:
