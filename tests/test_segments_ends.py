@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import cgraph
 from broken import check_equal, fork_and_break, scaled, thrice
-from cgraph import SegmentedGraph, _core, _driver, eager_break
+from cgraph import SegmentedGraph, _core, _driver, _torch, eager_break
 from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError
 from lab import Lab, SimLab, fresh
 
@@ -195,12 +195,13 @@ def test_segments_that_an_argument_of_a_break_refers_to_do_not_live_for_ever(lab
 
 
 def test_steps_are_graphs_or_callables() -> None:
+    modes = _torch.mode_functions()
     with pytest.raises(ArgumentError, match="step is 3"):
-        _core.Segments([lambda: None, 3])  # type: ignore[list-item]
+        _core.Segments([lambda: None, 3], modes)  # type: ignore[list-item]
     with pytest.raises(StateError, match="without a step"):
-        _core.Segments([]).replay()
+        _core.Segments([], modes).replay()
     seen: list[int] = []
-    _core.Segments([lambda: seen.append(1), lambda: seen.append(2)]).replay()
+    _core.Segments([lambda: seen.append(1), lambda: seen.append(2)], modes).replay()
     assert seen == [1, 2]
 
 

@@ -2,9 +2,9 @@
 
 P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs at each call and
 with those of the call before; the result is dropped before the next call. P8: a 16-layer decode
-model at 51 batch sizes, captured by ``.capture`` and by a loop over ``torch.cuda.graph``, both after
-one call at the largest size. Then every size is compared with eager, and sizes between them with
-the size that they are padded to.
+model at 51 batch sizes, captured by ``.capture`` and by a loop over ``torch.cuda.graph``, both
+after one call at the largest size. Then every size is compared with eager, and so are sizes between
+them, which are padded.
 
     python benches/python/graphed.py [--markdown results.md]
 """

@@ -53,6 +53,11 @@ class Bridge:
         Raises:
             CaptureError: It does not fit there.
         """
+        if self._spec.is_leaf() and _is_tensor(result):
+            expected = self._leaves[0].put(result)
+            if expected is not None:
+                raise self._error(_brief(result), expected)
+            return
         results, spec = tree_flatten(result)
         if spec != self._spec:
             raise self._error(f"the structure {_line(spec)}", _line(self._spec))
@@ -60,6 +65,12 @@ class Bridge:
             expected = leaf.put(value)
             if expected is not None:
                 raise self._error(_brief(value), expected)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the first result was None."""
+        single = self._leaves[0] if self._spec.is_leaf() else None
+        return isinstance(single, _Constant) and single.put(None) is None
 
     def check(self) -> None:
         """Raise if what followed has written to a result that others hold, too.

@@ -292,8 +292,17 @@ class Inputs:
 class Segments:
     """Graphs, and what runs eagerly between them; behind :class:`cgraph.SegmentedGraph`."""
 
-    def __new__(cls, steps: Sequence[Graph | Callable[[], object]]) -> Self:
-        """Steps in order; raises ``ArgumentError`` for one that is neither."""
+    def __new__(
+        cls,
+        steps: Sequence[Graph | Callable[[], object] | tuple[Any, ...]],
+        modes: tuple[Callable[[], bool], Callable[[], bool], Callable[[], bool]],
+    ) -> Self:
+        """Steps in order: graphs, callables, and calls that need nothing around them.
+
+        Such a call is ``(callable, function, args, kwargs, (grad, inference), take, is_none)``: the
+        callable stands for it under other modes of torch's, which the functions ``modes`` tell.
+        Raises ``ArgumentError`` for a step that is none of these.
+        """
     def replay(self) -> None:
         """Replay the graphs on the current stream and call the callables, each in its turn.
 

@@ -50,7 +50,8 @@ class SegmentedGraph(_core.Segments):
 
     def __new__(cls, steps: Sequence[Any]) -> Self:
         """Graphs and breaks in order; :meth:`capture` makes them."""
-        self = super().__new__(cls, steps)
+        native = [step.native() if isinstance(step, _Break) else step for step in steps]
+        self = super().__new__(cls, native, _torch.mode_functions())
         self.segments = tuple(step for step in steps if isinstance(step, CUDAGraph))
         self.breaks = tuple(step.title for step in steps if isinstance(step, _Break))
         return self
@@ -319,6 +320,14 @@ class _Break:
             return
         with self._modes.restored():
             self._bridge.later(self._call())
+
+    def native(self) -> Any:
+        """What native code calls: the function itself, if nothing is needed around it."""
+        modes, (args, kwargs) = self._modes, self._arguments
+        if self._streams or any(enabled for _, enabled, _ in modes.autocast):
+            return self
+        later, is_none = self._bridge.later, self._bridge.is_none
+        return self, self._fn, args, kwargs, (modes.grad, modes.inference), later, is_none
 
     def check(self) -> None:
         """Raise if the code behind it did with the result what a replay cannot do."""

@@ -21,6 +21,8 @@ python3 -m pytest -q -p no:cacheprovider tests || status=1
 python3 benches/replay.py --markdown "$results" || status=1
 python3 benches/random_replay.py --markdown "$results" || status=1
 python3 benches/callables.py --markdown "$results" || status=1
+python3 benches/graphed.py --markdown "$results" || status=1
+python3 benches/segments.py --markdown "$results" || status=1
 python3 benches/pools.py --markdown "$results" || status=1
 python3 benches/import_time.py --markdown "$results" || status=1
 exit $status

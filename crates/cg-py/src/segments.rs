@@ -3,7 +3,7 @@
 use std::sync::{Arc, Mutex, PoisonError};
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
+use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::{argument, state};
@@ -17,6 +17,7 @@ use crate::graph::Graph;
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Segments {
     steps: Mutex<Steps>,
+    modes: Modes,
 }
 
 /// A replay has its own reference: a step may take the steps away.
@@ -25,20 +26,60 @@ type Steps = Arc<[Step]>;
 enum Step {
     Graph(Py<Graph>),
     Call(Py<PyAny>),
+    Plain(Plain),
 }
+
+/// A call that needs nothing around it, as long as torch's modes are those of the capture.
+struct Plain {
+    /// What is called under other modes.
+    call: Py<PyAny>,
+    function: Py<PyAny>,
+    args: Py<PyTuple>,
+    kwargs: Option<Py<PyDict>>,
+    /// Whether gradients are recorded, and whether it is inference mode; autocast is off.
+    modes: (bool, bool),
+    /// Takes the result.
+    take: Py<PyAny>,
+    /// Whether `None` needs no taking.
+    is_none: bool,
+}
+
+impl<'py> FromPyObject<'_, 'py> for Plain {
+    type Error = PyErr;
+
+    fn extract(from: Borrowed<'_, 'py, PyAny>) -> PyResult<Self> {
+        let (call, function, args, kwargs, modes, take, is_none) = from.extract()?;
+        let kwargs: Bound<'py, PyDict> = kwargs;
+        Ok(Self {
+            call,
+            function,
+            args,
+            kwargs: (!kwargs.is_empty()).then(|| kwargs.unbind()),
+            modes,
+            take,
+            is_none,
+        })
+    }
+}
+
+/// torch's functions that tell gradient mode, inference mode and autocast.
+type Modes = (Py<PyAny>, Py<PyAny>, Py<PyAny>);
 
 #[pymethods]
 impl Segments {
-    /// Steps in order, each a graph or a callable without arguments.
+    /// Steps in order, each a graph, a callable without arguments or, for one that can be called
+    /// plainly, `(callable, function, args, kwargs, (grad, inference), take, is_none)`. `modes` are
+    /// torch's functions that tell gradient mode, inference mode and autocast.
     #[new]
     #[expect(
         clippy::needless_pass_by_value,
         reason = "pyo3 takes a vector out of any sequence"
     )]
-    fn new(steps: Vec<Bound<'_, PyAny>>) -> PyResult<Self> {
+    fn new(steps: Vec<Bound<'_, PyAny>>, modes: Modes) -> PyResult<Self> {
         let steps = steps.iter().map(Step::new).collect::<PyResult<_>>()?;
         Ok(Self {
             steps: Mutex::new(steps),
+            modes,
         })
     }
 
@@ -65,6 +106,7 @@ impl Segments {
         steps.iter().try_for_each(|step| match step {
             Step::Graph(graph) => visit.call(graph),
             Step::Call(call) => visit.call(call),
+            Step::Plain(plain) => plain.traverse(&visit),
         })
     }
 
@@ -83,6 +125,7 @@ impl Segments {
             ));
         }
         let mut given = Some(given);
+        let mut now = None;
         for step in steps.iter() {
             match step {
                 Step::Graph(graph) => {
@@ -90,9 +133,27 @@ impl Segments {
                     Graph::run(graph.bind(py), given)?;
                 }
                 Step::Call(call) => drop(call.call0(py)?),
+                Step::Plain(plain) => {
+                    let now = match now {
+                        Some(now) => now,
+                        None => *now.insert(self.modes_now(py)?),
+                    };
+                    plain.run(py, now)?;
+                }
             }
         }
         Ok(())
+    }
+
+    /// Whether gradients are recorded, and whether it is inference mode; none under autocast.
+    fn modes_now(&self, py: Python<'_>) -> PyResult<Option<(bool, bool)>> {
+        let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
+        let (grad, inference, autocast) = &self.modes;
+        Ok(if is(autocast)? {
+            None
+        } else {
+            Some((is(grad)?, is(inference)?))
+        })
     }
 
     /// Takes the steps; to be dropped with no lock held.
@@ -105,6 +166,29 @@ impl Segments {
     }
 }
 
+impl Plain {
+    #[inline]
+    fn run(&self, py: Python<'_>, now: Option<(bool, bool)>) -> PyResult<()> {
+        if now != Some(self.modes) {
+            return self.call.call0(py).map(drop);
+        }
+        let kwargs = self.kwargs.as_ref().map(|kwargs| kwargs.bind(py));
+        let result = self.function.bind(py).call(self.args.bind(py), kwargs)?;
+        if self.is_none && result.is_none() {
+            return Ok(());
+        }
+        self.take.call1(py, (result,)).map(drop)
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.call)?;
+        visit.call(&self.function)?;
+        visit.call(&self.args)?;
+        visit.call(&self.kwargs)?;
+        visit.call(&self.take)
+    }
+}
+
 impl Step {
     fn new(step: &Bound<'_, PyAny>) -> PyResult<Self> {
         if let Ok(graph) = step.cast::<Graph>() {
@@ -113,7 +197,10 @@ impl Step {
         if step.is_callable() {
             return Ok(Self::Call(step.clone().unbind()));
         }
-        let expected = "a graph or a callable without arguments";
+        if step.is_instance_of::<PyTuple>() {
+            return Ok(Self::Plain(step.extract()?));
+        }
+        let expected = "a graph, a callable without arguments or a plain call";
         Err(argument("step", &step.repr()?.to_string(), expected))
     }
 }

@@ -16,6 +16,7 @@ __all__ = [
     "autocast_state",
     "fixed",
     "is_any_autocast_enabled",
+    "mode_functions",
     "random_devices",
     "signature",
     "storage_of",
@@ -45,6 +46,11 @@ def without_autocast_cache() -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(enabled)
         torch.clear_autocast_cache()
+
+
+def mode_functions() -> tuple[Any, Any, Any]:
+    """What tell gradient mode, inference mode and whether any autocast is on."""
+    return torch.is_grad_enabled, torch.is_inference_mode_enabled, is_any_autocast_enabled
 
 
 def random_devices() -> list[int]:
