@@ -72,7 +72,7 @@ pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
     unsafe { Memory::from_raw(device, Address(address), bytes) }
 }
 
-/// What a replay copies and stores.
+/// What a replay copies and stores. The sources do not conflict: `Inputs::source` has asked.
 #[inline]
 pub(crate) fn feed<'a>(
     inputs: &'a cg_core::Inputs,
@@ -81,8 +81,9 @@ pub(crate) fn feed<'a>(
 ) -> Result<Feed<'a>> {
     // SAFETY: the sources are the memory of tensors that the caller holds during the call. As for
     // any work that torch enqueues, whoever frees the memory of a tensor does so in the order of the
-    // stream that used it.
-    unsafe { inputs.feed(sources, values) }
+    // stream that used it. Each is the slot's own address, or one that `crate::inputs::Inputs` has
+    // found not to conflict, and the destinations of inputs never change.
+    unsafe { inputs.feed_checked(sources, values) }
 }
 
 /// Eight bytes of device memory; none if nothing is there.

@@ -59,7 +59,9 @@ impl Bound {
             let sources = &feed.sources[part.copies.clone()];
             for (i, source) in sources.iter().enumerate() {
                 if node.parameter.source(i) != *source {
-                    shared.check_source(part.copies.start + i, *source)?;
+                    if !feed.is_checked {
+                        shared.check_source(part.copies.start + i, *source)?;
+                    }
                     node.parameter.set_source(i, *source);
                     node.is_set = false;
                 }

@@ -63,6 +63,8 @@ pub struct Feed<'a> {
     inputs: &'a Inputs,
     sources: &'a [Address],
     values: &'a [u64],
+    /// Whether the caller has seen that no source conflicts.
+    is_checked: bool,
 }
 
 /// The kernels of all inputs of a device: a node has the smallest that does its copies and stores.
@@ -183,6 +185,31 @@ impl Inputs {
         sources: &'a [Address],
         values: &'a [u64],
     ) -> Result<Feed<'a>> {
+        self.new_feed(sources, values, false)
+    }
+
+    /// As [`Self::feed`], for sources that the caller has looked at: a replay looks at none again.
+    ///
+    /// # Errors
+    /// As for [`Self::feed`].
+    ///
+    /// # Safety
+    /// As for [`Self::feed`]; and for no source is [`Self::conflicts`] true.
+    #[expect(unsafe_code, reason = "nobody here owns the sources")]
+    pub unsafe fn feed_checked<'a>(
+        &'a self,
+        sources: &'a [Address],
+        values: &'a [u64],
+    ) -> Result<Feed<'a>> {
+        self.new_feed(sources, values, true)
+    }
+
+    fn new_feed<'a>(
+        &'a self,
+        sources: &'a [Address],
+        values: &'a [u64],
+        is_checked: bool,
+    ) -> Result<Feed<'a>> {
         if sources.len() != self.slots() {
             let expected = format!("{}, one for each slot", self.slots());
             return Err(Error::invalid(
@@ -199,6 +226,7 @@ impl Inputs {
             inputs: self,
             sources,
             values,
+            is_checked,
         })
     }
 }
