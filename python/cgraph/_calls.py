@@ -61,7 +61,7 @@ class Leaf:
     def key(self, grad: bool) -> Hashable:
         """What two calls of one graph have in common here."""
         if self.kind == "constant":
-            return _constant_key(self.value)
+            return _Constant(self.value)
         tensor = self.value
         strides = None if tensor.is_contiguous() else dense_like(tensor).stride()
         requires_grad = grad and tensor.requires_grad
@@ -177,6 +177,18 @@ class Call:
         structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
         return structure, tuple(leaf.key(self.mode.grad) for leaf in self.leaves), self.mode
 
+    def kind(self) -> Hashable:
+        """What calls have in common that take the same way through a function, as a rule.
+
+        Only shapes and strides may differ.
+        """
+        leaves = [
+            _Constant(leaf.value) if leaf.kind == "constant" else (leaf.kind, leaf.value.dtype)
+            for leaf in self.leaves
+        ]
+        structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
+        return structure, tuple(leaves), self.mode
+
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors in the places of those that are copied."""
         others = iter(tensors)
@@ -200,7 +212,12 @@ class Call:
     def patterns(
         self, signatures: Sequence[_core.Signature]
     ) -> tuple[list[Pattern], list[tuple[str, Pattern]]]:
-        """What a native entry matches: these signatures for the tensors that are copied."""
+        """What a native entry matches: these signatures for the tensors that are copied.
+
+        For a call that none can match, there is nothing to compare.
+        """
+        if not self.is_native:
+            return [], []
         copied = iter(signatures)
         leaves = iter([_pattern(leaf, copied) for leaf in self.leaves])
         args = [_of_structure(one, leaves) for one in self._args]
@@ -279,27 +296,39 @@ def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
 
 def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
     if leaf.kind == "constant":
-        return "constant", leaf.value
+        return "constant", _as_now(leaf.value)
     signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
     return leaf.kind, signature, leaf.value.requires_grad
 
 
-class _Same:
-    """A value that is equal to itself alone, kept alive so that nothing else has its ``id``."""
+class _Constant:
+    """A value as part of a key: ``1``, ``1.0`` and ``True`` are three.
+
+    What cannot be compared is equal to itself alone.
+    """
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self._value = _as_now(value)
+        try:
+            self._hash = hash((type(value), value))
+        except Exception:  # whatever a class of the user's raises
+            self._hash = hash(type(value))
 
     def __hash__(self) -> int:
-        return id(self._value)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
+        if not isinstance(other, _Constant):
+            return False
+        one, two = self._value, other._value
+        if one is two:
+            return True
+        try:
+            return type(one) is type(two) and bool(one == two)
+        except Exception:  # likewise
+            return False
 
 
-def _constant_key(value: Any) -> Hashable:
-    try:
-        hash(value)
-    except TypeError:
-        return _Same(value)
-    return type(value), value
+def _as_now(value: Any) -> Any:
+    """A value that stays as it is, also if the caller changes a set or an array of bytes."""
+    return value.copy() if type(value) in (set, bytearray) else value

@@ -18,7 +18,7 @@ from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._recorded import Plan, Recorded, record
 from cgraph._source import levels_to_user, place_of, user_line
-from cgraph._surroundings import modules_of
+from cgraph._surroundings import modules_of, tensors_of
 from cgraph._text import short_place
 from cgraph._training import Trained, train
 from cgraph._trying import Padding
@@ -70,7 +70,7 @@ class Capturing:
         self._lanes: dict[int, _core.Lane] = {}
         self._pools: dict[object, tuple[Any, Any]] = {}
         self._is_warm = False
-        self._is_pure = False
+        self._pure: set[Hashable] = set()
         self._newest: list[Key] = []
 
     @property
@@ -87,7 +87,7 @@ class Capturing:
     def surroundings(self) -> Surroundings:
         """What the function reaches, as it was at the last capture or is now."""
         if self._surroundings is None:
-            self._surroundings = Surroundings(self.modules)
+            self._surroundings = Surroundings(self.modules, tensors_of(self.function))
         return self._surroundings
 
     def serve(
@@ -173,7 +173,8 @@ class Capturing:
         return key is not None and key.reason is not None
 
     def _identity(self, call: Call) -> Hashable:
-        return call.key(), tuple(one.training for one in self.modules), id(_driver.current())
+        training = tuple(training for _, training in self.surroundings().flags)
+        return call.key(), training, id(_driver.current())
 
     def capture(self, key: Key, call: Call, measure: bool | None = None) -> None:
         """Capture a key; nothing has changed if that fails."""
@@ -182,13 +183,15 @@ class Capturing:
         self._surroundings = None
         surroundings = self.surroundings()
         pool, stream = self._place(driver)
+        # A dropout that changes nothing in evaluation does in training.
+        kind = call.kind(), tuple(training for _, training in surroundings.flags)
         plan = Plan(
             function=self.function,
             pool=pool,
             stream=stream,
             mode=self._options.capture_error_mode,
             warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
-            preserve=self._options.preserve_state and not self._is_pure,
+            preserve=self._options.preserve_state and kind not in self._pure,
             measure=self._options.measure if measure is None else measure,
         )
         with self.busy():
@@ -201,8 +204,10 @@ class Capturing:
                 entry = entry_of_call(recorded.call, call, surroundings, lane)
             else:
                 recorded = record(plan, call, statics, driver)
-                self._require_no_gradient(recorded)
-                self._is_pure = recorded.is_pure or self._is_pure
+                if call.mode.grad:
+                    self._require_no_gradient(recorded)
+                if recorded.is_pure:
+                    self._pure.add(kind)
                 entry = entry_of_graph(
                     recorded, call, surroundings, copies=copies, held=self.holding, lane=lane
                 )
@@ -229,7 +234,8 @@ class Capturing:
         self._newest.clear()
         self._modules = self._surroundings = None
         self._pools.clear()
-        self._is_warm = self._is_pure = False
+        self._pure.clear()
+        self._is_warm = False
 
     @contextmanager
     def busy(self) -> Iterator[None]:
@@ -366,7 +372,8 @@ class Capturing:
 
 def _static(tensor: torch.Tensor) -> torch.Tensor:
     """Memory of the graph's own with the contents of a tensor."""
-    with torch.no_grad():
+    # A tensor of inference mode would not show that the function has written it.
+    with torch.inference_mode(False), torch.no_grad():
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 

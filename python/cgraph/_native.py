@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -30,18 +32,30 @@ class Surroundings:
 
     Args:
         modules: The modules.
+        tensors: Those that it closes over or names.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self.flags: list[Flag] = [(module, module.training) for module in modules]
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], tensors: Iterable[torch.Tensor] = ()
+    ) -> None:
+        self._with_flags: list[torch.nn.Module] = []
         self.fixed: list[Fixed] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
         for module in modules:
             for part in module.modules():
+                if part is module or _asks_whether_training(type(part)):
+                    self._with_flags.append(part)
                 for owner in (part._parameters, part._buffers):
                     self._add(owner)
+        memories = [_torch.memory_of(tensor) for tensor in tensors]
+        self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
+
+    @property
+    def flags(self) -> list[Flag]:
+        """The modules whose flag matters, and whether they are training now."""
+        return [(module, module.training) for module in self._with_flags]
 
     def _add(self, owner: dict[str, Any]) -> None:
         for name, tensor in owner.items():
@@ -57,6 +71,27 @@ class Surroundings:
                 continue
             self.storages.add(_torch.storage_id(tensor.untyped_storage()))
             self.fixed.append((owner, name, tensor, signature))
+
+
+@functools.cache
+def _asks_whether_training(kind: type) -> bool:
+    """Whether a class of modules seems to read its flag: each flag costs time at each call."""
+    bases = [base for base in kind.__mro__ if base not in (torch.nn.Module, object)]
+    return any(_names_training(member) for base in bases for member in vars(base).values())
+
+
+def _names_training(member: Any) -> bool:
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    if not callable(function) or isinstance(function, type):
+        return False
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    codes = [] if code is None else [code]
+    while codes:
+        code = codes.pop()
+        if "training" in code.co_names:
+            return True
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return False
 
 
 def entry_of_graph(
@@ -129,7 +164,8 @@ def returned(
 ) -> tuple[list[tuple[Any, ...]], Any, Any]:
     """What a native entry returns for these leaves of a result."""
     own = {_torch.storage_id(static.untyped_storage()) for static in recorded.statics}
-    leaves = [_leaf(recorded, output, own, surroundings.storages, copies) for output in outputs]
+    outside = surroundings.storages | recorded.in_place
+    leaves = [_leaf(recorded, output, own, outside, copies) for output in outputs]
     build: Any = functools.partial(_build, recorded.spec)
     if recorded.spec.is_leaf():
         build = "single"

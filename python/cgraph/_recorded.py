@@ -54,6 +54,7 @@ class Recorded:
         outputs: The leaves of what the function returned.
         spec: How they are put together.
         mutated: The places of the static tensors that the function writes.
+        in_place: The numbers of the storages of arguments that are read where they lie.
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
@@ -65,6 +66,7 @@ class Recorded:
         self.statics = statics
         self.outputs, self.spec = tree_flatten(result)
         self.mutated: list[int] = []
+        self.in_place: set[int] = set()
         self.seconds = 0.0
         self.eager_seconds: float | None = None
         self.graph_seconds: float | None = None
@@ -167,6 +169,9 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))
                 if static._version != version
             ]
+            in_place = [leaf.value for leaf in call.leaves if leaf.kind == "fixed"]
+            memories = [_torch.memory_of(tensor) for tensor in in_place]
+            recorded.in_place = {_torch.storage_id(one) for one in memories if one is not None}
             recorded.seconds = time.perf_counter() - began
             if plan.measure:
                 # The first call loads what is loaded only once.
