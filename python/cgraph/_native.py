@@ -45,7 +45,8 @@ class Surroundings:
         self.needs_grad = False
         for module in modules:
             for part in module.modules():
-                if part is module or _asks_whether_training(type(part)):
+                kind: type = type(part)
+                if part is module or _asks_whether_training(kind):
                     self._with_flags.append(part)
                 for owner in (part._parameters, part._buffers):
                     self._add(owner)
