@@ -109,13 +109,23 @@ def test_one_one_point_zero_and_true_are_three_keys(lab: Lab) -> None:
     assert states(function) == ["captured"] * 3
 
 
+def test_positive_and_negative_zero_are_two_keys(lab: Lab) -> None:
+    def signed(x: Tensor, zero: Any) -> Tensor:
+        return x / torch.full_like(x, zero)
+
+    function = cgraph.graphed(signed)
+    x = fresh(lab, 4).abs()
+    for zero in (0.0, -0.0, 0.0, -0.0):
+        assert_close(function(x, zero), signed(x, zero))
+
+
 def test_not_a_number_shares_the_key_of_itself(lab: Lab) -> None:
     def plus(x: Tensor, number: float) -> Tensor:
         return x + number
 
-    function, nan = cgraph.graphed(plus), float("nan")
+    function = cgraph.graphed(plus)
     for _ in range(3):
-        agree(function, plus, fresh(lab, 3), nan)
+        agree(function, plus, fresh(lab, 3), float("nan"))
     assert states(function) == ["captured"]
 
 

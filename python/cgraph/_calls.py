@@ -302,15 +302,18 @@ def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
 
 
 class _Constant:
-    """A value as part of a key: ``1``, ``1.0`` and ``True`` are three.
+    """A value as part of a key: ``1``, ``1.0`` and ``True`` are three, ``0.0`` and ``-0.0`` two.
 
     What cannot be compared is equal to itself alone.
     """
 
     def __init__(self, value: Any) -> None:
-        self._value = _as_now(value)
+        self._value = value = _as_now(value)
+        if type(value) is float:
+            # All that are not a number are one, and zeros have signs.
+            self._value = float, value.hex()
         try:
-            self._hash = hash((type(value), value))
+            self._hash = hash((type(value), self._value))
         except Exception:  # whatever a class of the user's raises
             self._hash = hash(type(value))
 
