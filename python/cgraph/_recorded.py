@@ -16,6 +16,7 @@ from cgraph._rollback import Rollback
 from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph._torch import tree_flatten
 from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CaptureError
 
 __all__ = ["Plan", "Recorded", "record"]
 
@@ -146,9 +147,9 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     def run() -> Any:
         return plan.function(*args, **kwargs)
 
-    rollback = Rollback(
-        leaves=tensors_of((plan.function, args, kwargs)), is_capturing=driver.is_capturing
-    )
+    leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
+    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
+    gradients = [leaf.grad for leaf in leaves]
     began = time.perf_counter()
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
@@ -159,10 +160,12 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         driver.synchronize()
         with driver.stream(plan.stream):
             eager = [_timed(run, driver) for _ in range(plan.warmup)]
+            of_warmup = [leaf.grad for leaf in leaves]
             versions = [static._version for static in statics]
             graph = CUDAGraph()
             graph._statics = tuple(statics)
             result = _captured(graph, run, plan)
+            _require_old_gradients(graph, leaves, gradients, of_warmup)
             recorded = Recorded(graph, statics, result)
             recorded.mutated = [
                 place
@@ -193,6 +196,23 @@ def _captured(graph: CUDAGraph, run: Callable[[], Any], plan: Plan) -> Any:
         raise
     graph.capture_end()
     return result
+
+
+def _require_old_gradients(
+    graph: CUDAGraph,
+    leaves: list[torch.Tensor],
+    before: list[torch.Tensor | None],
+    of_warmup: list[torch.Tensor | None],
+) -> None:
+    """Refuse a graph that adds to gradients which only the warm-up has made."""
+    for leaf, old, new in zip(leaves, before, of_warmup, strict=True):
+        if leaf.grad is not None and leaf.grad is new and new is not old:
+            graph.reset()
+            raise CaptureError(
+                f"the function adds to the gradient of a tensor of shape {list(leaf.shape)} that"
+                " has none before the call: give it zeros as .grad, or let the function begin with"
+                " zero_grad()"
+            )
 
 
 def _timed(run: Callable[[], Any], driver: _driver.Driver) -> float:
