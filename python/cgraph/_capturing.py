@@ -209,7 +209,13 @@ class Capturing:
                 if recorded.is_pure:
                     self._pure.add(kind)
                 entry = entry_of_graph(
-                    recorded, call, surroundings, copies=copies, held=self.holding, lane=lane
+                    recorded,
+                    self.function,
+                    call,
+                    surroundings,
+                    copies=copies,
+                    held=self.holding,
+                    lane=lane,
                 )
         self._is_warm = True
         key.hold(recorded, entry, call)

@@ -15,7 +15,7 @@ from cgraph import _core, _torch
 from cgraph._calls import Call
 from cgraph._recorded import Recorded
 from cgraph._source import user_frame
-from cgraph._torch import tree_unflatten
+from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["Fixed", "Flag", "Held", "Surroundings", "entry_of_call", "entry_of_graph"]
 
@@ -97,6 +97,7 @@ def _names_training(member: Any) -> bool:
 
 def entry_of_graph(
     recorded: Recorded,
+    function: Callable[..., Any],
     call: Call,
     surroundings: Surroundings,
     *,
@@ -108,6 +109,7 @@ def entry_of_graph(
 
     Args:
         recorded: The capture.
+        function: What was captured.
         call: A call of the key.
         surroundings: What its function reaches.
         copies: Whether results are copies.
@@ -116,7 +118,7 @@ def entry_of_graph(
     """
     work: Any = recorded.graph
     if recorded.mutated:
-        work = functools.partial(_write_back, recorded.feed(), recorded)
+        work = _WriteBack(recorded, function, call, surroundings.storages)
     elif lane is None or not recorded.is_single:
         work = recorded.feed()
     return _core.Entry(
@@ -190,7 +192,8 @@ def _leaf(
         # What it lies in is the caller's, too.
         return "constant", output
     if copies or number in statics or output.numel() == 0 or output.is_conj() or output.is_neg():
-        return "copied", output.detach()
+        # As it is: another alias would count as a reference of the caller's to its storage.
+        return "copied", output
     storage = recorded.storage(output)
     return "static", output.detach(), _torch.signature(output), storage
 
@@ -199,10 +202,58 @@ def _build(spec: Any, leaves: list[Any]) -> Any:
     return tree_unflatten(leaves, spec)
 
 
-def _write_back(
-    feed: Callable[[tuple[Any, ...]], None], recorded: Recorded, tensors: tuple[Any, ...]
-) -> None:
-    """Replay, and give the caller's tensors what the function has written to its own."""
-    feed(tensors)
-    for place in recorded.mutated:
-        tensors[place].copy_(recorded.statics[place])
+class _WriteBack:
+    """Replays, and gives the caller's tensors what the function has written to its own."""
+
+    def __init__(
+        self, recorded: Recorded, function: Callable[..., Any], call: Call, outside: set[int]
+    ) -> None:
+        self._recorded = recorded
+        self._feed = recorded.feed()
+        self._function = function
+        self._call = call.replaced(recorded.statics)
+        self._outside = outside | recorded.in_place
+
+    def __call__(self, tensors: tuple[Any, ...]) -> None:
+        recorded = self._recorded
+        if self._is_seen_elsewhere(tensors):
+            # The copies that a graph reads have no memory in common.
+            args, kwargs = self._call.arguments(tensors)
+            leaves = tree_flatten(self._function(*args, **kwargs))[0]
+            for own, new in zip(recorded.outputs, leaves, strict=True):
+                if isinstance(own, torch.Tensor) and own is not new:
+                    own.copy_(new)
+            return
+        self._feed(tensors)
+        for place in recorded.mutated:
+            tensors[place].copy_(recorded.statics[place])
+
+    def _is_seen_elsewhere(self, tensors: tuple[Any, ...]) -> bool:
+        """Whether what is written can be read through another argument, or as the surroundings."""
+        numbers = [_torch.storage_id(tensor.untyped_storage()) for tensor in tensors]
+        written = [numbers[place] for place in self._recorded.mutated]
+        return any(
+            number in self._outside
+            or (numbers.count(number) > 1 and _overlaps(place, numbers, tensors))
+            for place, number in zip(self._recorded.mutated, written, strict=True)
+        )
+
+
+def _overlaps(place: int, numbers: list[int], tensors: tuple[Any, ...]) -> bool:
+    """Whether one tensor has bytes in common with another one, as far as their ends tell."""
+    begin, end = _span(tensors[place])
+    return any(
+        one != place and number == numbers[place] and span[0] < end and begin < span[1]
+        for one, number in enumerate(numbers)
+        for span in [_span(tensors[one])]
+    )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of the one after the last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
