@@ -6,7 +6,7 @@ import functools
 import inspect
 import sys
 import types
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ Fixed = tuple[dict[str, Any], str, torch.Tensor, _core.Signature]
 """A tensor of a module: the dictionary it is in, its name there, itself, and how it lies."""
 Flag = tuple[torch.nn.Module, bool]
 """A module, and whether it was training."""
-Held = Callable[[int, torch.Tensor | None, Any], None]
+Held = Callable[[Mapping[int, _core.Storage], int, torch.Tensor | None, Any], None]
 """Called before a result is overwritten that a caller still has."""
 
 
@@ -174,7 +174,10 @@ def returned(
         build = "single"
     elif recorded.is_flat_tuple:
         build = "tuple"
-    return leaves, build, None if held is None or copies else (held, sys._getframe, user_frame)
+    if held is None or copies:
+        return leaves, build, None
+    storages = {place: leaf[3] for place, leaf in enumerate(leaves) if leaf[0] == "static"}
+    return leaves, build, (functools.partial(held, storages), sys._getframe, user_frame)
 
 
 def _leaf(
