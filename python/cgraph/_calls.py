@@ -11,6 +11,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph.errors import ArgumentError
 
 __all__ = ["Arguments", "Call", "Leaf", "Mode", "Pattern", "dense_like"]
 
@@ -63,7 +64,9 @@ class Leaf:
         if self.kind == "constant":
             return _Constant(self.value)
         tensor = self.value
-        strides = None if tensor.is_contiguous() else dense_like(tensor).stride()
+        strides = None
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            strides = dense_like(tensor).stride()
         requires_grad = grad and tensor.requires_grad
         return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, requires_grad
 
@@ -83,6 +86,9 @@ class Arguments:
         function: The function, bound if it is a method.
         static_argnums: Places of positional arguments whose tensors are not copied.
         static_argnames: Names of arguments, likewise.
+
+    Raises:
+        ArgumentError: The function has no such argument.
     """
 
     def __init__(
@@ -97,13 +103,34 @@ class Arguments:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):  # some functions of C have none
             parameters = ()  # type: ignore[assignment]
+        self._takes_any = {"place": not parameters, "name": not parameters}
         for parameter in parameters:
             if parameter.kind == parameter.VAR_POSITIONAL:
                 self._rest = parameter.name
-            elif parameter.kind != parameter.VAR_KEYWORD:
+                self._takes_any["place"] = self._takes_any["name"] = True
+            elif parameter.kind == parameter.VAR_KEYWORD:
+                self._takes_any["name"] = True
+            else:
                 self._names.append(parameter.name)
         self._static_argnums = frozenset(static_argnums)
         self._static_argnames = frozenset(static_argnames)
+        self.require_names("static_argnames", static_argnames)
+        if not self._takes_any["place"] and any(one >= len(self._names) for one in static_argnums):
+            raise ArgumentError(
+                f"static_argnums is {tuple(static_argnums)}, expected places of"
+                f" {', '.join(self._names) or 'no arguments'}, the first of which is 0"
+            )
+
+    def require_names(self, option: str, given: Collection[str]) -> None:
+        """Refuse an option that names arguments which the function does not have."""
+        if self._takes_any["name"]:
+            return
+        for name in given:
+            if name not in self._names:
+                raise ArgumentError(
+                    f"{option} is {given!r}, expected names of arguments, and {name!r} is none of"
+                    f" {', '.join(self._names) or 'no arguments'}"
+                )
 
     @property
     def names(self) -> list[str]:
@@ -252,6 +279,8 @@ class Call:
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind = "constant"
         if isinstance(value, torch.Tensor):
+            # Nothing native knows where it lies.
+            self.is_native &= _torch.memory_of(value) is not None
             kind = "fixed" if static or id(value) in self._owned else "tensor"
         self.leaves.append(Leaf(name, value, kind))
 

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._held import Holding
 from cgraph._keys import Key
@@ -245,10 +246,11 @@ class Capturing:
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """While the function runs for a capture, calls of its graphed self run plainly."""
+        """While the function runs for a capture, calls of graphed functions run plainly."""
         self.is_busy = True
         try:
-            yield
+            with busy():
+                yield
         finally:
             self.is_busy = False
 
@@ -290,6 +292,8 @@ class Capturing:
         device_type = _driver.current().device_type
         tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
         for leaf in tensors:
+            if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
+                return f"no memory of its own: {leaf.name} is a {type(leaf.value).__name__}"
             if leaf.value.device.type != device_type:
                 return f"CPU tensor: {leaf.name} is on {leaf.value.device}, not on {device_type}"
         devices = {leaf.value.device for leaf in tensors}

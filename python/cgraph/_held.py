@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cgraph import _core
+from cgraph._busy import is_busy
 from cgraph._options import OnHeld
 from cgraph._source import levels_to_user, user_line
 from cgraph._text import short_place
@@ -45,6 +46,9 @@ class Holding:
             lent: What was returned; None if only views of it are left.
             site: Code and instruction of the call that returned it.
         """
+        if is_busy():
+            # In a warm-up, whose values nobody sees.
+            return
         if self._policy == "clone" and lent is not None:
             # One reference for the other, so that only those of views are left to be counted.
             instead = lent.detach()
