@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +158,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             last.callback(rollback.undo)
             last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
+        # Work reads memory that an error is about to let go.
+        last.push(functools.partial(_wait_after_error, driver))
         driver.synchronize()
         with driver.stream(plan.stream):
             eager = [_timed(run, driver) for _ in range(plan.warmup)]
@@ -213,6 +216,12 @@ def _require_old_gradients(
                 " has none before the call: give it zeros as .grad, or let the function begin with"
                 " zero_grad()"
             )
+
+
+def _wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None:
+    if error is not None:
+        with suppress(Exception):  # what comes out is the first one
+            driver.synchronize()
 
 
 def _timed(run: Callable[[], Any], driver: _driver.Driver) -> float:
