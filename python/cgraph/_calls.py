@@ -11,6 +11,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph.errors import ArgumentError
 
 __all__ = ["Arguments", "Call", "Leaf", "Mode", "Pattern", "dense_like"]
 
@@ -61,9 +62,11 @@ class Leaf:
     def key(self, grad: bool) -> Hashable:
         """What two calls of one graph have in common here."""
         if self.kind == "constant":
-            return _constant_key(self.value)
+            return _Constant(self.value)
         tensor = self.value
-        strides = None if tensor.is_contiguous() else dense_like(tensor).stride()
+        strides = None
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            strides = dense_like(tensor).stride()
         requires_grad = grad and tensor.requires_grad
         return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, requires_grad
 
@@ -83,6 +86,9 @@ class Arguments:
         function: The function, bound if it is a method.
         static_argnums: Places of positional arguments whose tensors are not copied.
         static_argnames: Names of arguments, likewise.
+
+    Raises:
+        ArgumentError: The function has no such argument.
     """
 
     def __init__(
@@ -97,13 +103,34 @@ class Arguments:
             parameters = inspect.signature(function).parameters.values()
         except (TypeError, ValueError):  # some functions of C have none
             parameters = ()  # type: ignore[assignment]
+        self._takes_any = {"place": not parameters, "name": not parameters}
         for parameter in parameters:
             if parameter.kind == parameter.VAR_POSITIONAL:
                 self._rest = parameter.name
-            elif parameter.kind != parameter.VAR_KEYWORD:
+                self._takes_any["place"] = self._takes_any["name"] = True
+            elif parameter.kind == parameter.VAR_KEYWORD:
+                self._takes_any["name"] = True
+            else:
                 self._names.append(parameter.name)
         self._static_argnums = frozenset(static_argnums)
         self._static_argnames = frozenset(static_argnames)
+        self.require_names("static_argnames", static_argnames)
+        if not self._takes_any["place"] and any(one >= len(self._names) for one in static_argnums):
+            raise ArgumentError(
+                f"static_argnums is {tuple(static_argnums)}, expected places of"
+                f" {', '.join(self._names) or 'no arguments'}, the first of which is 0"
+            )
+
+    def require_names(self, option: str, given: Collection[str]) -> None:
+        """Refuse an option that names arguments which the function does not have."""
+        if self._takes_any["name"]:
+            return
+        for name in given:
+            if name not in self._names:
+                raise ArgumentError(
+                    f"{option} is {given!r}, expected names of arguments, and {name!r} is none of"
+                    f" {', '.join(self._names) or 'no arguments'}"
+                )
 
     @property
     def names(self) -> list[str]:
@@ -177,6 +204,18 @@ class Call:
         structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
         return structure, tuple(leaf.key(self.mode.grad) for leaf in self.leaves), self.mode
 
+    def kind(self) -> Hashable:
+        """What calls have in common that take the same way through a function, as a rule.
+
+        Only shapes and strides may differ.
+        """
+        leaves = [
+            _Constant(leaf.value) if leaf.kind == "constant" else (leaf.kind, leaf.value.dtype)
+            for leaf in self.leaves
+        ]
+        structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
+        return structure, tuple(leaves), self.mode
+
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors in the places of those that are copied."""
         others = iter(tensors)
@@ -200,7 +239,12 @@ class Call:
     def patterns(
         self, signatures: Sequence[_core.Signature]
     ) -> tuple[list[Pattern], list[tuple[str, Pattern]]]:
-        """What a native entry matches: these signatures for the tensors that are copied."""
+        """What a native entry matches: these signatures for the tensors that are copied.
+
+        For a call that none can match, there is nothing to compare.
+        """
+        if not self.is_native:
+            return [], []
         copied = iter(signatures)
         leaves = iter([_pattern(leaf, copied) for leaf in self.leaves])
         args = [_of_structure(one, leaves) for one in self._args]
@@ -235,6 +279,8 @@ class Call:
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind = "constant"
         if isinstance(value, torch.Tensor):
+            # Nothing native knows where it lies.
+            self.is_native &= _torch.memory_of(value) is not None
             kind = "fixed" if static or id(value) in self._owned else "tensor"
         self.leaves.append(Leaf(name, value, kind))
 
@@ -279,27 +325,42 @@ def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
 
 def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
     if leaf.kind == "constant":
-        return "constant", leaf.value
+        return "constant", _as_now(leaf.value)
     signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
     return leaf.kind, signature, leaf.value.requires_grad
 
 
-class _Same:
-    """A value that is equal to itself alone, kept alive so that nothing else has its ``id``."""
+class _Constant:
+    """A value as part of a key: ``1``, ``1.0`` and ``True`` are three, ``0.0`` and ``-0.0`` two.
+
+    What cannot be compared is equal to itself alone.
+    """
 
     def __init__(self, value: Any) -> None:
-        self._value = value
+        self._value = value = _as_now(value)
+        if type(value) is float:
+            # All that are not a number are one, and zeros have signs.
+            self._value = float, value.hex()
+        try:
+            self._hash = hash((type(value), self._value))
+        except Exception:  # whatever a class of the user's raises
+            self._hash = hash(type(value))
 
     def __hash__(self) -> int:
-        return id(self._value)
+        return self._hash
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Same) and other._value is self._value
+        if not isinstance(other, _Constant):
+            return False
+        one, two = self._value, other._value
+        if one is two:
+            return True
+        try:
+            return type(one) is type(two) and bool(one == two)
+        except Exception:  # likewise
+            return False
 
 
-def _constant_key(value: Any) -> Hashable:
-    try:
-        hash(value)
-    except TypeError:
-        return _Same(value)
-    return type(value), value
+def _as_now(value: Any) -> Any:
+    """A value that stays as it is, also if the caller changes a set or an array of bytes."""
+    return value.copy() if type(value) in (set, bytearray) else value

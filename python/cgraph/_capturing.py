@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._held import Holding
 from cgraph._keys import Key
@@ -18,7 +19,7 @@ from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._recorded import Plan, Recorded, record
 from cgraph._source import levels_to_user, place_of, user_line
-from cgraph._surroundings import modules_of
+from cgraph._surroundings import modules_of, tensors_of
 from cgraph._text import short_place
 from cgraph._training import Trained, train
 from cgraph._trying import Padding
@@ -71,7 +72,7 @@ class Capturing:
         self._lanes: dict[int, _core.Lane] = {}
         self._pools: dict[object, tuple[Any, Any]] = {}
         self._is_warm = False
-        self._is_pure = False
+        self._pure: set[Hashable] = set()
         self._newest: list[Key] = []
 
     @property
@@ -88,9 +89,8 @@ class Capturing:
     def surroundings(self) -> Surroundings:
         """What the function reaches, as it was at the last capture or is now."""
         known = self._surroundings
-        flags = [(module, module.training) for module in self.modules]
-        if known is None or known.flags != flags or known.moved is not None:
-            self._surroundings = known = Surroundings(self.modules)
+        if known is None or known.moved is not None:
+            self._surroundings = known = Surroundings(self.modules, tensors_of(self.function))
         return known
 
     def serve(
@@ -176,7 +176,8 @@ class Capturing:
         return key is not None and key.reason is not None
 
     def _identity(self, call: Call) -> Hashable:
-        return call.key(), tuple(one.training for one in self.modules), id(_driver.current())
+        training = tuple(training for _, training in self.surroundings().flags)
+        return call.key(), training, id(_driver.current())
 
     def capture(self, key: Key, call: Call, measure: bool | None = None) -> None:
         """Capture a key; nothing has changed if that fails."""
@@ -184,13 +185,15 @@ class Capturing:
         again = "evicted" if key.state == "evicted" else None
         surroundings = self.surroundings()
         pool, stream = self._place(driver)
+        # A dropout that changes nothing in evaluation does in training.
+        kind = call.kind(), tuple(training for _, training in surroundings.flags)
         plan = Plan(
             function=self.function,
             pool=pool,
             stream=stream,
             mode=self._options.capture_error_mode,
             warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
-            preserve=self._options.preserve_state and not self._is_pure,
+            preserve=self._options.preserve_state and kind not in self._pure,
             measure=self._options.measure if measure is None else measure,
         )
         with self.busy():
@@ -204,10 +207,18 @@ class Capturing:
                 entry = entry_of_call(recorded.call, call, surroundings, lane)
             else:
                 recorded = record(plan, call, statics, driver)
-                self._require_no_gradient(recorded)
-                self._is_pure = recorded.is_pure or self._is_pure
+                if call.mode.grad:
+                    self._require_no_gradient(recorded)
+                if recorded.is_pure:
+                    self._pure.add(kind)
                 entry = entry_of_graph(
-                    recorded, call, surroundings, copies=copies, held=self.holding, lane=lane
+                    recorded,
+                    self.function,
+                    call,
+                    surroundings,
+                    copies=copies,
+                    held=self.holding,
+                    lane=lane,
                 )
         self._is_warm = True
         key.hold(recorded, entry, call, surroundings)
@@ -233,14 +244,16 @@ class Capturing:
         self._modules = self._surroundings = None
         self._pools.clear()
         self._buffers.clear()
-        self._is_warm = self._is_pure = False
+        self._pure.clear()
+        self._is_warm = False
 
     @contextmanager
     def busy(self) -> Iterator[None]:
-        """While the function runs for a capture, calls of its graphed self run plainly."""
+        """While the function runs for a capture, calls of graphed functions run plainly."""
         self.is_busy = True
         try:
-            yield
+            with busy():
+                yield
         finally:
             self.is_busy = False
 
@@ -269,10 +282,11 @@ class Capturing:
 
         Graphs of fewer rows read the first ones of the same memory.
         """
-        with torch.no_grad():
+        # A tensor of inference mode would not show that the function has written it.
+        with torch.inference_mode(False), torch.no_grad():
             if tensor.requires_grad or tensor.dim() == 0 or not tensor.is_contiguous():
                 return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            form = (name, tensor.dtype, tensor.device, tensor.shape[1:], tensor.is_inference())
+            form = (name, tensor.dtype, tensor.device, tensor.shape[1:])
             known = self._buffers.get(form)
             if known is None or known.shape[0] < tensor.shape[0]:
                 known = self._buffers[form] = tensor.detach().clone()
@@ -297,6 +311,8 @@ class Capturing:
         device_type = _driver.current().device_type
         tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
         for leaf in tensors:
+            if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
+                return f"no memory of its own: {leaf.name} is a {type(leaf.value).__name__}"
             if leaf.value.device.type != device_type:
                 return f"CPU tensor: {leaf.name} is on {leaf.value.device}, not on {device_type}"
         devices = {leaf.value.device for leaf in tensors}

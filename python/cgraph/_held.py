@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
+from cgraph import _core
+from cgraph._busy import is_busy
 from cgraph._options import OnHeld
 from cgraph._source import levels_to_user, user_line
 from cgraph._text import short_place
@@ -32,18 +35,32 @@ class Holding:
         self.stride = 16 if policy == "warn" else 1
         self._warned: set[tuple[str | None, str | None]] = set()
 
-    def __call__(self, place: int, lent: torch.Tensor | None, site: Any) -> None:
+    def __call__(
+        self,
+        storages: Mapping[int, _core.Storage],
+        place: int,
+        lent: torch.Tensor | None,
+        site: Any,
+    ) -> None:
         """Act on output ``place`` of the call at ``site``.
 
         Args:
+            storages: What each output lies in.
             place: The number of the output.
             lent: What was returned; None if only views of it are left.
             site: Code and instruction of the call that returned it.
         """
-        if self._policy == "clone" and lent is not None:
-            # Not `set_`: autograd may have saved it, and would take that for a change of values.
-            lent.data = lent.detach().clone()
+        if is_busy():
+            # In a warm-up, whose values nobody sees.
             return
+        if self._policy == "clone" and lent is not None:
+            # One reference for the other, so that only those of views are left to be counted.
+            instead = lent.detach()
+            # Not `set_`: autograd may have saved it, and would take that for a change of values.
+            lent.data = instead.clone()
+            if not storages[place].is_held:
+                return
+            lent = None
         here, there = user_line(), _line(site)
         what = "a view of output" if lent is None else "output"
         text = (

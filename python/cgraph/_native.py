@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import sys
-from collections.abc import Callable, Sequence
+import types
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +16,7 @@ from cgraph._calls import Call
 from cgraph._held import Holding
 from cgraph._recorded import Recorded
 from cgraph._source import user_frame
-from cgraph._torch import tree_unflatten
+from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["Flag", "Surroundings", "entry_of_call", "entry_of_graph"]
 
@@ -27,17 +29,19 @@ class Surroundings:
 
     Args:
         modules: The modules.
+        tensors: Those that it closes over or names.
 
     Attributes:
-        flags: The modules, and whether they are training.
-        fixed: Their tensors, where they lie; None if there are none.
+        fixed: The modules' tensors, where they lie; None if there are none.
         owned: The ``id`` of each of these.
-        storages: The numbers of their storages.
+        storages: The numbers of their storages, and of those of the other tensors.
         needs_grad: Whether one of them requires a gradient.
     """
 
-    def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self.flags: list[Flag] = [(module, module.training) for module in modules]
+    def __init__(
+        self, modules: Sequence[torch.nn.Module], tensors: Iterable[torch.Tensor] = ()
+    ) -> None:
+        self._with_flags: list[torch.nn.Module] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
@@ -46,6 +50,9 @@ class Surroundings:
         self._names: list[str] = []
         for module in modules:
             for path, part in module.named_modules():
+                kind: type = type(part)
+                if part is module or _asks_whether_training(kind):
+                    self._with_flags.append(part)
                 for owner in (part._parameters, part._buffers):
                     if owner:
                         self._add(path, owner)
@@ -53,6 +60,13 @@ class Surroundings:
         self.fixed: _core.Fixed | None = None
         if self._owners:
             self.fixed = _torch.fixed(self._owners, self._tensors, self._addresses)
+        memories = [_torch.memory_of(tensor) for tensor in tensors]
+        self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
+
+    @property
+    def flags(self) -> list[Flag]:
+        """The modules whose flag matters, and whether they are training now."""
+        return [(module, module.training) for module in self._with_flags]
 
     @property
     def moved(self) -> str | None:
@@ -83,8 +97,30 @@ class Surroundings:
         return next(names, "a parameter")
 
 
+@functools.cache
+def _asks_whether_training(kind: type) -> bool:
+    """Whether a class of modules seems to read its flag: each flag costs time at each call."""
+    bases = [base for base in kind.__mro__ if base not in (torch.nn.Module, object)]
+    return any(_names_training(member) for base in bases for member in vars(base).values())
+
+
+def _names_training(member: Any) -> bool:
+    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
+    if not callable(function) or isinstance(function, type):
+        return False
+    code = getattr(inspect.unwrap(function), "__code__", None)
+    codes = [] if code is None else [code]
+    while codes:
+        code = codes.pop()
+        if "training" in code.co_names:
+            return True
+        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
+    return False
+
+
 def entry_of_graph(
     recorded: Recorded,
+    function: Callable[..., Any],
     call: Call,
     surroundings: Surroundings,
     *,
@@ -96,6 +132,7 @@ def entry_of_graph(
 
     Args:
         recorded: The capture.
+        function: What was captured.
         call: A call of the key.
         surroundings: What its function reaches.
         copies: Whether results are copies.
@@ -104,7 +141,7 @@ def entry_of_graph(
     """
     work: Any = recorded.graph
     if recorded.mutated:
-        work = functools.partial(_write_back, recorded.feed(), recorded)
+        work = _WriteBack(recorded, function, call, surroundings.storages)
     elif lane is None:
         work = recorded.feed()
     return _core.Entry(
@@ -153,17 +190,18 @@ def returned(
 ) -> tuple[list[tuple[Any, ...]], Any, Any]:
     """What a native entry returns for these leaves of a result."""
     own = {_torch.storage_id(static.untyped_storage()) for static in recorded.statics}
-    leaves = [_leaf(recorded, output, own, surroundings.storages, copies) for output in outputs]
+    outside = surroundings.storages | recorded.in_place
+    leaves = [_leaf(recorded, output, own, outside, copies) for output in outputs]
     build: Any = functools.partial(_build, recorded.spec)
     if recorded.spec.is_leaf():
         build = "single"
     elif recorded.is_flat_tuple:
         build = "tuple"
-    return (
-        leaves,
-        build,
-        None if held is None or copies else (held, sys._getframe, user_frame, held.stride),
-    )
+    if held is None or copies:
+        return leaves, build, None
+    storages = {place: leaf[3] for place, leaf in enumerate(leaves) if leaf[0] == "static"}
+    callback = functools.partial(held, storages)
+    return leaves, build, (callback, sys._getframe, user_frame, held.stride)
 
 
 def _leaf(
@@ -181,7 +219,8 @@ def _leaf(
         # What it lies in is the caller's, too.
         return "constant", output
     if copies or number in statics or output.numel() == 0 or output.is_conj() or output.is_neg():
-        return "copied", output.detach()
+        # As it is: another alias would count as a reference of the caller's to its storage.
+        return "copied", output
     storage = recorded.storage(output)
     return "static", output.detach(), _torch.signature(output), storage
 
@@ -190,10 +229,58 @@ def _build(spec: Any, leaves: list[Any]) -> Any:
     return tree_unflatten(leaves, spec)
 
 
-def _write_back(
-    feed: Callable[[tuple[Any, ...]], None], recorded: Recorded, tensors: tuple[Any, ...]
-) -> None:
-    """Replay, and give the caller's tensors what the function has written to its own."""
-    feed(tensors)
-    for place in recorded.mutated:
-        tensors[place].copy_(recorded.statics[place])
+class _WriteBack:
+    """Replays, and gives the caller's tensors what the function has written to its own."""
+
+    def __init__(
+        self, recorded: Recorded, function: Callable[..., Any], call: Call, outside: set[int]
+    ) -> None:
+        self._recorded = recorded
+        self._feed = recorded.feed()
+        self._function = function
+        self._call = call.replaced(recorded.statics)
+        self._outside = outside | recorded.in_place
+
+    def __call__(self, tensors: tuple[Any, ...]) -> None:
+        recorded = self._recorded
+        if self._is_seen_elsewhere(tensors):
+            # The copies that a graph reads have no memory in common.
+            args, kwargs = self._call.arguments(tensors)
+            leaves = tree_flatten(self._function(*args, **kwargs))[0]
+            for own, new in zip(recorded.outputs, leaves, strict=True):
+                if isinstance(own, torch.Tensor) and own is not new:
+                    own.copy_(new)
+            return
+        self._feed(tensors)
+        for place in recorded.mutated:
+            tensors[place].copy_(recorded.statics[place])
+
+    def _is_seen_elsewhere(self, tensors: tuple[Any, ...]) -> bool:
+        """Whether what is written can be read through another argument, or as the surroundings."""
+        numbers = [_torch.storage_id(tensor.untyped_storage()) for tensor in tensors]
+        written = [numbers[place] for place in self._recorded.mutated]
+        return any(
+            number in self._outside
+            or (numbers.count(number) > 1 and _overlaps(place, numbers, tensors))
+            for place, number in zip(self._recorded.mutated, written, strict=True)
+        )
+
+
+def _overlaps(place: int, numbers: list[int], tensors: tuple[Any, ...]) -> bool:
+    """Whether one tensor has bytes in common with another one, as far as their ends tell."""
+    begin, end = _span(tensors[place])
+    return any(
+        one != place and number == numbers[place] and span[0] < end and begin < span[1]
+        for one, number in enumerate(numbers)
+        for span in [_span(tensors[one])]
+    )
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of the one after the last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()

@@ -59,8 +59,15 @@ class Options:
             _count("max_bytes", given["max_bytes"], 1)
         if not callable(given.get("pad", "zero")):
             _choose("pad", given.get("pad", "zero"), "zero", "repeat")
+        for name in ("preserve_state", "measure"):
+            _flag(name, given.get(name, True))
+        _pool(given.get("pool"))
         require_mode(given.get("capture_error_mode", "thread_local"))
         made = replace(cls(), **given)
+        if any(place < 0 for place in _all("static_argnums", made.static_argnums, int)):
+            raise ArgumentError(
+                f"static_argnums is {made.static_argnums!r}, expected places from 0 on"
+            )
         return replace(
             made,
             sizes=_sizes(made.sizes),
@@ -79,6 +86,19 @@ def _choose(name: str, given: object, *choices: str) -> None:
 def _count(name: str, given: object, least: int) -> None:
     if not isinstance(given, int) or isinstance(given, bool) or given < least:
         raise ArgumentError(f"{name} is {given!r}, expected a number, at least {least}")
+
+
+def _flag(name: str, given: object) -> None:
+    if not isinstance(given, bool):
+        raise ArgumentError(f"{name} is {given!r}, expected True or False")
+
+
+def _pool(given: Any) -> None:
+    is_token = isinstance(given, tuple) and len(given) == 2
+    if given is not None and not is_token and not hasattr(given, "id"):
+        raise ArgumentError(
+            f"pool is {given!r}, expected a cgraph.MemPool, graph_pool_handle() or other.pool()"
+        )
 
 
 def _sizes(given: Sequence[int] | None) -> tuple[int, ...] | None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph._torch import tree_flatten
 from cgraph.breaks import breakable
 from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
 
 __all__ = ["Plan", "Recorded", "record"]
@@ -56,6 +58,7 @@ class Recorded:
         outputs: The leaves of what the function returned.
         spec: How they are put together.
         mutated: The places of the static tensors that the function writes.
+        in_place: The numbers of the storages of arguments that are read where they lie.
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
@@ -69,6 +72,7 @@ class Recorded:
         self.statics = statics
         self.outputs, self.spec = tree_flatten(result)
         self.mutated: list[int] = []
+        self.in_place: set[int] = set()
         self.seconds = 0.0
         self.eager_seconds: float | None = None
         self.graph_seconds: float | None = None
@@ -143,8 +147,11 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     def run() -> Any:
         return plan.function(*args, **kwargs)
 
-    leaves = tensors_of((plan.function, args, kwargs)) if plan.preserve else ()
+    leaves: list[torch.Tensor] = []
+    if plan.preserve or call.mode.grad:
+        leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
+    gradients = [leaf.grad for leaf in leaves]
     began = time.perf_counter()
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
@@ -152,17 +159,24 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             last.callback(rollback.undo)
             last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
+        # Work reads memory that an error is about to let go.
+        last.push(functools.partial(_wait_after_error, driver))
         driver.synchronize()
         with driver.stream(plan.stream):
             eager = [_timed(run, driver) for _ in range(plan.warmup)]
+            of_warmup = [leaf.grad for leaf in leaves]
             versions = [static._version for static in statics]
             graph, result = _captured(run, plan, statics)
+            _require_old_gradients(graph, leaves, gradients, of_warmup)
             recorded = Recorded(graph, statics, result)
             recorded.mutated = [
                 place
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))
                 if static._version != version
             ]
+            in_place = [leaf.value for leaf in call.leaves if leaf.kind == "fixed"]
+            memories = [_torch.memory_of(tensor) for tensor in in_place]
+            recorded.in_place = {_torch.storage_id(one) for one in memories if one is not None}
             recorded.seconds = time.perf_counter() - began
             # Replays would run the breaks as well, whose Python may do anything.
             if plan.measure and not recorded.breaks:
@@ -213,6 +227,29 @@ class _Whole:
     def run(self, *_: object) -> Any:
         """Tell that there is a break."""
         raise _BreakFoundError
+
+
+def _require_old_gradients(
+    graph: CUDAGraph | SegmentedGraph,
+    leaves: list[torch.Tensor],
+    before: list[torch.Tensor | None],
+    of_warmup: list[torch.Tensor | None],
+) -> None:
+    """Refuse a graph that adds to gradients which only the warm-up has made."""
+    for leaf, old, new in zip(leaves, before, of_warmup, strict=True):
+        if leaf.grad is not None and leaf.grad is new and new is not old:
+            graph.reset()
+            raise CaptureError(
+                f"the function adds to the gradient of a tensor of shape {list(leaf.shape)} that"
+                " has none before the call: give it zeros as .grad, or let the function begin with"
+                " zero_grad()"
+            )
+
+
+def _wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None:
+    if error is not None:
+        with suppress(Exception):  # what comes out is the first one
+            driver.synchronize()
 
 
 def _timed(run: Callable[[], Any], driver: _driver.Driver) -> float:

@@ -20,6 +20,7 @@ from typing import Any, Literal, Self
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._busy import is_busy
 from cgraph._calls import Arguments
 from cgraph._capturing import Capturing
 from cgraph._ladder import capture_ladder
@@ -107,8 +108,6 @@ def graphed(
     options = Options.of(given)
     if fn is None:
         return functools.partial(GraphedFunction, options=options)
-    if not callable(fn):
-        raise ArgumentError(f"fn is {fn!r:.80}, expected a function, a method or a module")
     return GraphedFunction(fn, options)
 
 
@@ -133,12 +132,16 @@ class GraphedFunction(_core.Dispatcher):
         )
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
+        if not callable(fn):
+            raise ArgumentError(f"fn is {fn!r:.80}, expected a function, a method or a module")
         if isinstance(fn, GraphedFunction):
             raise ArgumentError(f"{fn!r} is graphed already")
         self._fn = fn
         self._options = options
         signed = fn.forward if isinstance(fn, torch.nn.Module) else fn
         arguments = Arguments(signed, options.static_argnums, options.static_argnames)
+        if isinstance(options.dim, Mapping):
+            arguments.require_names("dim", options.dim)
         self._attribute: str | None = None
         self._owner: weakref.ref[Any] | None = None
         self._lock = threading.RLock()
@@ -201,8 +204,8 @@ class GraphedFunction(_core.Dispatcher):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call that fits no native entry."""
-        if self._capturing.is_busy or _driver.current().is_capturing():
-            # Inside a capture its work becomes part of that one.
+        if self._capturing.is_busy or _is_capturing():
+            # Inside a capture and its warm-up, its work becomes part of that one.
             return self._fn(*args, **kwargs)
         with self._lock:
             call = self._capturing.taken(args, kwargs)
@@ -261,7 +264,7 @@ class GraphedFunction(_core.Dispatcher):
 
 
 def _is_capturing() -> bool:
-    return _driver.current().is_capturing()
+    return is_busy() or _driver.current().is_capturing()
 
 
 def _place(fn: Any) -> str | None:

@@ -1,7 +1,7 @@
 //! `Pattern`: the arguments that an entry takes, matched without flattening them first.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyFloat, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit, intern};
 
 use crate::error::argument;
@@ -180,10 +180,17 @@ pub(crate) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()
 }
 
-/// Whether two values that are no tensors are the same: `1`, `1.0` and `True` are not.
+/// Whether two values that are no tensors are the same: `1`, `1.0` and `True` are not, nor are `0.0`
+/// and `-0.0`.
 fn equals(value: &Bound<'_, PyAny>, constant: &Bound<'_, PyAny>) -> bool {
     if value.is(constant) {
         return true;
+    }
+    if let (Ok(value), Ok(constant)) = (
+        value.cast_exact::<PyFloat>(),
+        constant.cast_exact::<PyFloat>(),
+    ) {
+        return value.value().to_bits() == constant.value().to_bits();
     }
     // What cannot be compared is equal to itself alone.
     value.get_type().is(constant.get_type()) && value.eq(constant).unwrap_or(false)

@@ -1,0 +1,27 @@
+"""Whether this thread runs a function for the capture of a graphed one, warm-up included."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+__all__ = ["busy", "is_busy"]
+
+_here = threading.local()
+
+
+def is_busy() -> bool:
+    """Whether graphed functions that are called now are part of another one."""
+    return getattr(_here, "is_busy", False)
+
+
+@contextmanager
+def busy() -> Iterator[None]:
+    """A ``with`` block in which they are."""
+    before = is_busy()
+    _here.is_busy = True
+    try:
+        yield
+    finally:
+        _here.is_busy = before

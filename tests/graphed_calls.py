@@ -1,0 +1,64 @@
+"""Calls of graphed functions, compared with eager ones."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from torch.utils import _pytree as pytree
+
+from cgraph.functions import GraphedFunction
+
+__all__ = ["agree", "misses", "poison", "states"]
+
+
+def agree(function: GraphedFunction, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
+    """Call both with arguments of the same contents; results and arguments must be equal.
+
+    What the graphed one returned is poisoned afterwards, so that the next call must write it anew.
+    """
+    own_args, own_kwargs = copy.deepcopy((args, kwargs))
+    expected = eager(*own_args, **own_kwargs)
+    found = function(*args, **kwargs)
+    assert_close(found, expected, equal_nan=True, rtol=0, atol=0)
+    tensors = [one for one in pytree.tree_leaves((args, kwargs)) if isinstance(one, Tensor)]
+    wanted = [one for one in pytree.tree_leaves((own_args, own_kwargs)) if isinstance(one, Tensor)]
+    assert_close(tensors, wanted, equal_nan=True, rtol=0, atol=0)
+    poison(found)
+
+
+def poison(result: Any) -> None:
+    """Overwrite the tensors of a result with what no function of the tests computes."""
+    with torch.no_grad():
+        for one in pytree.tree_leaves(result):
+            if isinstance(one, Tensor) and one.numel() and not one.is_leaf:
+                one.fill_(77)
+            elif isinstance(one, Tensor) and one.numel() and not one.requires_grad:
+                one.fill_(77)
+
+
+def states(function: GraphedFunction) -> list[str]:
+    """The state of each key, the first one first."""
+    return [key.state for key in function.report().keys]
+
+
+@contextmanager
+def misses() -> Iterator[list[GraphedFunction]]:
+    """Collects the functions whose calls no native entry served."""
+    seen: list[GraphedFunction] = []
+    original = GraphedFunction._miss
+
+    def counting(self: GraphedFunction, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        seen.append(self)
+        return original(self, args, kwargs)
+
+    GraphedFunction._miss = counting  # type: ignore[method-assign]
+    try:
+        yield seen
+    finally:
+        GraphedFunction._miss = original  # type: ignore[method-assign]

@@ -1,0 +1,327 @@
+"""Results of graphed functions: whose they are, how long, and that nothing leaks."""
+
+from __future__ import annotations
+
+import gc
+import warnings
+import weakref
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import cgraph
+from cgraph.errors import StateError
+from graphed_calls import misses, states
+from lab import Lab, SimLab, fresh
+
+
+def twice(x: Tensor) -> Tensor:
+    return x * 2
+
+
+def pair(x: Tensor) -> tuple[Tensor, Tensor]:
+    return x * 2, x + 1
+
+
+def test_a_held_result_is_warned_about_once_with_both_lines(lab: Lab) -> None:
+    function = cgraph.graphed(twice)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            kept = function(fresh(lab, 4))
+            other = function(fresh(lab, 4))
+            del kept, other
+    (text,) = [str(one.message) for one in caught]
+    line = test_a_held_result_is_warned_about_once_with_both_lines.__code__.co_firstlineno
+    assert f"returned at tests/test_graphed_results.py:{line + 5}," in text
+    assert f"the call at tests/test_graphed_results.py:{line + 6} " in text
+    assert "output 0 of twice" in text
+    assert "clone" in text.lower()
+    assert caught[0].filename == __file__
+
+
+def test_each_pair_of_lines_has_a_warning_of_its_own(lab: Lab) -> None:
+    function = cgraph.graphed(twice)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(3):
+            first = function(fresh(lab, 4))
+            second = function(fresh(lab, 4))
+            third = function(fresh(lab, 4))
+            del first, second, third
+    assert len(caught) == 2
+
+
+def test_results_that_are_let_go_are_not_warned_about(lab: Lab) -> None:
+    function = cgraph.graphed(pair)
+    for _ in range(5):
+        first, second = function(fresh(lab, 4))
+        first.add_(second)
+        value = first.sum()
+        del first, second
+        function(fresh(lab, 2))
+    assert torch.isfinite(value)
+
+
+def test_a_held_result_of_one_key_is_not_disturbed_by_another_key(lab: Lab) -> None:
+    function = cgraph.graphed(pair)
+    x = fresh(lab, 4)
+    kept = function(x)
+    for _ in range(3):
+        function(fresh(lab, 5))
+    assert_close(kept, pair(x))
+
+
+def test_clone_keeps_the_values_of_every_held_result(lab: Lab) -> None:
+    function = cgraph.graphed(pair, on_held="clone")
+    inputs = [fresh(lab, 4) for _ in range(6)]
+    results = [function(x) for x in inputs]
+    assert_close(results, [pair(x) for x in inputs])
+
+
+def test_clone_keeps_the_values_of_one_of_two_outputs(lab: Lab) -> None:
+    function = cgraph.graphed(pair, on_held="clone")
+    inputs = [fresh(lab, 4) for _ in range(4)]
+    results = [function(x)[1] for x in inputs]
+    assert_close(results, [pair(x)[1] for x in inputs])
+
+
+def test_clone_keeps_the_values_of_a_held_result_and_warns_of_views_of_it(lab: Lab) -> None:
+    function = cgraph.graphed(twice, on_held="clone")
+    x = fresh(lab, 4)
+    kept = function(x)
+    view = kept[1:]
+    with pytest.warns(UserWarning, match="a view of output 0"):
+        function(fresh(lab, 4))
+    assert_close(kept, x * 2)
+    del view
+
+
+def test_raise_leaves_all_as_it_was_and_the_next_call_works(lab: Lab) -> None:
+    def add(x: Tensor, y: Tensor) -> Tensor:
+        x.add_(y)
+        return x * 2
+
+    function = cgraph.graphed(add, on_held="raise")
+    x, y = fresh(lab, 4), fresh(lab, 4)
+    kept = function(x, y)
+    value, before = kept.clone(), x.clone()
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"output 0 of .*add") as caught:
+            function(x, y)
+        assert "test_graphed_results.py" in str(caught.value)
+        assert_close(kept, value)
+        assert_close(x, before)
+    caught.value.__traceback__ = None
+    del kept, caught
+    assert_close(function(x, y), (before + y) * 2)
+    assert_close(x, before + y)
+
+
+def test_ignore_says_nothing(lab: Lab) -> None:
+    function = cgraph.graphed(twice, on_held="ignore")
+    first = function(fresh(lab, 4))
+    x = fresh(lab, 4)
+    second = function(x)
+    assert_close(first, x * 2)
+    assert_close(second, x * 2)
+
+
+VIEWS: dict[str, Callable[[Tensor], object]] = {
+    "part": lambda y: y[1:],
+    "transposed": lambda y: y.t(),
+    "detached": lambda y: y.detach(),
+    "numpy": lambda y: y.cpu().numpy() if y.device.type == "cpu" else y.view(-1),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS.values(), ids=VIEWS)
+def test_a_kept_view_is_noticed(lab: Lab, view: Callable[[Tensor], object]) -> None:
+    function = cgraph.graphed(twice)
+    kept = view(function(fresh(lab, 3, 3)))
+    with pytest.warns(UserWarning, match=r"output 0 of twice.*still referenced"):
+        function(fresh(lab, 3, 3))
+    del kept
+    function(fresh(lab, 3, 3))
+
+
+def test_a_view_of_another_output_in_the_same_memory_is_noticed(lab: Lab) -> None:
+    def parts(x: Tensor) -> tuple[Tensor, Tensor]:
+        y = x * 2
+        return y[:2], y[2:]
+
+    function = cgraph.graphed(parts, on_held="raise")
+    kept = function(fresh(lab, 4))[1]
+    with pytest.raises(StateError):
+        function(fresh(lab, 4))
+    del kept
+    x = fresh(lab, 4)
+    assert_close(function(x), parts(x))
+
+
+def test_a_result_that_autograd_of_the_caller_saved_is_noticed(lab: Lab) -> None:
+    function = cgraph.graphed(twice)
+    weight = fresh(lab, 4).requires_grad_()
+    loss = (function(fresh(lab, 4)) * weight).sum()
+    with pytest.warns(UserWarning, match="still referenced"):
+        function(fresh(lab, 4))
+    del loss
+    function(fresh(lab, 4))
+
+
+def test_clone_keeps_what_autograd_of_the_caller_saved(lab: Lab) -> None:
+    function = cgraph.graphed(twice, on_held="clone")
+    weight = fresh(lab, 4).requires_grad_()
+    inputs = [fresh(lab, 4) for _ in range(3)]
+    results = [function(x) for x in inputs]
+    loss = torch.stack([(y * weight).sum() for y in results]).sum()
+    function(fresh(lab, 4))
+    loss.backward()
+    assert_close(weight.grad, sum(x * 2 for x in inputs))
+
+
+def test_clones_are_the_callers_alone(lab: Lab) -> None:
+    function = cgraph.graphed(pair, outputs="clone")
+    inputs = [fresh(lab, 4) for _ in range(4)]
+    results = [function(x) for x in inputs]
+    assert_close(results, [pair(x) for x in inputs])
+    results[0][0].fill_(7)
+    x = fresh(lab, 4)
+    assert_close(function(x), pair(x))
+    assert_close(results[1:], [pair(x) for x in inputs[1:]])
+
+
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "t_": lambda y: y.t_(),
+    "unsqueeze_": lambda y: y.unsqueeze_(0),
+    "squeeze_": lambda y: y.squeeze_(),
+    "requires_grad_": lambda y: y.requires_grad_(),
+    "as_strided_": lambda y: y.as_strided_((1,), (1,)),
+    "resize_": lambda y: y.resize_(2, 1),
+    "data": lambda y: setattr(y, "data", torch.zeros(7)),
+    "values": lambda y: y.fill_(7),
+    "history": lambda y: y.mul_(torch.ones(3, 1, requires_grad=True)),
+    "hook": lambda y: y.requires_grad_().register_hook(lambda grad: grad * 0),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
+def test_a_result_that_the_caller_changed_in_place_does_not_come_back_so(
+    sim: SimLab, change: Callable[[Tensor], object]
+) -> None:
+    function = cgraph.graphed(twice)
+    for _ in range(4):
+        x = fresh(sim, 3, 1)
+        y = function(x)
+        assert y.shape == (3, 1)
+        assert y.stride() == (1, 1)
+        assert not y.requires_grad
+        assert y.grad_fn is None
+        assert y.is_leaf
+        assert_close(y, x * 2)
+        change(y)
+        del y
+
+
+def test_a_kept_result_that_was_changed_in_place_is_still_noticed(lab: Lab) -> None:
+    function = cgraph.graphed(twice)
+    kept = function(fresh(lab, 3, 2)).t_()
+    with pytest.warns(UserWarning, match="still referenced"):
+        function(fresh(lab, 3, 2))
+    del kept
+
+
+def test_a_gradient_of_the_callers_does_not_come_back(lab: Lab) -> None:
+    function = cgraph.graphed(twice)
+    for _ in range(3):
+        y = function(fresh(lab, 4))
+        assert y.grad is None
+        y.requires_grad_()
+        (y * y).sum().backward()
+        assert y.grad is not None
+        del y
+
+
+def test_a_result_works_in_the_callers_autograd(lab: Lab) -> None:
+    function = cgraph.graphed(twice, outputs="clone")
+    weight = fresh(lab, 4).requires_grad_()
+    for _ in range(3):
+        x = fresh(lab, 4)
+        weight.grad = None
+        (function(x) * weight).sum().backward()
+        assert_close(weight.grad, x * 2)
+
+
+def test_arguments_and_results_die_when_the_caller_lets_them_go(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x, y: (x + y, x))
+    for _ in range(3):
+        x, y = fresh(lab, 4), fresh(lab, 4)
+        found = function(x, y)
+        dying = [weakref.ref(one) for one in (x, y)]
+        del x, y, found
+        assert [one() for one in dying] == [None, None]
+
+
+def test_a_function_that_dies_lets_graphs_and_memory_go(sim: SimLab) -> None:
+    gc.collect()
+    before = sim.simulator.live()
+    function = cgraph.graphed(pair)
+    for size in (3, 4, 5):
+        function(fresh(sim, size))
+    assert sim.simulator.live() != before
+    alive = weakref.ref(function)
+    del function
+    gc.collect()
+    sim.simulator.synchronize()
+    sim.simulator.device.collect()
+    gc.collect()
+    assert alive() is None
+    assert sim.simulator.live() == before
+
+
+def test_a_result_outlives_its_function(lab: Lab) -> None:
+    function = cgraph.graphed(pair)
+    x = fresh(lab, 4)
+    kept = function(x)
+    del function
+    gc.collect()
+    for _ in range(3):
+        cgraph.graphed(pair)(fresh(lab, 4))
+    assert_close(kept, pair(x))
+
+
+def test_a_result_outlives_a_reset(lab: Lab) -> None:
+    function = cgraph.graphed(pair)
+    x = fresh(lab, 4)
+    kept = function(x)
+    function.reset()
+    for size in (4, 5):
+        function(fresh(lab, size))
+    assert_close(kept, pair(x))
+
+
+def test_many_calls_leave_as_much_alive_as_few(sim: SimLab) -> None:
+    function = cgraph.graphed(pair)
+
+    def alive(calls: int) -> tuple[dict[str, int], int]:
+        for _ in range(calls):
+            function(fresh(sim, 4))
+        gc.collect()
+        sim.simulator.synchronize()
+        tensors = [one for one in gc.get_objects() if type(one) is Tensor]
+        return sim.simulator.live(), len(tensors)
+
+    assert alive(5) == alive(50)
+
+
+def test_replays_make_no_new_tensor_for_a_result_that_was_let_go(lab: Lab) -> None:
+    function = cgraph.graphed(twice)
+    function(fresh(lab, 4))
+    with misses() as seen:
+        first = id(function(fresh(lab, 4)))
+        assert id(function(fresh(lab, 4))) == first
+    assert not seen
+    assert states(function) == ["captured"]

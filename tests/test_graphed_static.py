@@ -1,0 +1,165 @@
+"""What a graphed function reads where it lies: static arguments, parameters and buffers."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import cgraph
+from graphed_calls import misses, states
+from lab import Lab, fresh
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"static_argnums": 1}, {"static_argnums": (1,)}, {"static_argnames": "cache"}],
+)
+def test_a_static_argument_is_read_and_written_where_it_lies(
+    lab: Lab, options: dict[str, Any]
+) -> None:
+    def append(x: Tensor, cache: Tensor) -> Tensor:
+        cache.add_(x)
+        return cache * 2
+
+    function = cgraph.graphed(append, **options)
+    cache = fresh(lab, 4)
+    expected = cache.clone()
+    for _ in range(4):
+        x = fresh(lab, 4)
+        assert_close(function(x, cache), append(x, expected))
+        assert_close(cache, expected)
+        cache.mul_(2)
+        expected.mul_(2)
+    with misses() as seen:
+        assert_close(function(x, cache), append(x, expected))
+    assert not seen
+    assert function.report().keys[0].rerecorded == ()
+
+
+def test_a_static_argument_by_keyword_and_by_place_is_the_same_one(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x, cache: x * cache, static_argnames=["cache"])
+    cache = fresh(lab, 4)
+    for _ in range(2):
+        x = fresh(lab, 4)
+        cache.normal_()
+        assert_close(function(x, cache), x * cache)
+        assert_close(function(x, cache=cache), x * cache)
+    assert set(states(function)) == {"captured"}
+
+
+def test_static_arguments_in_a_container_are_read_where_they_lie(lab: Lab) -> None:
+    def attend(x: Tensor, caches: list[dict[str, Tensor]]) -> Tensor:
+        for one in caches:
+            one["k"].add_(x)
+        return sum((one["k"] * one["v"] for one in caches), start=x)
+
+    function = cgraph.graphed(attend, static_argnums=1)
+    caches = [{"k": fresh(lab, 4), "v": fresh(lab, 4)} for _ in range(3)]
+    others = copy.deepcopy(caches)
+    for _ in range(4):
+        x = fresh(lab, 4)
+        assert_close(function(x, caches), attend(x, others))
+        assert_close(caches, others)
+
+
+def test_a_static_argument_that_moves_is_captured_anew(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x, cache: x * cache, static_argnums=1, max_recording=2)
+    caches = [fresh(lab, 4) for _ in range(3)]
+    for cache in caches:
+        for _ in range(2):
+            x = fresh(lab, 4)
+            cache.normal_()
+            assert_close(function(x, cache), x * cache)
+    (key,) = function.report().keys
+    assert key.state == "captured"
+    (again,) = key.rerecorded
+    assert (again.reason, again.argument, again.count) == ("moved", "cache", 2)
+    assert "test_graphed_static" in str(again.where)
+
+
+def test_a_static_argument_that_moves_too_often_runs_eagerly_with_one_warning(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x, cache: x * cache, static_argnums=1, max_recording=1)
+    caches = [fresh(lab, 4) for _ in range(5)]
+    with pytest.warns(UserWarning, match=r"moved too often: cache.*What to do: ") as caught:
+        for cache in caches * 2:
+            x = fresh(lab, 4)
+            assert_close(function(x, cache), x * cache)
+    assert len(caught) == 1
+    (key,) = function.report().keys
+    assert key.state == "eager"
+    assert key.eager_calls == 8
+
+
+def test_a_static_argument_that_is_returned_is_the_callers_and_no_held_result(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x, cache: (cache.add_(x), cache[1:]), static_argnums=1)
+    cache = fresh(lab, 4)
+    views = []
+    for _ in range(4):
+        x = fresh(lab, 4)
+        expected = cache + x
+        found = function(x, cache)
+        views.append(found[1])
+        assert_close(found, (expected, expected[1:]))
+    assert_close(views[0], cache[1:])
+
+
+def moved_data(module: nn.Linear) -> None:
+    module.weight.data = torch.randn_like(module.weight)
+
+
+def new_parameter(module: nn.Linear) -> None:
+    module.weight = nn.Parameter(torch.randn_like(module.weight))
+
+
+def assigned_state(module: nn.Linear) -> None:
+    state = {name: torch.randn_like(one) for name, one in module.state_dict().items()}
+    module.load_state_dict(state, assign=True)
+
+
+def deleted_bias(module: nn.Linear) -> None:
+    module.bias = None
+
+
+def changed_in_place(module: nn.Linear) -> None:
+    with torch.no_grad():
+        module.weight.normal_()
+
+
+def loaded_in_place(module: nn.Linear) -> None:
+    state = {name: torch.randn_like(one) for name, one in module.state_dict().items()}
+    module.load_state_dict(state)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [moved_data, new_parameter, assigned_state, deleted_bias, changed_in_place, loaded_in_place],
+)
+def test_a_change_of_a_modules_parameters_is_noticed(
+    lab: Lab, change: Callable[[nn.Linear], None]
+) -> None:
+    module = nn.Linear(3, 3, device=lab.device)
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    with torch.no_grad():
+        for _ in range(3):
+            for _ in range(2):
+                x = fresh(lab, 2, 3)
+                assert_close(function(x), module(x) * 2)
+            if module.bias is not None or change is not assigned_state:
+                change(module)
+    rerecorded = function.report().keys[0].rerecorded
+    assert bool(rerecorded) == (change not in (changed_in_place, loaded_in_place))
+
+
+def test_a_buffer_that_is_assigned_is_noticed(lab: Lab) -> None:
+    norm = nn.BatchNorm1d(3, device=lab.device).eval().requires_grad_(False)
+    function = cgraph.graphed(lambda x: norm(x))
+    for _ in range(3):
+        x = fresh(lab, 4, 3)
+        assert_close(function(x), norm(x))
+        norm.running_mean = fresh(lab, 3)
