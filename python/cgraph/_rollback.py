@@ -103,10 +103,10 @@ class Rollback:
         return len(self._watch.storages)
 
     def contents(self, count: int) -> list[torch.Tensor]:
-        """The bytes that the first storages which were written have now."""
+        """What the first storages which were written hold now, in the type of the first write."""
         with _torch.without_modes():
             storages = list(self._watch.storages.values())[:count]
-            return [_bytes(one.storage).clone() for one in storages]
+            return [_in_type(_bytes(one.storage).clone(), one.dtype) for one in storages]
 
     def rewind(self) -> None:
         """Put the contents of storages back, and go on."""
@@ -209,7 +209,8 @@ class _Watch(TorchDispatchMode):
             if number not in self._fresh and number not in self.storages:
                 nbytes = memory.nbytes()
                 with _torch.without_modes():
-                    self.storages[number] = _Storage(memory, nbytes, _bytes(memory).clone())
+                    copy = _bytes(memory).clone()
+                    self.storages[number] = _Storage(memory, nbytes, copy, tensor.dtype)
 
     def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
         """Note the storages that an operator made: those of its results that none was given."""
@@ -265,6 +266,7 @@ class _Storage(NamedTuple):
     storage: torch.UntypedStorage
     nbytes: int
     copy: torch.Tensor
+    dtype: torch.dtype
 
     def undo(self) -> None:
         """Give it its size and contents back."""
@@ -276,6 +278,11 @@ class _Storage(NamedTuple):
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """A tensor of all bytes of a storage."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as numbers of a type, where they are a whole number of them."""
+    return content if content.numel() % dtype.itemsize else content.view(dtype)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:

@@ -12,7 +12,7 @@ from cgraph._calls import Call
 from cgraph._keys import Key
 from cgraph._native import entry_of_call, returned
 from cgraph._options import Options, Pad
-from cgraph._padding import Fit, Padded, cut, cut_leaves, fit, leaks, resized
+from cgraph._padding import AnyPad, Fit, Padded, cut, cut_leaves, fit, leaks, resized, spills
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._surroundings import tensors_of
@@ -50,7 +50,7 @@ class Padding:
             return None
         if found.size is None:
             most = options.sizes[-1] if options.sizes else 0
-            reason = f"larger than all sizes: {found.rows} rows, the largest size is {most}"
+            reason = f"larger than all sizes: the largest one is {most}"
             return capturing.eagerly(call, args, kwargs, reason)
         tensors = resized(call.tensors, found, found.size, options.pad)
         whole = call.replaced(tensors)
@@ -58,24 +58,39 @@ class Padding:
         instead = capturing.ensure(large, whole, call, args, kwargs, is_frozen)
         if instead is not None:
             return instead
-        if large.batched is None and large.leak is None:
-            large.batched, large.leak = self._tried(large, call, found)
-        if large.leak is not None:
-            reason = f"padding to {found.size} rows is not safe: {large.leak}"
+        batched, leak = large.batched, large.leak
+        if batched is None and leak is None:
+            batched, leak = self._tried(large, call, found)
+            # A row that is repeated has the same mean: more rows are to show what that does.
+            if found.rows > 1 or options.pad != "repeat":
+                large.batched, large.leak = batched, leak
+        if batched is None:
+            reason = f"padding to {found.size} rows is not safe: {leak}"
             return capturing.eagerly(call, args, kwargs, reason)
-        entry = self._entry(large, call, found)
+        entry = self._entry(large, call, found, batched)
         capturing.add(large, call, entry)
         return lambda: entry.call(args, kwargs, call.tensors)
 
-    def _entry(self, large: Key, call: Call, found: Fit) -> _core.Entry:
+    def _entry(
+        self, large: Key, call: Call, found: Fit, batched: Sequence[int | None]
+    ) -> _core.Entry:
         """The entry of calls of this number of rows."""
         surroundings = self._capturing.surroundings()
-        recorded, batched = large.recorded, large.batched
-        assert recorded is not None and batched is not None
+        recorded = large.recorded
+        assert recorded is not None
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
             return entry_of_call(run, call, surroundings)
         padded = Padded(recorded, found, self._options.pad)
+        outputs = [
+            # An argument that is returned is the caller's own.
+            whole if recorded.argument(whole) is not None else part
+            for whole, part in zip(
+                recorded.outputs,
+                cut_leaves(recorded.outputs, batched, found.rows),
+                strict=True,
+            )
+        ]
         # Calls are compared with dense tensors, as they come; what is copied to may have gaps.
         like = [torch.empty_like(tensor, requires_grad=False) for tensor in call.tensors]
         padded.keep(like)
@@ -87,7 +102,7 @@ class Padding:
             work=padded,
             outputs=returned(
                 recorded,
-                cut_leaves(recorded.outputs, batched, found.rows),
+                outputs,
                 surroundings,
                 copies=self._options.outputs == "clone",
                 held=self._capturing.holding,
@@ -98,32 +113,48 @@ class Padding:
     def _tried(
         self, large: Key, call: Call, found: Fit
     ) -> tuple[list[int | None] | None, str | None]:
-        """Run the call without padding, and twice with paddings that differ; what shows."""
+        """Run the call without padding, and with paddings that differ; what shows."""
         recorded, function = large.recorded, self._capturing.function
         assert recorded is not None and found.size is not None
-        tensors = [tensor.detach().clone() for tensor in call.tensors]
-        args, kwargs = call.arguments(tensors)
-        pads: list[Pad] = [self._options.pad, "repeat" if self._options.pad == "zero" else "zero"]
-        rollback = Rollback(leaves=tensors_of((function, args, kwargs)))
+        rollback = Rollback(leaves=tensors_of((function, call.arguments(call.tensors))))
         devices = _torch.random_devices()
         try:
             with self._capturing.busy(), rollback, torch.no_grad():
+                # Made in the block: what is written to them is compared as a result.
+                tensors = [tensor.detach().clone() for tensor in call.tensors]
+                args, kwargs = call.arguments(tensors)
                 with torch.random.fork_rng(devices):
-                    eager = tree_flatten(function(*args, **kwargs))[0]
-                eager += [tensors[place] for place in recorded.mutated]
-                written = rollback.written
+                    before = _random_states(devices)
+                    leaves, spec = tree_flatten(function(*args, **kwargs))
+                    is_random = any(
+                        not torch.equal(*pair)
+                        for pair in zip(before, _random_states(devices), strict=True)
+                    )
+                eager = _copies([*leaves, *(tensors[place] for place in recorded.mutated)])
+                right = rollback.contents(written := rollback.written)
+                rollback.rewind()
+                old = rollback.contents(written)
                 results, states = [], []
-                for pad in pads:
+                for pads in _trials(self._options.pad, found.rows):
                     rollback.rewind()
                     with torch.random.fork_rng(devices):
-                        results.append(_replayed(recorded, call, found, pad))
+                        replayed, its_spec = _replayed(recorded, call, found, *pads)
+                    if its_spec != spec:
+                        return None, "the result is put together in another way"
+                    results.append(replayed)
                     states.append(rollback.contents(written))
         finally:
             rollback.undo()
-        if any(not torch.equal(*pair) for pair in zip(*states, strict=True)):
-            return None, "tensors that the function writes depend on what the padding rows contain"
-        batched, leak = leaks(results, eager, found.rows, found.size)
-        return batched[: len(batched) - len(recorded.mutated)], leak
+        for place, state in enumerate(states):
+            is_near = place == 0 and not is_random
+            is_whole = not callable(self._options.pad)
+            if any(
+                spills(*contents, is_near, is_whole)
+                for contents in zip(old, right, state, strict=True)
+            ):
+                return None, "tensors that the function writes are not as without padding"
+        batched, leak = leaks(results, eager, found.rows, found.size, is_random)
+        return None if leak else batched[: len(leaves)], leak
 
 
 class _PaddedCall:
@@ -153,14 +184,40 @@ class _PaddedCall:
         return cut(self._recorded.call(*args, **kwargs), self._batched, self._found.rows)
 
 
-def _replayed(recorded: Recorded | Trained, call: Call, found: Fit, pad: Pad) -> list[Any]:
-    """The leaves of a replay with this padding, as copies."""
+def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
+    """Paddings to try, the user's first: of whole numbers, and of other ones.
+
+    Whole numbers may say where a row is written to. Where that is varied, no row must be written to
+    a place that another one has.
+    """
+    if callable(pad):
+        return [(pad, pad), (pad, "zero")]
+    if pad == "zero":
+        return [("zero", "zero"), ("zero", "repeat"), ("repeat", "repeat")]
+    return [("repeat", "repeat"), *([("first", "first")] if rows > 1 else [])]  # type: ignore[list-item]
+
+
+def _replayed(
+    recorded: Recorded | Trained, call: Call, found: Fit, pad: AnyPad, pad_of_floats: AnyPad
+) -> tuple[list[Any], Any]:
+    """The leaves of a replay with this padding, as copies, and how they are put together."""
     assert found.size is not None
+    tensors = resized(call.tensors, found, found.size, pad, pad_of_floats)
     if isinstance(recorded, Trained):
-        args, kwargs = call.arguments(resized(call.tensors, found, found.size, pad))
-        leaves = tree_flatten(recorded.call(*args, **kwargs))[0]
-    else:
-        tensors = tuple(tensor.detach().clone() for tensor in call.tensors)
-        Padded(recorded, found, pad)(tensors)
-        leaves = [*recorded.outputs, *(tensors[place] for place in recorded.mutated)]
+        args, kwargs = call.arguments(tensors)
+        leaves, spec = tree_flatten(recorded.call(*args, **kwargs))
+        return _copies(leaves), spec
+    for static, tensor in zip(recorded.statics, tensors, strict=True):
+        static.copy_(tensor)
+    recorded.graph.replay()
+    heads = cut_leaves(recorded.statics, found.dims, found.rows)
+    leaves = [*recorded.outputs, *(heads[place] for place in recorded.mutated)]
+    return _copies(leaves), recorded.spec
+
+
+def _copies(leaves: Sequence[Any]) -> list[Any]:
     return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves]
+
+
+def _random_states(devices: Sequence[int]) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]
