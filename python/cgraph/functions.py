@@ -173,11 +173,22 @@ class GraphedFunction(_core.Dispatcher):
         """
         with self._lock:
             call = self._capturing.taken(args, kwargs)
-            capture_ladder(self._capturing, call, self._options, sizes, progress, self._name)
+            capture_ladder(
+                self._capturing,
+                call,
+                self._options,
+                sizes,
+                progress,
+                self._name,
+                self._is_frozen,
+            )
         return self
 
     def freeze(self) -> Self:
-        """Forbid captures from now on: a call that would need one raises, and names its key."""
+        """Forbid captures from now on: a call that would need one raises, and names its key.
+
+        :meth:`capture` does so too. :meth:`reset` allows them again.
+        """
         self._is_frozen = True
         return self
 
