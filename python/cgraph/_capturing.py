@@ -172,7 +172,8 @@ class Capturing:
         return key is not None and key.reason is not None
 
     def _identity(self, call: Call) -> Hashable:
-        return call.key(), tuple(one.training for one in self.modules), id(_driver.current())
+        training = tuple(part.training for one in self.modules for part in one.modules())
+        return call.key(), training, id(_driver.current())
 
     def capture(self, key: Key, call: Call, measure: bool | None = None) -> None:
         """Capture a key; nothing has changed if that fails."""
@@ -197,7 +198,7 @@ class Capturing:
             recorded: Recorded | Trained
             if call.mode.grad and (call.needs_grad or surroundings.needs_grad):
                 recorded = train(plan, call, statics, self.modules, copies)
-                entry = entry_of_call(recorded.call, call, surroundings, lane)
+                entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
             else:
                 recorded = record(plan, call, statics, driver)
                 self._require_no_gradient(recorded)
@@ -372,7 +373,8 @@ class Capturing:
 
 def _static(tensor: torch.Tensor) -> torch.Tensor:
     """Memory of the graph's own with the contents of a tensor."""
-    with torch.no_grad():
+    # A tensor of inference mode would not count what is written to it.
+    with torch.inference_mode(False), torch.no_grad():
         return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 

@@ -33,15 +33,15 @@ class Surroundings:
     """
 
     def __init__(self, modules: Sequence[torch.nn.Module]) -> None:
-        self.flags: list[Flag] = [(module, module.training) for module in modules]
+        parts = {part: None for module in modules for part in module.modules()}
+        self.flags: list[Flag] = [(part, part.training) for part in parts]
         self.fixed: list[Fixed] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
-        for module in modules:
-            for part in module.modules():
-                for owner in (part._parameters, part._buffers):
-                    self._add(owner)
+        for part in parts:
+            for owner in (part._parameters, part._buffers):
+                self._add(owner)
 
     def _add(self, owner: dict[str, Any]) -> None:
         for name, tensor in owner.items():
@@ -99,6 +99,8 @@ def entry_of_call(
     call: Call,
     surroundings: Surroundings,
     lane: _core.Lane | None = None,
+    *,
+    is_replay: bool = False,
 ) -> _core.Entry:
     """An entry whose calls are handed on as they are.
 
@@ -107,12 +109,13 @@ def entry_of_call(
         call: A call of the key.
         surroundings: What its function reaches.
         lane: As for :func:`entry_of_graph`.
+        is_replay: Whether it replays a graph, which reads parameters where they lay.
     """
     return _core.Entry(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
         modes=call.mode,
         flags=surroundings.flags,
-        fixed=[],
+        fixed=surroundings.fixed if is_replay else [],
         work=function,
         outputs=None,
         lane=lane,

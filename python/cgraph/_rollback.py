@@ -18,7 +18,7 @@ import torch
 from cgraph import _torch
 from cgraph._torch import TorchDispatchMode, tree_iter
 
-__all__ = ["Rollback"]
+__all__ = ["Rollback", "leaves_behind"]
 
 # Arguments that kernels write although no schema says so: the statistics of a batch norm in
 # training, cuDNN's random state of a recurrent network.
@@ -138,6 +138,21 @@ class Rollback:
                 torch.cuda.synchronize(device)
         watch.tensors.clear()
         watch.storages.clear()
+
+
+def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves that a backward pass from tensors with a history would give gradients to."""
+    seen: set[Any] = set()
+    nodes = [tensor.grad_fn for tensor in tensors]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            yield variable
+        nodes += [after for after, _ in node.next_functions]
 
 
 class _Watch(TorchDispatchMode):
@@ -322,17 +337,6 @@ def _written_arguments(func: Any) -> list[tuple[int, str]] | None:
 
 
 def _with_leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Tensors, and the leaves that a backward pass from them would give gradients to."""
-    seen: set[Any] = set()
-    for tensor in tensors:
-        yield tensor
-        nodes = [tensor.grad_fn]
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            variable = getattr(node, "variable", None)
-            if isinstance(variable, torch.Tensor):
-                yield variable
-            nodes += [after for after, _ in node.next_functions]
+    tensors = list(tensors)
+    yield from tensors
+    yield from leaves_behind(tensors)

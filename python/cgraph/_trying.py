@@ -80,7 +80,7 @@ class Padding:
         assert recorded is not None
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
-            return entry_of_call(run, call, surroundings)
+            return entry_of_call(run, call, surroundings, is_replay=True)
         padded = Padded(recorded, found, self._options.pad)
         outputs = [
             # An argument that is returned is the caller's own.
