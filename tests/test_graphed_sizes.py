@@ -295,6 +295,59 @@ def test_a_cache_is_right_where_padding_goes_to_a_slot_of_its_own(lab: Lab) -> N
     assert numbers(graphed) == (2, 7, 0)
 
 
+def test_a_cache_that_is_declared_static_is_right(lab: Lab) -> None:
+    def stored(x: Tensor, index: Tensor, cache: Tensor) -> Tensor:
+        return cache.index_copy_(0, index, x).index_select(0, index) * 2
+
+    graphed = cgraph.graphed(stored, sizes=[4, 8], pad="repeat", static_argnames="cache")
+    mine = fresh(lab, 12, 3)
+    eager = mine.clone()
+    for rows in (3, 7, 4, 2, 3):
+        x, index = rows_of_cache(lab, rows)
+        assert torch.equal(graphed(x, index, mine), stored(x, index, eager))
+        assert torch.equal(mine, eager)
+    assert numbers(graphed) == (2, 5, 0)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_rows_are_padded_without_gradients(lab: Lab, mode: Any) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net, sizes=[4, 8])
+    with mode():
+        for rows in (3, 7, 4, 2):
+            x = fresh(lab, rows, 6)
+            assert near(graphed(x), net(x))
+    assert numbers(graphed) == (2, 4, 0)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64])
+def test_rows_of_other_types_are_padded(lab: Lab, dtype: torch.dtype) -> None:
+    net = network(lab).to(dtype)
+    graphed = cgraph.graphed(net, sizes=[4, 8])
+    with torch.no_grad():
+        for rows in (3, 7, 4, 2):
+            x = fresh(lab, rows, 6).to(dtype)
+            assert torch.allclose(graphed(x), net(x), rtol=2e-2, atol=2e-2)
+    assert numbers(graphed) == (2, 4, 0)
+
+
+def test_what_the_function_raises_in_the_trial_comes_out_and_the_next_call_works(lab: Lab) -> None:
+    is_broken = False
+
+    def function(x: Tensor) -> Tensor:
+        if is_broken:
+            raise KeyError("mine")
+        return x * 2
+
+    graphed = cgraph.graphed(function, sizes=[4]).capture(fresh(lab, 4, 2))
+    is_broken = True
+    with pytest.raises(KeyError, match="mine"):
+        graphed(fresh(lab, 3, 2))
+    is_broken = False
+    x = fresh(lab, 3, 2)
+    assert torch.equal(graphed(x), x * 2)
+
+
 def test_a_cache_that_is_empty_at_first_is_not_overwritten_at_row_0_later(lab: Lab) -> None:
     mine, eager = pair_of_caches(lab)
     with torch.no_grad():

@@ -379,6 +379,85 @@ def test_the_first_call_moves_statistics_once(lab: Lab) -> None:
             assert near(one, other)
 
 
+def test_an_input_without_gradient_may_come_first_to_a_batch_norm(lab: Lab) -> None:
+    mine = nn.BatchNorm1d(6, device=lab.device)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine)
+    for _ in range(2):
+        x = fresh(lab, 8, 6)
+        graphed(x).square().sum().backward()
+        eager(x).square().sum().backward()
+        assert same_gradients(mine, eager)
+    assert eager_calls(graphed) == 0
+
+
+def test_statistics_and_gradients_are_right_for_any_number_of_rows(lab: Lab) -> None:
+    mine = network(lab, nn.BatchNorm1d(8))
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, sizes=[4, 8])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (3, 7, 4, 2, 8, 3):
+            x = fresh(lab, rows, 6)
+            for run, net in ((graphed, mine), (eager, eager)):
+                net.zero_grad()
+                run(x).square().sum().backward()
+            assert same_gradients(mine, eager)
+            for one, other in zip(mine.buffers(), eager.buffers(), strict=True):
+                assert near(one, other)
+
+
+def test_padded_calls_with_random_numbers_have_gradients(lab: Lab) -> None:
+    net = network(lab, nn.Dropout(0.5))
+    graphed = cgraph.graphed(net, sizes=[4, 8])
+    for rows in (3, 7, 4, 2):
+        net.zero_grad()
+        result = graphed(fresh(lab, rows, 6))
+        assert result.shape == (rows, 3)
+        result.sum().backward()
+        bias = net[3].bias.grad
+        assert near(bias, torch.full_like(bias, rows))
+    assert eager_calls(graphed) == 0
+
+
+def test_sizes_captured_ahead_serve_all_rows_with_gradients(lab: Lab) -> None:
+    mine = network(lab)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, sizes=[4, 8])
+    graphed.capture(fresh(lab, 3, 6)).freeze()
+    for rows in range(1, 9):
+        x = fresh(lab, rows, 6)
+        for run, net in ((graphed, mine), (eager, eager)):
+            net.zero_grad()
+            run(x).sum().backward()
+        assert same_gradients(mine, eager)
+
+
+def test_the_report_of_a_key_with_gradients_has_nodes_and_bytes(lab: Lab) -> None:
+    graphed = cgraph.graphed(network(lab))
+    graphed(fresh(lab, 4, 6)).sum().backward()
+    (key,) = graphed.report().keys
+    assert "grad" in key.key
+    assert key.nodes
+    assert key.memory_bytes
+    assert key.capture_seconds > 0
+    assert "captured" in str(graphed.report())
+
+
+def test_a_parameter_that_is_replaced_is_followed(lab: Lab) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net)
+    for _ in range(3):
+        x = fresh(lab, 4, 6)
+        net[0].weight = nn.Parameter(fresh(lab, 8, 6))
+        result = graphed(x)
+        assert near(result.detach(), net(x).detach())
+        result.sum().backward()
+        assert net[0].weight.grad is not None
+    (key,) = graphed.report().keys
+    assert {(one.reason, one.argument) for one in key.rerecorded} == {("moved", "weight")}
+
+
 def test_a_backward_pass_through_an_older_call_is_refused(lab: Lab) -> None:
     graphed = cgraph.graphed(network(lab), on_held="ignore")
     first = graphed(fresh(lab, 4, 6))
