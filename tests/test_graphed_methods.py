@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import gc
-import inspect
-import io
-import pickle
 import threading
 import weakref
 from typing import Any
@@ -405,119 +401,6 @@ def test_what_cannot_be_called_is_refused() -> None:
         cgraph.graphed(3)  # type: ignore[call-overload]
 
 
-@pytest.mark.parametrize("was_called", [False, True])
-def test_a_deep_copy_of_an_object_is_independent(lab: Lab, was_called: bool) -> None:
-    two = Scale(2)
-    if was_called:
-        two.run(fresh(lab, 4))
-    other = copy.deepcopy(two)
-    other.by = 5
-    for _ in range(2):
-        x = fresh(lab, 4)
-        assert torch.equal(other.run(x), x * 5)
-        assert torch.equal(two.run(x), x * 2)
-    assert other.run is not two.run
-    assert keys(other.run) == (1, 2)
-
-
-@pytest.mark.parametrize("was_called", [False, True])
-def test_a_shallow_copy_of_an_object_is_independent(lab: Lab, was_called: bool) -> None:
-    two = Scale(2)
-    if was_called:
-        two.run(fresh(lab, 4))
-    other = copy.copy(two)
-    other.by = 5
-    x = fresh(lab, 4)
-    assert torch.equal(other.run(x), x * 5)
-    assert torch.equal(two.run(x), x * 2)
-
-
-@pytest.mark.parametrize("was_called", [False, True])
-def test_a_deep_copy_of_a_module_has_weights_of_its_own(lab: Lab, was_called: bool) -> None:
-    net = Net().to(lab.device)
-    with torch.no_grad():
-        if was_called:
-            net(fresh(lab, 4, 6))
-        other = copy.deepcopy(net)
-        other.layer.weight.mul_(2)
-        for _ in range(2):
-            x = fresh(lab, 4, 6)
-            assert near(other(x), eager_net(other, x))
-            assert near(net(x), eager_net(net, x))
-            assert not near(net(x), eager_net(other, x))
-
-
-def test_a_deep_copy_of_a_graphed_module_has_weights_of_its_own(lab: Lab) -> None:
-    graphed = cgraph.graphed(network(lab))
-    with torch.no_grad():
-        graphed(fresh(lab, 4, 6))
-        other = copy.deepcopy(graphed)
-        for parameter in other.parameters():
-            parameter.mul_(2)
-        x = fresh(lab, 4, 6)
-        assert near(other(x), other.__wrapped__(x))
-        assert near(graphed(x), graphed.__wrapped__(x))
-        assert not near(graphed(x), other(x))
-
-
-def test_a_deep_copy_of_a_graphed_bound_method_has_an_object_of_its_own(lab: Lab) -> None:
-    class Holder:
-        def __init__(self) -> None:
-            self.by = 2.0
-            self.fast = cgraph.graphed(self.run)
-
-        def run(self, x: Tensor) -> Tensor:
-            return x * self.by
-
-    holder = Holder()
-    other = copy.deepcopy(holder)
-    other.by = 5.0
-    for _ in range(2):
-        x = fresh(lab, 4)
-        assert torch.equal(holder.fast(x), x * 2)
-        assert torch.equal(other.fast(x), x * 5)
-
-
-@pytest.mark.parametrize("was_called", [False, True])
-def test_an_object_with_a_graphed_method_can_be_pickled(lab: Lab, was_called: bool) -> None:
-    two = Scale(2)
-    if was_called:
-        two.run(fresh(lab, 4))
-    other = pickle.loads(pickle.dumps(two))
-    other.by = 5
-    x = fresh(lab, 4)
-    assert torch.equal(other.run(x), x * 5)
-    assert torch.equal(two.run(x), x * 2)
-
-
-@pytest.mark.parametrize("was_called", [False, True])
-def test_a_module_with_a_graphed_forward_can_be_saved(lab: Lab, was_called: bool) -> None:
-    net = Net().to(lab.device)
-    if was_called:
-        net(fresh(lab, 4, 6)).sum().backward()
-    file = io.BytesIO()
-    torch.save(net, file)
-    file.seek(0)
-    other = torch.load(file, weights_only=False)
-    with torch.no_grad():
-        for _ in range(2):
-            x = fresh(lab, 4, 6)
-            assert near(other(x), eager_net(net, x))
-
-
-def test_a_graphed_module_can_be_saved_without_its_graphs(lab: Lab) -> None:
-    graphed = cgraph.graphed(network(lab), sizes=[4])
-    with torch.no_grad():
-        graphed(fresh(lab, 4, 6))
-        file = io.BytesIO()
-        torch.save(graphed, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
-        x = fresh(lab, 3, 6)
-        assert near(other(x), graphed.__wrapped__(x))
-        assert keys(other) == (1, 1)
-
-
 def test_another_function_can_be_assigned_to_one_object(lab: Lab) -> None:
     two, three = Scale(2), Scale(3)
     two.run(fresh(lab, 4))
@@ -528,40 +411,6 @@ def test_another_function_can_be_assigned_to_one_object(lab: Lab) -> None:
         assert torch.equal(three.run(x), x * 3)
     del two.run
     assert torch.equal(two.run(x), x * 2)
-
-
-@cgraph.graphed
-def documented(x: Tensor, *, by: int = 2) -> Tensor:
-    """Multiply."""
-    return x * by
-
-
-def test_a_graphed_function_of_a_module_is_pickled_by_its_name(lab: Lab) -> None:
-    assert pickle.loads(pickle.dumps(documented)) is documented
-    assert copy.deepcopy(documented) is documented
-    assert copy.copy(documented) is documented
-
-
-def test_a_graphed_function_looks_like_the_function() -> None:
-    assert documented.__name__ == "documented"
-    assert documented.__qualname__ == "documented"
-    assert documented.__doc__ == "Multiply."
-    assert documented.__module__ == __name__
-    assert inspect.unwrap(documented) is documented.__wrapped__
-    assert str(inspect.signature(documented)).startswith("(x: 'Tensor', *, by: 'int' = 2)")
-    assert repr(documented).startswith("<graphed documented: ")
-    assert callable(documented)
-
-
-def test_a_graphed_method_looks_like_the_method() -> None:
-    two = Scale(2)
-    for method in (two.run, Scale.run):
-        assert method.__name__ == "run"
-        assert method.__doc__ == "Scale x."
-    assert list(inspect.signature(two.run).parameters) == ["x", "more"]
-    assert list(inspect.signature(Scale.run).parameters) == ["self", "x", "more"]
-    assert "Scale.run" in repr(two.run)
-    assert Net.forward.__doc__ == "Apply the layer."
 
 
 def test_a_method_that_two_threads_find_first_is_graphed_once(lab: Lab) -> None:
