@@ -139,11 +139,7 @@ class Capturing:
         if key.reason is not None:
             key.eager_calls += 1
             return functools.partial(self.function, *args, **kwargs)
-        if is_frozen:
-            raise StateError(
-                f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
-                " capture it before freeze(), or call reset()"
-            )
+        self._require_thawed(key, is_frozen)
         reason = self._reason_against(whole) or self._explosion(key)
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
@@ -153,14 +149,17 @@ class Capturing:
             return self._failed(key, call, error, args, kwargs)
         return None
 
-    def ahead(self, call: Call) -> None:
+    def ahead(self, call: Call, is_frozen: bool) -> None:
         """Capture the key of a call, unless it is; errors come out."""
         key = self.key(call)
-        if key.state == "captured":
+        if key.state == "captured" and self._is_in_place(key, call):
             return
+        self._require_thawed(key, is_frozen)
         reason = self._reason_against(call)
         if reason is not None:
             raise CaptureError(f"{self._name} cannot be captured for ({key.text}): {reason}")
+        # Its calls may have run eagerly until now.
+        self._drop(key, key.state)
         self.capture(key, call, measure=False)
 
     def key(self, call: Call) -> Key:
@@ -204,7 +203,7 @@ class Capturing:
             recorded: Recorded | Trained
             if call.mode.grad and (call.needs_grad or surroundings.needs_grad):
                 recorded = train(plan, call, statics, self.modules, copies)
-                entry = entry_of_call(recorded.call, call, surroundings, lane)
+                entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
             else:
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
@@ -329,6 +328,13 @@ class Capturing:
         if any(one.replays > 1 or one.state != "captured" for one in self._newest):
             return None
         return f"{_MANY_KEYS}: each of the last calls had a new one"
+
+    def _require_thawed(self, key: Key, is_frozen: bool) -> None:
+        if is_frozen:
+            raise StateError(
+                f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
+                " capture it before freeze(), or call reset()"
+            )
 
     def _require_no_gradient(self, recorded: Recorded) -> None:
         for output in recorded.outputs:

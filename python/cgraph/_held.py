@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import dis
+import functools
+import inspect
+import sys
 import warnings
 from collections.abc import Mapping
+from types import CodeType
 from typing import Any
 
 import torch
@@ -11,8 +16,9 @@ import torch
 from cgraph import _core
 from cgraph._busy import is_busy
 from cgraph._options import OnHeld
-from cgraph._source import levels_to_user, user_line
+from cgraph._source import levels_to_user, user_frame, user_line
 from cgraph._text import short_place
+from cgraph._torch import tree_iter
 from cgraph.errors import StateError
 
 __all__ = ["Holding"]
@@ -41,6 +47,7 @@ class Holding:
         place: int,
         lent: torch.Tensor | None,
         site: Any,
+        count: int,
     ) -> None:
         """Act on output ``place`` of the call at ``site``.
 
@@ -49,9 +56,12 @@ class Holding:
             place: The number of the output.
             lent: What was returned; None if only views of it are left.
             site: Code and instruction of the call that returned it.
+            count: How many references the caller has.
         """
         if is_busy():
             # In a warm-up, whose values nobody sees.
+            return
+        if count <= 1 and lent is not None and _is_assigned_next(lent):
             return
         if self._policy == "clone" and lent is not None:
             # One reference for the other, so that only those of views are left to be counted.
@@ -74,6 +84,39 @@ class Holding:
         if (here, there) not in self._warned:
             self._warned.add((here, there))
             warnings.warn(text, stacklevel=levels_to_user())
+
+
+def _is_assigned_next(lent: torch.Tensor) -> bool:
+    """Whether a tensor is in a variable that the result of this call is assigned to.
+
+    So it is in any loop: nobody can read it any more.
+    """
+    frame = user_frame()
+    if frame is None:
+        return False
+    names = _assigned(frame.f_code, frame.f_lasti)
+    values = [frame.f_globals.get(name) for name in names]
+    variables = frame.f_locals
+    values += [variables.get(name) for name in names]
+    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    # Before Python 3.13 this was a copy that the frame keeps, and with it all that is in it; the
+    # references are the frame's, this function's, and that of the question.
+    if is_function and isinstance(variables, dict) and sys.getrefcount(variables) <= 3:
+        variables.clear()
+    return any(leaf is lent for leaf in tree_iter(values))
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned(code: CodeType, instruction: int) -> tuple[str, ...]:
+    """The variables that the result of an instruction is assigned to."""
+    names: list[str] = []
+    for one in dis.get_instructions(code):
+        if one.offset <= instruction or one.opname in ("UNPACK_SEQUENCE", "CACHE"):
+            continue
+        if not one.opname.startswith("STORE_") or one.opname in ("STORE_ATTR", "STORE_SUBSCR"):
+            break
+        names += one.argval if isinstance(one.argval, tuple) else [one.argval]
+    return tuple(names)
 
 
 def _line(site: Any) -> str | None:

@@ -25,6 +25,7 @@ def capture_ladder(
     sizes: Sequence[int] | None,
     progress: bool,
     name: str,
+    is_frozen: bool,
 ) -> None:
     """Capture a call's key, or one for each size, the largest first: the others fit its memory.
 
@@ -35,17 +36,26 @@ def capture_ladder(
         sizes: The sizes, if not those of the options.
         progress: Show a bar.
         name: What the bar is called.
+        is_frozen: Whether captures are forbidden.
+
+    Raises:
+        ArgumentError: The call has no rows, of which those of the sizes could be made.
     """
     wanted = Options.of({"sizes": sizes}).sizes if sizes is not None else options.sizes
     if wanted is None:
         with _gc_frozen():
-            capturing.ahead(call)
+            capturing.ahead(call, is_frozen)
         return
     found = fit(Options(sizes=wanted, dim=options.dim), call, set())
     if found is None:
         raise ArgumentError(
             f"no tensor among the arguments of {name} has the dimension dim={options.dim!r}, along"
             " which sizes= counts rows"
+        )
+    if found.rows == 0:
+        raise ArgumentError(
+            f"the arguments of {name} have no rows, expected at least one: the other sizes are made"
+            " of its rows"
         )
     # Rows that are made up are copies of real ones: numbers that index something stay in range.
     pad: Pad = "repeat" if not callable(options.pad) else options.pad
@@ -59,7 +69,7 @@ def capture_ladder(
     )
     with _gc_frozen(), bar:
         for size in bar:
-            capturing.ahead(call.replaced(resized(call.tensors, found, size, pad)))
+            capturing.ahead(call.replaced(resized(call.tensors, found, size, pad)), is_frozen)
 
 
 @contextmanager

@@ -56,6 +56,10 @@ class Surroundings:
                 for owner in (part._parameters, part._buffers):
                     if owner:
                         self._add(path, owner)
+                if part._modules:
+                    # One that is replaced has other tensors.
+                    self._owners.append(part._modules)
+        self._values = [list(owner.values()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.fixed: _core.Fixed | None = None
         if self._owners:
@@ -90,9 +94,11 @@ class Surroundings:
                 self._names.append(f"{path}.{name}" if path else name)
 
     def _replaced(self) -> str:
-        known = {id(tensor) for tensor in self._tensors}
         names = (
-            name for owner in self._owners for name, now in owner.items() if id(now) not in known
+            name
+            for owner, known in zip(self._owners, self._values, strict=True)
+            for name, now in owner.items()
+            if all(now is not one for one in known)
         )
         return next(names, "a parameter")
 
@@ -160,6 +166,8 @@ def entry_of_call(
     call: Call,
     surroundings: Surroundings,
     lane: _core.Lane | None = None,
+    *,
+    is_replay: bool = False,
 ) -> _core.Entry:
     """An entry whose calls are handed on as they are.
 
@@ -168,12 +176,13 @@ def entry_of_call(
         call: A call of the key.
         surroundings: What its function reaches.
         lane: As for :func:`entry_of_graph`.
+        is_replay: Whether it replays a graph, which reads parameters where they lay.
     """
     return _core.Entry(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
         modes=call.mode,
         flags=surroundings.flags,
-        fixed=None,
+        fixed=surroundings.fixed if is_replay else None,
         work=function,
         outputs=None,
         lane=lane,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -13,8 +13,16 @@ from cgraph._calls import Call
 from cgraph._options import Options, Pad
 from cgraph._recorded import Recorded
 from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph.errors import ArgumentError
 
-__all__ = ["Fit", "Padded", "cut", "cut_leaves", "fit", "resized"]
+__all__ = ["AnyPad", "Fit", "Padded", "cut", "cut_leaves", "fit", "leaks", "resized", "spoils"]
+
+AnyPad = Pad | Literal["first"]
+"""What padding contains; for a trial, also the first row again."""
+
+# An element that was written holds by chance what it held before, less often than one in so many.
+_BY_CHANCE = 4
+_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -63,10 +71,31 @@ def fit(options: Options, call: Call, without: set[str]) -> Fit | None:
     return Fit(rows, size, tuple(dims))
 
 
-def resized(tensors: Sequence[torch.Tensor], found: Fit, size: int, pad: Pad) -> list[torch.Tensor]:
-    """Tensors of another number of rows: cut, or padded."""
+def resized(
+    tensors: Sequence[torch.Tensor],
+    found: Fit,
+    size: int,
+    pad: AnyPad,
+    pad_of_floats: AnyPad | None = None,
+) -> list[torch.Tensor]:
+    """Tensors of another number of rows: cut, or padded.
+
+    Args:
+        tensors: The tensors.
+        found: Where their rows are.
+        size: How many they are to have.
+        pad: What the padding contains.
+        pad_of_floats: What it contains for tensors of floating point, if that is something else.
+    """
     return [
-        tensor if dim is None else _resized(tensor, dim, size, pad)
+        tensor
+        if dim is None
+        else _resized(
+            tensor,
+            dim,
+            size,
+            pad if pad_of_floats is None or not tensor.is_floating_point() else pad_of_floats,
+        )
         for tensor, dim in zip(tensors, found.dims, strict=True)
     ]
 
@@ -147,17 +176,147 @@ def cut_leaves(leaves: Sequence[Any], batched: Sequence[int | None], rows: int) 
     ]
 
 
-def _resized(tensor: torch.Tensor, dim: int, size: int, pad: Pad) -> torch.Tensor:
+def leaks(
+    results: Sequence[Sequence[Any]], eager: Sequence[Any], rows: int, size: int, is_random: bool
+) -> tuple[list[int | None], str | None]:
+    """Whether padding shows in the rows of a result.
+
+    Args:
+        results: The leaves of replays that differ in their padding alone.
+        eager: Those of the function for the call as it is.
+        rows: How many the call has.
+        size: How many the graph has.
+        is_random: Whether the function draws random numbers: with more rows, it draws others.
+
+    Returns:
+        For each leaf the dimension of its rows, and what leaks, in words.
+    """
+    batched: list[int | None] = []
+    for place, (right, one, *others) in enumerate(zip(eager, *results, strict=True)):
+        if not isinstance(one, torch.Tensor) or not isinstance(right, torch.Tensor):
+            if type(one) is not type(right) or one != right:
+                return (
+                    [],
+                    f"output {place} is {one!r:.40} for {size} rows, {right!r:.40} for {rows}",
+                )
+            batched.append(None)
+            continue
+        if right.dim() != one.dim():
+            return [], f"output {place} has another form than without padding"
+        differing = [dim for dim in range(one.dim()) if one.shape[dim] != right.shape[dim]]
+        if any((one.shape[d], right.shape[d]) != (size, rows) for d in differing):
+            return [], (
+                f"output {place} has the shape {list(one.shape)} for {size} rows and"
+                f" {list(right.shape)} for {rows}"
+            )
+        if len(differing) > 1:
+            return [], f"output {place} has the rows in {len(differing)} dimensions"
+        dim = differing[0] if differing else None
+        batched.append(dim)
+        heads = [leaf if dim is None else leaf.narrow(dim, 0, rows) for leaf in (one, *others)]
+        if not all(_same_bits(heads[0], head) for head in heads):
+            return [], f"output {place} depends on what the padding rows contain"
+        if not is_random and not _is_near(heads[0], right):
+            return [], f"output {place} depends on the number of rows"
+    return batched, None
+
+
+def spoils(
+    before: torch.Tensor,
+    right: torch.Tensor,
+    padded: Sequence[torch.Tensor],
+    is_random: bool,
+    is_free: bool,
+) -> bool:
+    """Whether padding shows in memory that a function writes.
+
+    Where a call without padding writes, padding must not change it. Elsewhere padding rows may
+    write, as to the rows of a cache behind those of the call, unless their contents say where: a
+    call could then hit what belongs to others.
+
+    Args:
+        before: Its content before the call.
+        right: That after the call without padding.
+        padded: Those after it with paddings that differ; the last two differ in numbers that may
+            say where rows are written, and in nothing that may write zeros over zeros.
+        is_random: Whether what the call writes may be other numbers.
+        is_free: Whether padding may write anywhere else.
+    """
+    if any(not before.shape == right.shape == one.shape for one in padded):
+        return True
+    touched = _differs(right, before)
+    if not is_random and not _is_near(padded[0][touched], right[touched]):
+        return True
+    if is_free:
+        return False
+    elsewhere = [_differs(one, before) & ~touched for one in padded]
+    if len(elsewhere) == 1:
+        return bool(elsewhere[0].any())
+    *earlier, one, other = elsewhere
+    apart = [one ^ other, *(mask & ~other for mask in earlier)]
+    most = max(int(one.sum()), int(other.sum())) // _BY_CHANCE
+    return any(int(mask.sum()) > most for mask in apart)
+
+
+def _resized(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Tensor:
     rows = tensor.shape[dim]
     if rows >= size:
         return tensor.narrow(dim, 0, size)
-    if callable(pad):
-        return pad(tensor, size)
     shape = list(tensor.shape)
+    if callable(pad):
+        shape[dim] = size
+        return _checked(pad(tensor, size), tensor, shape)
     shape[dim] = size - rows
+    if pad == "first":
+        return torch.cat([tensor, tensor.narrow(dim, 0, 1).expand(shape)], dim)
     if pad == "repeat":
         return torch.cat([tensor, tensor.narrow(dim, rows - 1, 1).expand(shape)], dim)
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def _checked(padded: object, tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
+    """What a function of the user has padded a tensor to."""
+    expected = f"{tensor.dtype}{shape} on {tensor.device}"
+    if not isinstance(padded, torch.Tensor):
+        raise ArgumentError(f"pad returned {padded!r:.80}, expected a tensor: {expected}")
+    if (list(padded.shape), padded.dtype, padded.device) != (shape, tensor.dtype, tensor.device):
+        raise ArgumentError(
+            f"pad returned {padded.dtype}{list(padded.shape)} on {padded.device} for"
+            f" {list(tensor.shape)}, expected {expected}"
+        )
+    return padded
+
+
+def _is_near(one: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are equal but for rounding: sums of more rows have another order."""
+    if not (right.is_floating_point() or right.is_complex()) or right.numel() == 0:
+        return torch.equal(one, right)
+    within = float(torch.finfo(right.dtype).eps ** 0.5)
+    if right.dtype.itemsize < 4:
+        one, right = one.float(), right.float()
+    size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(one, right, rtol=within, atol=within * size, equal_nan=True)
+
+
+def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """Where two tensors differ in their bits."""
+    size = one.dtype.itemsize
+    whole = _WHOLE.get(size)
+    if whole is not None:
+        return one.view(whole) != other.view(whole)
+    return (_bytes_of(one) != _bytes_of(other)).view(one.numel(), -1).any(1)
+
+
+def _bytes_of(content: torch.Tensor) -> torch.Tensor:
+    return content.view(torch.uint8)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if one.is_floating_point() or one.is_complex():
+        return torch.equal(torch.nan_to_num(one), torch.nan_to_num(other)) and torch.equal(
+            one.isnan(), other.isnan()
+        )
+    return torch.equal(one, other)
 
 
 def _root(name: str) -> str:

@@ -18,7 +18,7 @@ import torch
 from cgraph import _torch
 from cgraph._torch import TorchDispatchMode, tree_iter
 
-__all__ = ["Rollback"]
+__all__ = ["Rollback", "leaves_behind"]
 
 # Arguments that kernels write although no schema says so: the statistics of a batch norm in
 # training, cuDNN's random state of a recurrent network.
@@ -97,16 +97,16 @@ class Rollback:
         )
         return has_drawn or bool(self._watch.storages)
 
-    def before(self) -> list[torch.Tensor]:
-        """What was in each storage that was written so far, in the dtype of its first writer."""
-        with _torch.without_modes():
-            return [_typed(one.copy, one.dtype) for one in self._watch.storages.values()]
+    @property
+    def written(self) -> int:
+        """How many storages were written so far."""
+        return len(self._watch.storages)
 
     def contents(self, count: int) -> list[torch.Tensor]:
-        """What is in the first of these storages now."""
+        """What the first storages which were written hold now, in the type of the first write."""
         with _torch.without_modes():
             storages = list(self._watch.storages.values())[:count]
-            return [_typed(_bytes(one.storage).clone(), one.dtype) for one in storages]
+            return [_in_type(_bytes(one.storage).clone(), one.dtype) for one in storages]
 
     def rewind(self) -> None:
         """Put the contents of storages back, and go on."""
@@ -138,6 +138,21 @@ class Rollback:
                 torch.cuda.synchronize(device)
         watch.tensors.clear()
         watch.storages.clear()
+
+
+def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    """The leaves that a backward pass from tensors with a history would give gradients to."""
+    seen: set[Any] = set()
+    nodes = [tensor.grad_fn for tensor in tensors]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        variable = getattr(node, "variable", None)
+        if isinstance(variable, torch.Tensor):
+            yield variable
+        nodes += [after for after, _ in node.next_functions]
 
 
 class _Watch(TorchDispatchMode):
@@ -275,15 +290,14 @@ class _Storage(NamedTuple):
         _bytes(self.storage).copy_(self.copy)
 
 
-def _typed(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as elements; as bytes where they are no whole number of elements."""
-    whole = content.numel() % dtype.itemsize == 0
-    return content.view(dtype) if whole else content
-
-
 def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
     """A tensor of all bytes of a storage."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def _in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as numbers of a type, where they are a whole number of them."""
+    return content if content.numel() % dtype.itemsize else content.view(dtype)
 
 
 def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
@@ -323,17 +337,6 @@ def _written_arguments(func: Any) -> list[tuple[int, str]] | None:
 
 
 def _with_leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """Tensors, and the leaves that a backward pass from them would give gradients to."""
-    seen: set[Any] = set()
-    for tensor in tensors:
-        yield tensor
-        nodes = [tensor.grad_fn]
-        while nodes:
-            node = nodes.pop()
-            if node is None or node in seen:
-                continue
-            seen.add(node)
-            variable = getattr(node, "variable", None)
-            if isinstance(variable, torch.Tensor):
-                yield variable
-            nodes += [after for after, _ in node.next_functions]
+    tensors = list(tensors)
+    yield from tensors
+    yield from leaves_behind(tensors)

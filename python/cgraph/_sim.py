@@ -325,7 +325,9 @@ def _kernel(
             result = func(*args, **kwargs)
             leaves = tree_flatten(result)[0]
             for place, tensor in fresh:
-                tensor.copy_(leaves[place])
+                # None is a gradient that nobody asked for, although its shape was known.
+                if leaves[place] is not None:
+                    tensor.copy_(leaves[place])
 
     return run
 

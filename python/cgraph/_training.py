@@ -11,6 +11,7 @@ import torch
 from cgraph import _torch
 from cgraph._calls import Call
 from cgraph._recorded import Plan
+from cgraph._rollback import leaves_behind
 from cgraph.callables import graphed_of, make_graphed_callables
 from cgraph.errors import CallableError
 
@@ -69,8 +70,22 @@ class _Surface(torch.nn.Module):
         self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function."""
-        return self._function[0](*args, **kwargs)
+        """Call the function.
+
+        Raises:
+            CallableError: Its result requires a gradient of a tensor that would not get one.
+        """
+        result = self._function[0](*args, **kwargs)
+        known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
+        outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
+        for tensor in leaves_behind(outputs):
+            if id(tensor) not in known:
+                raise CallableError(
+                    f"the result requires a gradient of a tensor of shape {list(tensor.shape)} that"
+                    " is no argument and in no module that the function names: make it a parameter"
+                    " of one, pass it as an argument, or call under torch.no_grad()"
+                )
+        return result
 
 
 def train(

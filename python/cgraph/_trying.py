@@ -10,10 +10,9 @@ import torch
 from cgraph import _core, _torch
 from cgraph._calls import Call
 from cgraph._keys import Key
-from cgraph._leaks import Written, leaks, spoils
 from cgraph._native import entry_of_call, returned
 from cgraph._options import Options, Pad
-from cgraph._padding import Fit, Padded, cut, cut_leaves, fit, resized
+from cgraph._padding import AnyPad, Fit, Padded, cut, cut_leaves, fit, leaks, resized, spoils
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._surroundings import tensors_of
@@ -51,7 +50,7 @@ class Padding:
             return None
         if found.size is None:
             most = options.sizes[-1] if options.sizes else 0
-            reason = f"larger than all sizes: {found.rows} rows, the largest size is {most}"
+            reason = f"larger than all sizes: the largest one is {most}"
             return capturing.eagerly(call, args, kwargs, reason)
         tensors = resized(call.tensors, found, found.size, options.pad)
         whole = call.replaced(tensors)
@@ -59,27 +58,42 @@ class Padding:
         instead = capturing.ensure(large, whole, call, args, kwargs, is_frozen)
         if instead is not None:
             return instead
-        if large.batched is None and large.leak is None:
+        batched, leak = large.batched, large.leak
+        if batched is None and leak is None:
             if self._options.check_padding:
-                large.batched, large.leak = self._tried(large, call, found)
+                batched, leak = self._tried(large, call, found)
             else:
-                large.batched = self._assumed(large, call, found)
-        if large.leak is not None:
-            reason = f"padding to {found.size} rows is not safe: {large.leak}"
+                batched = self._assumed(large, call, found)
+            # A row that is repeated has the same mean: more rows are to show what that does.
+            if found.rows > 1 or options.pad != "repeat":
+                large.batched, large.leak = batched, leak
+        if batched is None:
+            reason = f"padding to {found.size} rows is not safe: {leak}"
             return capturing.eagerly(call, args, kwargs, reason)
-        entry = self._entry(large, call, found)
+        entry = self._entry(large, call, found, batched)
         capturing.add(large, call, entry)
         return lambda: entry.call(args, kwargs, call.tensors)
 
-    def _entry(self, large: Key, call: Call, found: Fit) -> _core.Entry:
+    def _entry(
+        self, large: Key, call: Call, found: Fit, batched: Sequence[int | None]
+    ) -> _core.Entry:
         """The entry of calls of this number of rows."""
         surroundings = self._capturing.surroundings()
-        recorded, batched = large.recorded, large.batched
-        assert recorded is not None and batched is not None
+        recorded = large.recorded
+        assert recorded is not None
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
-            return entry_of_call(run, call, surroundings)
+            return entry_of_call(run, call, surroundings, is_replay=True)
         padded = Padded(recorded, found, self._options.pad)
+        outputs = [
+            # An argument that is returned is the caller's own.
+            whole if recorded.argument(whole) is not None else part
+            for whole, part in zip(
+                recorded.outputs,
+                cut_leaves(recorded.outputs, batched, found.rows),
+                strict=True,
+            )
+        ]
         # Calls are compared with dense tensors, as they come; what is copied to may have gaps.
         like = [torch.empty_like(tensor, requires_grad=False) for tensor in call.tensors]
         padded.keep(like)
@@ -91,7 +105,7 @@ class Padding:
             work=padded,
             outputs=returned(
                 recorded,
-                cut_leaves(recorded.outputs, batched, found.rows),
+                outputs,
                 surroundings,
                 copies=self._options.outputs == "clone",
                 held=self._capturing.holding,
@@ -101,19 +115,17 @@ class Padding:
 
     def _assumed(self, large: Key, call: Call, found: Fit) -> list[int | None]:
         """Where the rows of a result are by its shape alone."""
-        recorded, dim = large.recorded, self._options.dim
+        recorded, pad = large.recorded, self._options.pad
         assert recorded is not None
         if isinstance(recorded, Trained):
             with torch.random.fork_rng(_torch.random_devices()), torch.no_grad():
-                leaves = _replayed(recorded, call, found, self._options.pad)
+                leaves = _replayed(recorded, call, found, pad, pad)[0]
         else:
             leaves = recorded.outputs
-        first = next(one for one in found.dims if one is not None) if dim != 0 else 0
+        dim = next(one for one in found.dims if one is not None)
         return [
-            first
-            if isinstance(leaf, torch.Tensor)
-            and leaf.dim() > first
-            and leaf.shape[first] == found.size
+            dim
+            if isinstance(leaf, torch.Tensor) and leaf.dim() > dim and leaf.shape[dim] == found.size
             else None
             for leaf in leaves
         ]
@@ -121,28 +133,36 @@ class Padding:
     def _tried(
         self, large: Key, call: Call, found: Fit
     ) -> tuple[list[int | None] | None, str | None]:
-        """Run the call without padding, and twice with paddings that differ; what shows."""
+        """Run the call without padding, and with paddings that differ; what shows."""
         recorded, function = large.recorded, self._capturing.function
         assert recorded is not None and found.size is not None
-        tensors = [tensor.detach().clone() for tensor in call.tensors]
-        args, kwargs = call.arguments(tensors)
-        pads: list[Pad] = [self._options.pad, "repeat" if self._options.pad == "zero" else "zero"]
-        rollback = Rollback(leaves=tensors_of((function, args, kwargs)))
+        rollback = Rollback(leaves=tensors_of((function, call.arguments(call.tensors))))
         devices = _torch.random_devices()
-        states = []
         try:
             with self._capturing.busy(), rollback, torch.no_grad():
+                # Made in the block: what is written to them is compared as a result.
+                tensors = [tensor.detach().clone() for tensor in call.tensors]
+                args, kwargs = call.arguments(tensors)
                 with torch.random.fork_rng(devices):
-                    leaves = tree_flatten(function(*args, **kwargs))[0]
-                eager = _copied([*leaves, *(tensors[place] for place in recorded.mutated)])
-                before = rollback.before()
-                states.append(rollback.contents(len(before)))
-                results = []
-                for pad in pads:
+                    before = _random_states(devices)
+                    leaves, spec = tree_flatten(function(*args, **kwargs))
+                    is_random = any(
+                        not torch.equal(*pair)
+                        for pair in zip(before, _random_states(devices), strict=True)
+                    )
+                eager = _copies([*leaves, *(tensors[place] for place in recorded.mutated)])
+                right = rollback.contents(written := rollback.written)
+                rollback.rewind()
+                old = rollback.contents(written)
+                results, states = [], []
+                for pads in _trials(self._options.pad, found.rows):
                     rollback.rewind()
                     with torch.random.fork_rng(devices):
-                        results.append(_replayed(recorded, call, found, pad))
-                    states.append(rollback.contents(len(before)))
+                        replayed, its_spec = _replayed(recorded, call, found, *pads)
+                    if its_spec != spec:
+                        return None, "the result is put together in another way"
+                    results.append(replayed)
+                    states.append(rollback.contents(written))
         except torch.OutOfMemoryError as error:
             return None, (
                 "there is no memory to try it out: give check_padding=False if padding rows leave"
@@ -150,11 +170,12 @@ class Padding:
             )
         finally:
             rollback.undo()
-        spoilt = spoils([Written(*times) for times in zip(before, *states, strict=True)])
-        if spoilt is not None:
-            return None, spoilt
-        batched, leak = leaks(results, eager, found.rows, found.size)
-        return batched[: len(batched) - len(recorded.mutated)], leak
+        is_free = callable(self._options.pad)
+        for before, after, *padded in zip(old, right, *states, strict=True):
+            if spoils(before, after, padded, is_random, is_free):
+                return None, "what the function writes is not as without padding"
+        batched, leak = leaks(results, eager, found.rows, found.size, is_random)
+        return None if leak else batched[: len(leaves)], leak
 
 
 class _PaddedCall:
@@ -184,19 +205,40 @@ class _PaddedCall:
         return cut(self._recorded.call(*args, **kwargs), self._batched, self._found.rows)
 
 
-def _replayed(recorded: Recorded | Trained, call: Call, found: Fit, pad: Pad) -> list[Any]:
-    """The leaves of a replay with this padding, as copies."""
+def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
+    """Paddings to try, the user's first: of whole numbers, and of other ones.
+
+    Whole numbers may say where a row is written to. Where that is varied, no row must be written to
+    a place that another one has.
+    """
+    if callable(pad):
+        return [(pad, pad), (pad, "zero")]
+    if pad == "zero":
+        return [("zero", "zero"), ("zero", "repeat"), ("repeat", "repeat")]
+    return [("repeat", "repeat"), *([("first", "first")] if rows > 1 else [])]  # type: ignore[list-item]
+
+
+def _replayed(
+    recorded: Recorded | Trained, call: Call, found: Fit, pad: AnyPad, pad_of_floats: AnyPad
+) -> tuple[list[Any], Any]:
+    """The leaves of a replay with this padding, as copies, and how they are put together."""
     assert found.size is not None
+    tensors = resized(call.tensors, found, found.size, pad, pad_of_floats)
     if isinstance(recorded, Trained):
-        args, kwargs = call.arguments(resized(call.tensors, found, found.size, pad))
-        leaves = tree_flatten(recorded.call(*args, **kwargs))[0]
-    else:
-        tensors = tuple(tensor.detach().clone() for tensor in call.tensors)
-        Padded(recorded, found, pad)(tensors)
-        leaves = [*recorded.outputs, *(tensors[place] for place in recorded.mutated)]
-    return _copied(leaves)
+        args, kwargs = call.arguments(tensors)
+        leaves, spec = tree_flatten(recorded.call(*args, **kwargs))
+        return _copies(leaves), spec
+    for static, tensor in zip(recorded.statics, tensors, strict=True):
+        static.copy_(tensor)
+    recorded.graph.replay()
+    heads = cut_leaves(recorded.statics, found.dims, found.rows)
+    leaves = [*recorded.outputs, *(heads[place] for place in recorded.mutated)]
+    return _copies(leaves), recorded.spec
 
 
-def _copied(leaves: Sequence[Any]) -> list[Any]:
-    """Leaves of a result that nothing overwrites."""
+def _copies(leaves: Sequence[Any]) -> list[Any]:
     return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves]
+
+
+def _random_states(devices: Sequence[int]) -> list[torch.Tensor]:
+    return [torch.get_rng_state(), *(torch.cuda.get_rng_state(device) for device in devices)]

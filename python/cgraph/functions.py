@@ -11,10 +11,14 @@ tensor([2., 2., 2.]) tensor([2., 2.]) 2
 
 from __future__ import annotations
 
+import copy
 import functools
+import sys
 import threading
+import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal, Self
 
 import torch
@@ -142,8 +146,9 @@ class GraphedFunction(_core.Dispatcher):
         arguments = Arguments(signed, options.static_argnums, options.static_argnames)
         if isinstance(options.dim, Mapping):
             arguments.require_names("dim", options.dim)
-        self._attribute: str | None = None
-        self._owner: weakref.ref[Any] | None = None
+        self._attribute = self._kept_as = self._name
+        self._class: type | None = None
+        self._is_found = False
         self._lock = threading.RLock()
         self._capturing = Capturing(self, fn, arguments, options)
         self._is_frozen = False
@@ -178,11 +183,22 @@ class GraphedFunction(_core.Dispatcher):
         """
         with self._lock:
             call = self._capturing.taken(args, kwargs)
-            capture_ladder(self._capturing, call, self._options, sizes, progress, self._name)
+            capture_ladder(
+                self._capturing,
+                call,
+                self._options,
+                sizes,
+                progress,
+                self._name,
+                self._is_frozen,
+            )
         return self
 
     def freeze(self) -> Self:
-        """Forbid captures from now on: a call that would need one raises, and names its key."""
+        """Forbid captures from now on: a call that would need one raises, and names its key.
+
+        :meth:`capture` does so too. :meth:`reset` allows them again.
+        """
         self._is_frozen = True
         return self
 
@@ -204,6 +220,9 @@ class GraphedFunction(_core.Dispatcher):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call that fits no native entry."""
+        if self._class is not None and args and isinstance(args[0], self._class):
+            # Called on the class: the graphs are those of the object.
+            return self.__get__(args[0])(*args[1:], **kwargs)
         if self._capturing.is_busy or _is_capturing():
             # Inside a capture and its warm-up, its work becomes part of that one.
             return self._fn(*args, **kwargs)
@@ -219,26 +238,33 @@ class GraphedFunction(_core.Dispatcher):
     def __set_name__(self, owner: type, name: str) -> None:
         """Learn the name of the method that this is."""
         self._attribute = name
+        self._class = owner
+        self._kept_as = f"{owner.__qualname__}.{name}"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The graphed method of an object, which has graphs of its own."""
         if instance is None:
             return self
-        name = self._attribute or self._name.rsplit(".", 1)[-1]
         try:
-            attributes = vars(instance)
-        except TypeError:
+            # Not under the name of the method: a class that overrides it calls this one by super().
+            bound = instance.__dict__.get(self._kept_as)
+        except AttributeError:
             raise ArgumentError(
-                f"{type(instance).__name__} has no __dict__ to keep the graphs of {name} in: graph"
-                " a function instead"
+                f"{type(instance).__name__} has no __dict__ to keep the graphs of {self._name} in:"
+                " graph a function instead"
             ) from None
+        # A copy of an object has what the object had.
+        if bound is not None and bound.__wrapped__.__self__ is instance:
+            return bound
+        if isinstance(instance, type):
+            return types.MethodType(self, instance)
         bound = GraphedFunction(self._fn.__get__(instance), self._options)
-        bound._owner = weakref.ref(instance)
-        bound._attribute = name
-        # Found there from now on: an instance's attributes come before those of its class, unless
-        # these can be assigned to.
-        attributes[name] = bound
-        return bound
+        bound._attribute, bound._kept_as, bound._is_found = self._attribute, self._kept_as, True
+        # Of several threads that come here first, one is heard.
+        kept = instance.__dict__.setdefault(self._kept_as, bound)
+        if kept.__wrapped__.__self__ is not instance:
+            instance.__dict__[self._kept_as] = kept = bound
+        return kept
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
@@ -247,17 +273,24 @@ class GraphedFunction(_core.Dispatcher):
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The graphs know only the original: a copy begins without any."""
-        instance = None if self._owner is None else self._owner()
-        if instance is not None and id(instance) in memo:
-            function = self._fn.__func__.__get__(memo[id(instance)])  # type: ignore[attr-defined]
-            copied = GraphedFunction(function, self._options)
-            copied._owner, copied._attribute = weakref.ref(memo[id(instance)]), self._attribute
-            return copied
-        if isinstance(self._fn, torch.nn.Module):
-            import copy
+        function = copy.deepcopy(self._fn, memo)
+        if function is self._fn:
+            return self
+        copied = GraphedFunction(function, self._options)
+        copied._attribute, copied._kept_as = self._attribute, self._kept_as
+        copied._is_found = self._is_found
+        return copied
 
-            return GraphedFunction(copy.deepcopy(self._fn, memo), self._options)
-        return self
+    def __reduce__(self) -> Any:
+        """How it is pickled: by its name or by its function, without graphs and without pool."""
+        if self._is_found:
+            return getattr, (self._fn.__self__, self._attribute)  # type: ignore[attr-defined]
+        found: Any = sys.modules.get(getattr(self._fn, "__module__", None) or "")
+        for name in self._name.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return self._name
+        return GraphedFunction, (self._fn, replace(self._options, pool=None))
 
     def __repr__(self) -> str:
         return f"<graphed {self._name}: {len(self.entries_by_use)} graphs>"

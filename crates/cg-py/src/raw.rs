@@ -202,11 +202,12 @@ pub(crate) fn is_instance(object: &Bound<'_, PyAny>, class: &Py<PyType>) -> bool
     unsafe { pyo3::ffi::PyObject_TypeCheck(object.as_ptr(), class.as_ptr().cast()) != 0 }
 }
 
-/// Whether anybody but the owner of this reference has one to the object.
+/// How many references an object has.
 #[inline]
-pub(crate) fn is_shared(object: &Bound<'_, PyAny>) -> bool {
+pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {
     // SAFETY: the object is alive and the interpreter is held, as `object` shows.
-    unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) > 1 }
+    let count = unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) };
+    i64::try_from(count).unwrap_or(i64::MAX)
 }
 
 /// Where memory is, whatever its kind there.

@@ -205,19 +205,19 @@ impl Entry {
         let result = match &entry.work {
             Work::Graph(graph, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller)?;
+                outputs.release(py, caller, found)?;
                 Graph::run(graph.bind(py), Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Segments(segments, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller)?;
+                outputs.release(py, caller, found)?;
                 segments.get().run(py, Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Feed(feed, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller)?;
+                outputs.release(py, caller, found)?;
                 feed.call1(py, (tensors()?,))?;
                 outputs.result(py, found)?
             }

@@ -1,7 +1,7 @@
 //! `Outputs`: what an entry returns, and whether a caller still holds what it returned before.
 
 use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -23,13 +23,13 @@ pub(crate) struct Outputs {
 /// Who is told of results that a caller still holds.
 struct Held {
     /// Called before the replay that overwrites a result: with its place, the tensor that was
-    /// returned (`None` if only views of it are held), and code and instruction of the call.
+    /// returned (`None` if only views of it are held), code and instruction of the call, and how many
+    /// references the caller has.
     callback: Py<PyAny>,
     /// `sys._getframe`: the caller, where a native entry was called.
     frame: Py<PyAny>,
     /// The same where Python of cgraph's stands in between.
     outer_frame: Py<PyAny>,
-    last_call: Mutex<Option<Site>>,
     /// Views are looked for in the first calls, and then in one of so many: it costs more than all
     /// else here. A result that is held as it was returned is seen at once.
     stride: u64,
@@ -65,10 +65,16 @@ enum Build {
 struct Output {
     own: Py<PyAny>,
     signature: Py<Signature>,
-    /// What the last call returned. It is returned again if the caller has let it go as it was: a
-    /// new tensor costs more.
-    lent: Mutex<Option<Py<PyAny>>>,
+    lent: Arc<Lent>,
     storage: Py<Storage>,
+}
+
+/// What the last call returned, and where that was.
+#[derive(Default)]
+struct Lent {
+    /// Returned again if the caller has let it go as it was: a new tensor costs more.
+    tensor: Mutex<Option<Py<PyAny>>>,
+    site: Mutex<Option<Site>>,
 }
 
 /// A storage of torch's that outputs lie in, and how many references it has while no caller has one.
@@ -78,6 +84,8 @@ pub(crate) struct Storage {
     /// torch's count of the references to a storage, by its address.
     use_count: Py<PyAny>,
     at_rest: AtomicI64,
+    /// Those of all outputs that lie in it, also of other entries: their rows overlap.
+    lents: Mutex<Vec<Arc<Lent>>>,
 }
 
 /// Whose Python called an entry.
@@ -106,6 +114,7 @@ impl Storage {
             address,
             use_count,
             at_rest: AtomicI64::new(now),
+            lents: Mutex::default(),
         })
     }
 
@@ -116,6 +125,53 @@ impl Storage {
         Ok(now > self.at_rest.load(Ordering::Relaxed))
     }
 }
+
+impl Storage {
+    /// What other outputs have lent. Most storages have one.
+    #[inline]
+    fn others(&self, own: &Arc<Lent>) -> Vec<Arc<Lent>> {
+        let lents = self.lents();
+        let others = lents.iter().filter(|lent| !Arc::ptr_eq(lent, own));
+        others.map(Arc::clone).collect()
+    }
+
+    fn lents(&self) -> MutexGuard<'_, Vec<Arc<Lent>>> {
+        self.lents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lent {
+    fn tensor(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.tensor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn site(&self) -> MutexGuard<'_, Option<Site>> {
+        self.site.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what was lent, if it is still used, with the number of references that others have.
+    #[inline]
+    fn take_used(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<Option<(Py<PyAny>, i64)>> {
+        let Some(lent) = self.tensor().take() else {
+            return Ok(None);
+        };
+        let others = raw::references(lent.bind(py)) - 1;
+        if others == 0 {
+            if is_used_in_torch(lent.bind(py))? {
+                return Ok(Some((lent, MANY)));
+            }
+            *self.tensor() = Some(lent);
+            return Ok(None);
+        }
+        // An argument of the call is copied before anything is overwritten. It has one reference
+        // among the arguments and one among those that were found.
+        let as_argument = found.iter().filter(|one| one.tensor.is(&lent)).count();
+        Ok(Some((lent, others - 2 * i64::try_from(as_argument)?)))
+    }
+}
+
+/// As many references as nobody looks for.
+const MANY: i64 = 1 << 30;
 
 impl Outputs {
     /// Reads leaves: `("static", tensor, signature, storage)`, `("copied", tensor)`, `("argument",
@@ -140,7 +196,6 @@ impl Outputs {
                 callback,
                 frame,
                 outer_frame,
-                last_call: Mutex::default(),
                 stride,
                 calls: AtomicU64::new(0),
             }),
@@ -149,7 +204,12 @@ impl Outputs {
 
     /// Tells Python of each result that is still held, which the next replay overwrites.
     #[inline]
-    pub(crate) fn release(&self, py: Python<'_>, caller: Caller) -> PyResult<()> {
+    pub(crate) fn release(
+        &self,
+        py: Python<'_>,
+        caller: Caller,
+        found: &[Found<'_>],
+    ) -> PyResult<()> {
         let Some(held) = &self.held else {
             return Ok(());
         };
@@ -159,26 +219,39 @@ impl Outputs {
             let Leaf::Static(output) = leaf else {
                 continue;
             };
-            let lent = output.lent().take();
-            let (lent, free) = match lent {
-                Some(lent) if is_used(lent.bind(py))? => (Some(lent), None),
-                free => (None, free),
-            };
-            *output.lent() = free;
-            if lent.is_some() || (closely && output.storage.get().is_held(py)?) {
-                let site = held.last_call().take();
-                let told = held.callback.call1(py, (place, &lent, &site));
-                *held.last_call() = site;
-                if told.is_err() {
-                    *output.lent() = lent;
+            let storage = output.storage.get();
+            let others = storage.others(&output.lent);
+            let mut is_told = false;
+            for lent in others.iter().chain([&output.lent]) {
+                match lent.take_used(py, found)? {
+                    // As a rule the variable that the result of this call is assigned to.
+                    Some((_, ..=1)) if !closely => {}
+                    Some((used, count)) => {
+                        held.tell(py, place, lent, Some(used), count)?;
+                        is_told = true;
+                    }
+                    None => {}
                 }
-                told?;
+            }
+            if closely && !is_told && storage.is_held(py)? {
+                held.tell(py, place, &output.lent, None, MANY)?;
             }
         }
         if held.is_close(call + 1) {
-            held.note(py, caller)?;
+            let site = held.site(py, caller)?;
+            for leaf in &self.leaves {
+                if let Leaf::Static(output) = leaf {
+                    let (code, instruction) = &site;
+                    let copy = (code.clone_ref(py), instruction.clone_ref(py));
+                    *output.lent.site() = Some(copy);
+                }
+            }
         } else if closely {
-            *held.last_call() = None;
+            for leaf in &self.leaves {
+                if let Leaf::Static(output) = leaf {
+                    *output.lent.site() = None;
+                }
+            }
         }
         Ok(())
     }
@@ -222,23 +295,37 @@ impl Held {
         call < FIRST_CALLS || call.is_multiple_of(self.stride)
     }
 
-    /// Notes where the call is that is under way.
+    /// Tells of a result that is held; what was lent is lent again if that raises.
+    #[cold]
+    fn tell(
+        &self,
+        py: Python<'_>,
+        place: usize,
+        lent: &Lent,
+        used: Option<Py<PyAny>>,
+        count: i64,
+    ) -> PyResult<()> {
+        let site = lent.site().take();
+        let told = self.callback.call1(py, (place, &used, &site, count));
+        if told.is_err() {
+            *lent.site() = site;
+            if used.is_some() {
+                *lent.tensor() = used;
+            }
+        }
+        told.map(drop)
+    }
+
+    /// Where the call is that is under way.
     #[inline]
-    fn note(&self, py: Python<'_>, caller: Caller) -> PyResult<()> {
+    fn site(&self, py: Python<'_>, caller: Caller) -> PyResult<Site> {
         let frame = match caller {
             Caller::User => self.frame.bind(py).call0()?,
             Caller::Cgraph => self.outer_frame.bind(py).call0()?,
         };
         let code = frame.getattr(intern!(py, "f_code"))?;
         let instruction = frame.getattr(intern!(py, "f_lasti"))?;
-        *self.last_call() = Some((code.unbind(), instruction.unbind()));
-        Ok(())
-    }
-
-    fn last_call(&self) -> MutexGuard<'_, Option<Site>> {
-        self.last_call
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner)
+        Ok((code.unbind(), instruction.unbind()))
     }
 }
 
@@ -249,12 +336,15 @@ impl Leaf {
         Ok(match kind.as_str() {
             "static" => {
                 let storage: Py<Storage> = from.get_item(3)?.extract()?;
+                let lent = Arc::new(Lent::default());
+                *lent.tensor() = Some(value.call_method0("detach")?.unbind());
+                storage.get().lents().push(Arc::clone(&lent));
                 storage
                     .get()
                     .at_rest
                     .fetch_add(REFERENCES, Ordering::Relaxed);
                 Self::Static(Output {
-                    lent: Mutex::new(Some(value.call_method0("detach")?.unbind())),
+                    lent,
                     own: value.unbind(),
                     signature: from.get_item(2)?.extract()?,
                     storage,
@@ -285,40 +375,34 @@ impl Output {
     /// An alias that no caller has and that is as it was made.
     #[inline]
     fn lend(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let lent = self.lent().take();
+        let lent = self.lent.tensor().take();
         if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
             let is_as_made = self.signature.get().matches(&lent)? == Some(Match::Same);
-            if is_as_made && !raw::is_shared(&lent) && !requires_grad(&lent)? {
-                *self.lent() = Some(lent.clone().unbind());
+            if is_as_made && raw::references(&lent) == 1 && !requires_grad(&lent)? {
+                *self.lent.tensor() = Some(lent.clone().unbind());
                 return Ok(lent.unbind());
             }
         }
         let new = self.own.call_method0(py, intern!(py, "detach"))?;
-        *self.lent() = Some(new.clone_ref(py));
+        *self.lent.tensor() = Some(new.clone_ref(py));
         Ok(new)
-    }
-
-    fn lent(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
-        self.lent.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
 impl Drop for Output {
     fn drop(&mut self) {
-        self.storage
-            .get()
-            .at_rest
-            .fetch_sub(REFERENCES, Ordering::Relaxed);
+        let storage = self.storage.get();
+        storage.at_rest.fetch_sub(REFERENCES, Ordering::Relaxed);
+        storage
+            .lents()
+            .retain(|lent| !Arc::ptr_eq(lent, &self.lent));
     }
 }
 
-/// Whether a tensor has an owner besides the one that asks: in Python, or in autograd's graph.
+/// Whether torch has a tensor that nobody has in Python, as autograd's graph may.
 #[inline]
-fn is_used(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+fn is_used_in_torch(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = tensor.py();
-    if raw::is_shared(tensor) {
-        return Ok(true);
-    }
     let uses: i64 = tensor.call_method0(intern!(py, "_use_count"))?.extract()?;
     Ok(uses > 1)
 }

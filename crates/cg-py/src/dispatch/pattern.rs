@@ -23,7 +23,7 @@ pub(crate) enum Pattern {
     Constant(Py<PyAny>),
     Tuple(Vec<Self>),
     List(Vec<Self>),
-    /// These keys in any order.
+    /// These keys in this order, which a function may go through.
     Dict(Vec<(Py<PyAny>, Self)>),
 }
 
@@ -100,8 +100,8 @@ impl Pattern {
                 Err(_) => Ok(false),
             },
             Self::Dict(patterns) => match value.cast_exact::<PyDict>() {
-                Ok(dict) => fits_dict(patterns, dict, grad, found),
-                Err(_) => Ok(false),
+                Ok(dict) if has_order(patterns, dict)? => fits_dict(patterns, dict, grad, found),
+                _ => Ok(false),
             },
         }
     }
@@ -136,6 +136,16 @@ pub(crate) fn all_fit<'py>(
     }
     for (pattern, value) in patterns.iter().zip(values) {
         if !pattern.fits(&value, grad, found)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether a dictionary has its keys in the order of the patterns.
+fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDict>) -> PyResult<bool> {
+    for ((key, _), (other, _)) in patterns.iter().zip(dict) {
+        if !other.is(key) && !other.eq(key)? {
             return Ok(false);
         }
     }

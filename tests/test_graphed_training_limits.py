@@ -1,0 +1,269 @@
+"""Gradients of padded calls, of what moves, and what runs eagerly while gradients are recorded."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from cgraph.errors import StateError
+from lab import Lab, fresh
+from networks import leaf, network
+
+
+def near(one: Any, other: Any) -> bool:
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def same_gradients(one: nn.Module, other: nn.Module) -> bool:
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(
+        second.grad is None if first.grad is None else near(first.grad, second.grad)
+        for first, second in pairs
+    )
+
+
+def eager_calls(function: Any) -> int:
+    return sum(key.eager_calls for key in function.report().keys)
+
+
+@pytest.mark.parametrize("pad", ["zero", "repeat"])
+def test_padded_calls_have_the_gradients_of_the_rows_of_the_call(lab: Lab, pad: Any) -> None:
+    mine = network(lab)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, sizes=[2, 4, 8], pad=pad)
+    for rows in (3, 7, 1, 4, 6, 3, 8, 2):
+        x = leaf(lab, rows, 6)
+        same = x.detach().clone().requires_grad_()
+        weights = fresh(lab, rows, 3)
+        for given, run, net in ((x, graphed, mine), (same, eager, eager)):
+            net.zero_grad()
+            result = run(given)
+            assert result.shape == (rows, 3)
+            (result * weights).sum().backward()
+        assert x.grad is not None
+        assert same.grad is not None
+        assert near(x.grad, same.grad)
+        assert same_gradients(mine, eager)
+    assert graphed.report().captured == 3
+    assert graphed.report().replays == 8
+    assert eager_calls(graphed) == 0
+
+
+def test_padding_that_shows_in_a_gradient_runs_eagerly(lab: Lab) -> None:
+    # The rows of the result are right, and a weight counts how many there are.
+    class Counts(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.randn(3, device=lab.device))
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            y = x * self.weight
+            return y, y.square().mean()
+
+    mine = Counts()
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, sizes=[4])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (3, 2, 4):
+            x = fresh(lab, rows, 3)
+            for run, net in ((graphed, mine), (eager, eager)):
+                net.zero_grad()
+                y, loss = run(x)
+                (y.sum() + loss).backward()
+            assert same_gradients(mine, eager)
+
+
+def test_statistics_and_gradients_are_right_for_any_number_of_rows(lab: Lab) -> None:
+    mine = network(lab, nn.BatchNorm1d(8))
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, sizes=[4, 8])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for rows in (3, 7, 4, 2, 8, 3):
+            x = fresh(lab, rows, 6)
+            for run, net in ((graphed, mine), (eager, eager)):
+                net.zero_grad()
+                run(x).square().sum().backward()
+            assert same_gradients(mine, eager)
+            for one, other in zip(mine.buffers(), eager.buffers(), strict=True):
+                assert near(one, other)
+
+
+def test_padded_calls_with_random_numbers_have_gradients(lab: Lab) -> None:
+    net = network(lab, nn.Dropout(0.5))
+    graphed = cgraph.graphed(net, sizes=[4, 8])
+    for rows in (3, 7, 4, 2):
+        net.zero_grad()
+        result = graphed(fresh(lab, rows, 6))
+        assert result.shape == (rows, 3)
+        result.sum().backward()
+        bias = net[3].bias.grad
+        assert near(bias, torch.full_like(bias, rows))
+    assert eager_calls(graphed) == 0
+
+
+def test_sizes_captured_ahead_serve_all_rows_with_gradients(lab: Lab) -> None:
+    mine = network(lab)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, sizes=[4, 8])
+    graphed.capture(fresh(lab, 3, 6)).freeze()
+    for rows in range(1, 9):
+        x = fresh(lab, rows, 6)
+        for run, net in ((graphed, mine), (eager, eager)):
+            net.zero_grad()
+            run(x).sum().backward()
+        assert same_gradients(mine, eager)
+
+
+def test_the_report_of_a_key_with_gradients_has_nodes_and_bytes(lab: Lab) -> None:
+    graphed = cgraph.graphed(network(lab))
+    graphed(fresh(lab, 4, 6)).sum().backward()
+    (key,) = graphed.report().keys
+    assert "grad" in key.key
+    assert key.nodes
+    assert key.memory_bytes
+    assert key.capture_seconds > 0
+    assert "captured" in str(graphed.report())
+
+
+def test_a_parameter_that_is_replaced_is_followed(lab: Lab) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net)
+    for _ in range(3):
+        x = fresh(lab, 4, 6)
+        net[0].weight = nn.Parameter(fresh(lab, 8, 6))
+        result = graphed(x)
+        assert near(result.detach(), net(x).detach())
+        result.sum().backward()
+        assert net[0].weight.grad is not None
+    (key,) = graphed.report().keys
+    assert {(one.reason, one.argument) for one in key.rerecorded} == {("moved", "weight")}
+
+
+def test_a_backward_pass_through_an_older_call_is_refused(lab: Lab) -> None:
+    graphed = cgraph.graphed(network(lab), on_held="ignore")
+    first = graphed(fresh(lab, 4, 6))
+    second = graphed(fresh(lab, 4, 6))
+    with pytest.raises(StateError):
+        first.sum().backward()
+    second.sum().backward()
+
+
+def test_a_function_that_writes_an_argument_runs_eagerly_with_gradients(lab: Lab) -> None:
+    net = network(lab)
+
+    def written(x: Tensor, seen: Tensor) -> Tensor:
+        seen.add_(x)
+        return net(x)
+
+    graphed = cgraph.graphed(written)
+    with pytest.warns(UserWarning, match="seen is written.*return the new value"):
+        for _ in range(2):
+            x, seen = fresh(lab, 4, 6), fresh(lab, 4, 6)
+            expected = seen + x
+            graphed(x, seen).sum().backward()
+            assert torch.equal(seen, expected)
+    assert eager_calls(graphed) == 2
+    with torch.no_grad():
+        x, seen = fresh(lab, 4, 6), fresh(lab, 4, 6)
+        expected = seen + x
+        assert near(graphed(x, seen), net(x))
+        assert torch.equal(seen, expected)
+    assert graphed.report().captured == 1
+
+
+def test_a_result_that_depends_on_an_unknown_tensor_runs_eagerly_with_advice(lab: Lab) -> None:
+    class Hidden:
+        __slots__ = ("weight",)
+
+        def __init__(self) -> None:
+            self.weight = leaf(lab, 3)
+
+    hidden = Hidden()
+    graphed = cgraph.graphed(lambda x: x * hidden.weight)
+    with pytest.warns(UserWarning, match="requires a gradient.*pass the module"):
+        for _ in range(2):
+            x = fresh(lab, 4, 3)
+            hidden.weight.grad = None
+            graphed(x).sum().backward()
+            assert hidden.weight.grad is not None
+            assert near(hidden.weight.grad, x.sum(0))
+    assert eager_calls(graphed) == 2
+
+
+@pytest.mark.parametrize("with_module", [False, True])
+def test_a_tensor_in_a_closure_gets_its_gradient(lab: Lab, with_module: bool) -> None:
+    weight, net = leaf(lab, 3), network(lab)
+
+    def function(x: Tensor) -> Tensor:
+        return (net(x) if with_module else x[:, :3]) * weight
+
+    graphed = cgraph.graphed(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            x = fresh(lab, 4, 6)
+            found = []
+            for run in (graphed, function):
+                weight.grad = None
+                run(x).sum().backward()
+                assert weight.grad is not None, run
+                found.append(weight.grad.clone())
+            assert near(*found)
+
+
+def test_a_parameter_that_takes_no_part_gets_no_gradient(lab: Lab) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(lambda x: net[0](x))
+    graphed(fresh(lab, 4, 6)).sum().backward()
+    assert net[0].weight.grad is not None
+    assert net[2].weight.grad is None
+
+
+def test_weights_that_moved_are_followed_with_gradients(lab: Lab) -> None:
+    mine = network(lab)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine)
+    for _ in range(3):
+        x = fresh(lab, 4, 6)
+        for run, net in ((graphed, mine), (eager, eager)):
+            net.zero_grad()
+            run(x).sum().backward()
+        assert same_gradients(mine, eager)
+        for net in (mine, eager):
+            net[0].weight.data = net[0].weight.data * 2
+    assert eager_calls(graphed) == 0
+
+
+def test_held_results_with_gradients_keep_their_values_if_they_are_copies(lab: Lab) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net, outputs="clone")
+    held = []
+    for _ in range(3):
+        x = fresh(lab, 4, 6)
+        held.append((graphed(x), net(x)))
+    assert all(near(*pair) for pair in held)
+
+
+def test_what_raises_in_training_comes_out_and_the_next_call_works(lab: Lab) -> None:
+    net, is_broken = network(lab), True
+
+    def function(x: Tensor) -> Tensor:
+        if is_broken:
+            raise KeyError("mine")
+        return net(x)
+
+    graphed = cgraph.graphed(function)
+    with pytest.raises(KeyError, match="mine"):
+        graphed(fresh(lab, 4, 6))
+    is_broken = False
+    x = fresh(lab, 4, 6)
+    assert near(graphed(x).detach(), net(x))
+    assert graphed.report().captured == 1
