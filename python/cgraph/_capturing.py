@@ -190,7 +190,8 @@ class Capturing:
             mode=self._options.capture_error_mode,
             warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
             preserve=self._options.preserve_state and not self._is_pure,
-            measure=self._options.measure if measure is None else measure,
+            measure=not self._options.debug
+            and (self._options.measure if measure is None else measure),
         )
         with self.busy():
             statics = [_static(tensor) for tensor in call.tensors]
@@ -199,11 +200,16 @@ class Capturing:
             recorded: Recorded | Trained
             if call.mode.grad and (call.needs_grad or surroundings.needs_grad):
                 recorded = train(plan, call, statics, self.modules, copies)
-                entry = entry_of_call(recorded.call, call, surroundings, lane)
+                replay = recorded.call
+                if self._options.debug:
+                    replay = self._debugged_call(key, replay)
+                entry = entry_of_call(replay, call, surroundings, lane)
             else:
                 recorded = record(plan, call, statics, driver)
                 self._require_no_gradient(recorded)
                 self._is_pure = recorded.is_pure or self._is_pure
+                if self._options.debug:
+                    recorded.debugged = self._debugged(plan, key, call, recorded)
                 entry = entry_of_graph(
                     recorded, call, surroundings, copies=copies, held=self.holding, lane=lane
                 )
@@ -260,6 +266,26 @@ class Capturing:
             source: Any = _torch.current_stream_source()
             self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
         return self._lanes[ordinal]
+
+    def _debugged(self, plan: Plan, key: Key, call: Call, recorded: Recorded) -> Any:
+        """What replays a key for debugging; captures it in steps of one operator."""
+        from cgraph._debug import debugged
+
+        def may_poison() -> bool:
+            # A backward pass reads what its forward pass left in memory that counts as free.
+            return not any(isinstance(one.recorded, Trained) for one in self.keys.values())
+
+        words = self._options.debug
+        try:
+            return debugged(words, plan, self._name, key.text, call, recorded, may_poison)
+        except BaseException:
+            recorded.reset()
+            raise
+
+    def _debugged_call(self, key: Key, replay: Callable[..., Any]) -> Callable[..., Any]:
+        from cgraph._debug import DebuggedCall
+
+        return DebuggedCall(self._options.debug, self.function, self._name, key.text, replay)
 
     def _is_in_place(self, key: Key, call: Call) -> bool:
         """Whether all is there that a graph reads where it lies; else its key is captured anew."""

@@ -1,0 +1,379 @@
+"""A captured function in steps of one operator each, to find the one that fails or differs.
+
+Behind each operator the capture is divided as by a break, so that a replay can stop there, wait for
+the device and look at what the operator has computed. All intermediate results stay alive for that.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _driver, _torch, breaks, labels
+from cgraph._labels import Modules
+from cgraph._recorded import Recorded
+from cgraph._source import user_line
+from cgraph._text import short_place
+from cgraph._torch import TorchDispatchMode, tree_iter
+from cgraph.breaks import Breakable
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import add_note
+from cgraph.hooks import register_graph_capture_end_hook
+from cgraph.labels import Label
+
+__all__ = ["Check", "FoundError", "Operator", "Steps", "Trace", "Wrong"]
+
+aten = torch.ops.aten
+
+# Operators whose result is uninitialised.
+_UNWRITTEN = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+# Results that are no values: random states, and what only a backward pass reads.
+_NO_VALUES = {"philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask"}
+
+
+class Wrong(NamedTuple):
+    """What is wrong with a tensor.
+
+    Attributes:
+        text: In words.
+        is_nan: Whether it is NaN where the right one is not.
+    """
+
+    text: str
+    is_nan: bool
+
+
+Check = Callable[[torch.Tensor, torch.Tensor], Wrong | None]
+"""What is wrong with a tensor, given the right one; None if nothing is."""
+
+
+@dataclass
+class Operator:
+    """An operator that was seen.
+
+    Attributes:
+        label: Where it comes from.
+        segment: How many breaks of the user's came before it.
+        results: The tensors that it returned, or copies.
+        kernels: The names of its kernels.
+        node: The number of its first node.
+    """
+
+    label: Label
+    segment: int
+    results: list[torch.Tensor]
+    kernels: tuple[str, ...] = ()
+    node: int = 0
+
+    def __str__(self) -> str:
+        """Operator, node, line, module and scopes in words."""
+        label = self.label
+        text = str(label.operator)
+        names = [name for name in dict.fromkeys(self.kernels) if name != label.operator]
+        if names:
+            text += f" (node {self.node}: {', '.join(names)})"
+        else:
+            text += f" (node {self.node})"
+        if label.source is not None:
+            text += f" at {short_place(label.source)}"
+        if label.module is not None:
+            text += f" in {label.module}"
+        return text + "".join(f", {name}" for name in label.stack)
+
+
+class FoundError(Exception):
+    """Stops a replay at the first operator that differs.
+
+    Attributes:
+        place: Its number, from 0 on.
+        text: What is wrong.
+        is_nan: Whether something is NaN that should not be.
+    """
+
+    def __init__(self, place: int, text: str, is_nan: bool = False) -> None:
+        super().__init__(text)
+        self.place = place
+        self.text = text
+        self.is_nan = is_nan
+
+
+class Steps:
+    """A function that divides its capture behind each operator.
+
+    Args:
+        function: What is captured. Outside of a capture it is just called.
+        name: What errors call it.
+        keep: Keep the results of operators, to be compared.
+
+    Attributes:
+        operators: Those of the capture, in order.
+        recorded: The capture, once there is one.
+    """
+
+    def __init__(self, function: Callable[..., Any], name: str, keep: bool) -> None:
+        self.operators: list[Operator] = []
+        self.recorded: Recorded | None = None
+        self._function = function
+        self._name = name
+        self._keep = keep
+        self._unwritten: list[torch.Tensor] = []
+        self._driver = _driver.current()
+        self._nodes = self._done = 0
+        self._look: Callable[[int], None] | None = None
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function; inside a capture that can be divided, divide it."""
+        capture = breaks.innermost()
+        if capture is None:
+            return self._function(*args, **kwargs)
+        self.operators, self._unwritten = [], []
+        self._nodes = self._done = 0
+        cutter = _Cutter(self, capture)
+        with cutter.watching():
+            return self._function(*args, **kwargs)
+
+    def run(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        look: Callable[[int], None] | None = None,
+        poison: bool = False,
+    ) -> None:
+        """Replay, and wait for the device behind each operator.
+
+        Args:
+            tensors: What is copied to the static tensors.
+            look: Called behind each operator with its number.
+            poison: Fill what no operator writes with NaN before.
+
+        An exception gets a note that names the operator.
+        """
+        assert self.recorded is not None
+        if poison:
+            for tensor in self._unwritten:
+                _fill_with_nan(tensor)
+        self._done, self._look = 0, look
+        try:
+            self.recorded.feed()(tensors)
+            self._driver.synchronize()
+        except FoundError:
+            raise
+        except Exception as error:
+            if self._done < len(self.operators):
+                self._blame(error, str(self.operators[self._done]))
+            raise
+        finally:
+            self._look = None
+
+    def reset(self) -> None:
+        """Let the capture go."""
+        self.operators, self._unwritten = [], []
+        if self.recorded is not None:
+            self.recorded.reset()
+
+    def cut(self, capture: Breakable, operator: Operator) -> None:
+        """Divide the capture behind an operator."""
+        place = len(self.operators)
+        nodes = _Nodes(threading.get_ident())
+        handle = register_graph_capture_end_hook(nodes)
+        self.operators.append(operator)
+        if not self._keep:
+            operator.results = []
+        try:
+            capture.run(partial(self._behind, place), f"operator {place}", (), {})
+        except Exception as error:
+            self._blame(error, str(operator))
+            raise
+        finally:
+            handle.remove()
+        operator.kernels, operator.node = tuple(nodes.kernels), self._nodes
+        self._nodes += nodes.count
+
+    def note_unwritten(self, tensor: torch.Tensor) -> None:
+        """Note memory that nothing has written to."""
+        if self._keep:
+            self._unwritten.append(tensor)
+
+    def _behind(self, place: int) -> None:
+        self._driver.synchronize()
+        self._done = place + 1
+        if self._look is not None:
+            self._look(place)
+
+    def _blame(self, error: Exception, operator: str) -> None:
+        count = len(self.operators)
+        before = "no operator" if self._done == 0 else f"{self._done} of its operators"
+        add_note(
+            error,
+            f"cgraph: operator {self._done} of {self._name}, {operator}, has failed;"
+            f" {before} ran well before it, of {count} that are known",
+        )
+
+
+class _Watch(TorchDispatchMode):
+    """Sees the operators of a function that compute something, but not those of its breaks."""
+
+    supports_higher_order_operators = True  # newer torch refuses them otherwise
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._thread = threading.get_ident()
+        self._in_break = False
+        self._modules: Modules | None = None
+        self.segment = 0
+
+    def watching(self) -> ExitStack:
+        """A context in which operators are seen."""
+        context = ExitStack()
+        self._modules = Modules(_nothing)
+        context.callback(self._modules.remove)
+        context.enter_context(breaks.breakable(self))
+        context.enter_context(self)
+        return context
+
+    def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        """Run a break, whose operators are not part of the graph."""
+        if self._in_break:
+            return fn(*args, **kwargs)
+        self._in_break = True
+        try:
+            return self.call_break(fn, name, args, kwargs)
+        finally:
+            self._in_break = False
+            self.segment += 1
+
+    def call_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        """Call a break."""
+        return fn(*args, **kwargs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator."""
+        result = func(*args, **(kwargs or {}))
+        # Threads of autograd have a stack of modes of their own, which nothing can divide there.
+        if self._in_break or threading.get_ident() != self._thread:
+            return result
+        if func in _UNWRITTEN:
+            self.unwritten(result)
+        elif not _is_view(func):
+            module = None if self._modules is None else self._modules.current()
+            label = Label(tuple(labels.scopes()), module, str(func), user_line())
+            self.seen(Operator(label, self.segment, list(_values(func, result))))
+        return result
+
+    def seen(self, operator: Operator) -> None:
+        """Take note of an operator that has just run."""
+        raise NotImplementedError
+
+    def unwritten(self, tensor: torch.Tensor) -> None:
+        """Take note of uninitialised memory."""
+
+
+class _Cutter(_Watch):
+    """Divides a capture behind each operator."""
+
+    def __init__(self, steps: Steps, capture: Breakable) -> None:
+        super().__init__()
+        self._steps = steps
+        self._capture = capture
+
+    def call_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        """Let the break of the user's divide the capture, too."""
+        return self._capture.run(fn, name, args, kwargs)
+
+    def seen(self, operator: Operator) -> None:
+        """Divide the capture here."""
+        self._steps.cut(self._capture, operator)
+
+    def unwritten(self, tensor: torch.Tensor) -> None:
+        """Remember it, to be poisoned."""
+        self._steps.note_unwritten(tensor)
+
+
+class Trace(_Watch):
+    """What the operators of an eager run have computed.
+
+    Attributes:
+        operators: The operators, with copies of their results.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[Operator] = []
+
+    def seen(self, operator: Operator) -> None:
+        """Copy the results."""
+        with torch.no_grad(), _torch.without_modes():
+            operator.results = [one.detach().clone() for one in operator.results]
+        self.operators.append(operator)
+
+    def compare(self, steps: Steps, check: Check, place: int) -> None:
+        """Raise if an operator of a replay is another one or has computed something else."""
+        mine = steps.operators[place]
+        eager = self.operators[place] if place < len(self.operators) else None
+        if eager is None or eager.label.operator != mine.label.operator:
+            other = "nothing more" if eager is None else str(eager.label.operator)
+            where = None if eager is None else eager.label.source
+            at = "" if where is None else f" at {short_place(where)}"
+            raise FoundError(place, f"eager runs {other}{at} in its place: Python goes another way")
+        for result, expected in zip(mine.results, eager.results, strict=True):
+            wrong = check(result, expected)
+            if wrong is not None:
+                raise FoundError(place, *wrong)
+
+
+@dataclass
+class _Nodes:
+    """A capture-end hook that counts the nodes that one thread captures."""
+
+    thread: int
+    kernels: list[str] = field(default_factory=list)
+    count: int = 0
+
+    def __call__(self, graph: CUDAGraph) -> None:
+        """Note the nodes of a segment."""
+        if threading.get_ident() != self.thread:
+            return
+        nodes = json.loads(graph._template.json())["nodes"]
+        self.count += len(nodes)
+        self.kernels += [node["name"] for node in nodes if node.get("name")]
+
+
+def _fill_with_nan(tensor: torch.Tensor) -> None:
+    """Set all bytes of a tensor's memory, which are NaN of each type of floats then."""
+    with torch.no_grad(), _torch.without_modes():
+        whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+        whole.set_(tensor.untyped_storage()).fill_(0xFF)
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator computes nothing."""
+    return getattr(func, "is_view", False) or torch.Tag.inplace_view in getattr(func, "tags", ())
+
+
+def _values(func: Any, result: Any) -> Sequence[torch.Tensor]:
+    """The tensors among the results of an operator, less those that are no values."""
+    names: list[str | None] = []
+    if hasattr(func, "_schema"):
+        names = [one.name for one in func._schema.returns]
+    results = result if isinstance(result, tuple) and len(result) == len(names) else (result,)
+    names = names if len(names) == len(results) else [None] * len(results)
+    kept = [one for name, one in zip(names, results, strict=True) if name not in _NO_VALUES]
+    return [leaf for leaf in tree_iter(kept) if isinstance(leaf, torch.Tensor)]
+
+
+def _nothing() -> None:
+    """Nobody asks where a module begins."""
