@@ -193,6 +193,39 @@ def test_another_way_through_python_is_named(lab: Lab) -> None:
     assert "aten.sin.default" in str(caught.value.operator)
 
 
+def test_a_loop_that_eager_runs_more_often_is_named(lab: Lab) -> None:
+    count = [2]
+
+    def loop(x: Tensor) -> Tensor:
+        y = x + 1
+        for _ in range(count[0]):
+            y = torch.sin(y)
+        return y
+
+    run, x = graphed(loop, "compare"), fresh(lab, 8)
+    run(x)
+    count[0] = 3
+    with pytest.raises(CompareError, match=r"runs aten.sin.default.*behind it.*another way"):
+        run(x)
+
+
+def test_operators_that_only_eager_runs_are_passed_over(lab: Lab) -> None:
+    by = [2.0]
+
+    def body(x: Tensor) -> Tensor:
+        y = torch.relu(x) + 1
+        if not cgraph.is_current_stream_capturing():
+            y.abs().sum()
+        return (y * by[0]).tanh()
+
+    run, x = graphed(body, "compare"), fresh(lab, 8)
+    assert equal(run(x), body(x))
+    by[0] = 3.0
+    with pytest.raises(CompareError, match=r"aten.abs.default.*before, which the graph") as caught:
+        run(x)
+    assert "aten.mul.Tensor" in str(caught.value.operator)
+
+
 def test_the_segment_of_a_difference_is_named(lab: Lab) -> None:
     add = [1.0]
 
@@ -203,7 +236,7 @@ def test_the_segment_of_a_difference_is_named(lab: Lab) -> None:
     run, x = graphed(parts, "compare"), fresh(lab, 8)
     assert equal(run(x), parts(x))
     add[0] = 2.0
-    with pytest.raises(CompareError, match="of segment 2, aten.add.Tensor"):
+    with pytest.raises(CompareError, match=r"of segment 2, aten.add.Tensor"):
         run(x)
 
 
@@ -260,7 +293,7 @@ def lazy(x: Tensor) -> Tensor:
 
 def test_memory_that_nobody_wrote_is_found_by_poison_with_its_line(lab: Lab) -> None:
     run, x = graphed(lazy, "poison"), fresh(lab, 8)
-    with pytest.raises(CompareError, match="NaN.*reads memory that nothing has written") as caught:
+    with pytest.raises(CompareError, match=r"NaN.*reads memory that nothing has written") as caught:
         run(x)
     assert caught.value.output == "result"
     assert "aten.add.Tensor" in str(caught.value.operator)
@@ -308,10 +341,7 @@ def picked(x: Tensor, index: Tensor) -> Tensor:
     return z + 1
 
 
-@pytest.mark.parametrize("debug", ["sync", "sync,poison"])
-def test_an_operator_that_fails_in_a_replay_is_named_with_its_line(
-    sim: SimLab, debug: str
-) -> None:
+def test_an_operator_that_fails_in_a_replay_is_named_with_its_line(sim: SimLab) -> None:
     run, x, index = graphed(picked, "sync"), fresh(sim, 4), torch.tensor([1, 2])
     run(x, index)
     with pytest.raises((IndexError, RuntimeError), match="index") as caught:

@@ -213,6 +213,7 @@ class Debugged:
         look = partial(trace.compare, self._steps, self._wrong)
         try:
             self._steps.run(tensors, look, poison="poison" in self._words)
+            trace.finish(self._steps)
         except FoundError as found:
             operator = self._steps.operators[found.place]
             segment = f" of segment {operator.segment}" if self._recorded.breaks else ""

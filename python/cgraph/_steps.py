@@ -43,6 +43,8 @@ _UNWRITTEN = {
 # Results that are no values: random states, and what only a backward pass reads.
 _NO_VALUES = {"philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask"}
 
+_OTHER_WAY = "Python goes another way"
+
 
 class Wrong(NamedTuple):
     """What is wrong with a tensor.
@@ -313,6 +315,7 @@ class Trace(_Watch):
     def __init__(self) -> None:
         super().__init__()
         self.operators: list[Operator] = []
+        self._next = 0
 
     def seen(self, operator: Operator) -> None:
         """Copy the results."""
@@ -321,18 +324,48 @@ class Trace(_Watch):
         self.operators.append(operator)
 
     def compare(self, steps: Steps, check: Check, place: int) -> None:
-        """Raise if an operator of a replay is another one or has computed something else."""
+        """Raise if an operator of a replay is another one or has computed something else.
+
+        Operators of eager's alone are passed over: a library may set up in eager what it does not
+        set up in a capture.
+        """
         mine = steps.operators[place]
-        eager = self.operators[place] if place < len(self.operators) else None
-        if eager is None or eager.label.operator != mine.label.operator:
-            other = "nothing more" if eager is None else str(eager.label.operator)
-            where = None if eager is None else eager.label.source
-            at = "" if where is None else f" at {short_place(where)}"
-            raise FoundError(place, f"eager runs {other}{at} in its place: Python goes another way")
-        for result, expected in zip(mine.results, eager.results, strict=True):
+        there = self._place_of(mine.label)
+        if there is None:
+            raise FoundError(place, f"{self._passed(self._next)} in its place: {_OTHER_WAY}")
+        also = ""
+        if there > self._next:
+            also = f"; {self._passed(self._next)} before, which the graph does not"
+        self._next = there + 1
+        for result, expected in zip(mine.results, self.operators[there].results, strict=True):
             wrong = check(result, expected)
             if wrong is not None:
-                raise FoundError(place, *wrong)
+                raise FoundError(place, wrong.text + also, wrong.is_nan)
+
+    def finish(self, steps: Steps) -> None:
+        """Raise if eager goes on behind the last operator of a replay."""
+        if self._next < len(self.operators) and steps.operators:
+            text = f"{self._passed(self._next)} behind it, which the graph does not: {_OTHER_WAY}"
+            raise FoundError(len(steps.operators) - 1, text)
+
+    def _place_of(self, label: Label) -> int | None:
+        """Where eager runs the same operator next: at once, or further on the same line."""
+        for place, operator in enumerate(self.operators[self._next :], self._next):
+            eager = operator.label
+            if (eager.operator, eager.module) != (label.operator, label.module):
+                continue
+            # Inside torch's modules the user's line is that of the call, which may be another one.
+            if place == self._next or label.module is not None or eager.source == label.source:
+                return place
+        return None
+
+    def _passed(self, place: int) -> str:
+        """What eager runs."""
+        if place >= len(self.operators):
+            return "eager runs nothing more"
+        label = self.operators[place].label
+        at = "" if label.source is None else f" at {short_place(label.source)}"
+        return f"eager runs {label.operator}{at}"
 
 
 @dataclass

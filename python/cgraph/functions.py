@@ -94,9 +94,9 @@ def graphed(
             optimisers. The capture itself computes nothing.
         measure: Take the times of eager calls and replays at a capture, for the report.
         capture_error_mode: As for :class:`cgraph.graph`.
-        debug: What calls do besides, or instead of a replay, to find a mistake. One or more of these
-            words, joined by commas; by default those of the environment variable ``CGRAPH_DEBUG``
-            as it is now. An empty text is none. Without any, calls cost nothing more.
+        debug: What calls do to find a mistake: one or more of these words, joined by commas. By
+            default those of the environment variable ``CGRAPH_DEBUG`` as it is now. An empty text
+            is none, and then calls cost nothing more.
 
             - ``"sync"``: replay in steps of one operator and wait for the device behind each. What
               fails is raised by the call, with a note that names operator, line and module.
