@@ -283,6 +283,42 @@ def test_a_forward_pass_that_differs_is_found_with_gradients(lab: Lab) -> None:
         run(x)
 
 
+def test_a_padded_forward_pass_that_differs_is_found_with_gradients(lab: Lab) -> None:
+    module, by = nn.Linear(8, 8).to(lab.device), [1.0]
+    run = graphed(lambda x: module(x) * by[0], "compare", sizes=[4])
+    x = fresh(lab, 3, 8)
+    assert equal(run(x), module(x))
+    by[0] = 3.0
+    with pytest.raises(CompareError, match=r"result: it is"):
+        run(x)
+
+
+def test_a_buffer_that_the_graph_leaves_otherwise_is_named(lab: Lab) -> None:
+    module = nn.BatchNorm1d(8).to(lab.device)
+    run, x = graphed(module, "compare"), fresh(lab, 16, 8) + 3
+    with torch.no_grad():
+        run(x)
+        count = module.num_batches_tracked.clone()
+        assert equal(run(x), nn.functional.batch_norm(x, None, None, training=True))
+        assert torch.equal(module.num_batches_tracked, count + 1)
+        module.momentum = 0.9
+        with pytest.raises(CompareError) as caught:
+            run(x)
+        assert caught.value.output == "running_mean"
+
+
+def test_autocast_is_compared_as_it_is(lab: Lab) -> None:
+    module, by = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(lab.device), [1.0]
+    run, x = graphed(lambda x: module(module(x)) * by[0], "compare"), fresh(lab, 4, 8) + 1
+    with torch.no_grad(), torch.autocast(lab.device, dtype=torch.bfloat16):
+        run(x)
+        run(x)
+        by[0] = 5.0
+        with pytest.raises(CompareError) as caught:
+            run(x)
+    assert "aten.mul" in str(caught.value.operator)
+
+
 def lazy(x: Tensor) -> Tensor:
     y = x * 2
     total = torch.empty_like(x)

@@ -200,10 +200,9 @@ class Capturing:
             recorded: Recorded | Trained
             if call.mode.grad and (call.needs_grad or surroundings.needs_grad):
                 recorded = train(plan, call, statics, self.modules, copies)
-                replay = recorded.call
                 if self._options.debug:
-                    replay = self._debugged_call(key, replay)
-                entry = entry_of_call(replay, call, surroundings, lane)
+                    recorded.call = self._debugged_call(key, recorded.call)
+                entry = entry_of_call(recorded.call, call, surroundings, lane)
             else:
                 recorded = record(plan, call, statics, driver)
                 self._require_no_gradient(recorded)
@@ -283,6 +282,7 @@ class Capturing:
             raise
 
     def _debugged_call(self, key: Key, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """What replays a key with gradients for debugging."""
         from cgraph._debug import DebuggedCall
 
         return DebuggedCall(self._options.debug, self.function, self._name, key.text, replay)

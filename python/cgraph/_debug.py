@@ -6,7 +6,7 @@ words mean stands at the option ``debug`` of :func:`cgraph.graphed`.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -19,7 +19,7 @@ from cgraph._differences import Leaf, difference, is_tensor, put, wrong_nan, wro
 from cgraph._recorded import Plan, Recorded, record
 from cgraph._rollback import Rollback
 from cgraph._steps import FoundError, Steps, Trace
-from cgraph._surroundings import tensors_of
+from cgraph._surroundings import modules_of, tensors_of
 from cgraph._torch import tree_flatten
 from cgraph.errors import CompareError
 
@@ -188,14 +188,20 @@ class Debugged:
         found = list(zip(_torch.names_in("result", tree), leaves, strict=True))
         names = self._call.names
         found += [(names[place], arguments[place]) for place in self._recorded.mutated]
-        fixed = [(leaf.name, leaf.value) for leaf in self._call.leaves if leaf.kind == "fixed"]
-        reached = tensors_of((self._function,))
-        fixed += [("a tensor that the function reaches", tensor) for tensor in reached]
-        found += [(name, tensor) for name, tensor in fixed if rollback.is_written(tensor)]
+        found += [(name, one) for name, one in self._outside() if rollback.is_written(one)]
         return [
             Leaf(name, value.detach().clone() if is_tensor(value) else value)
             for name, value in found
         ]
+
+    def _outside(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that are read where they lie, by name."""
+        yield from ((one.name, one.value) for one in self._call.leaves if one.kind == "fixed")
+        for module in modules_of((self._function,)):
+            yield from module.named_buffers()
+            yield from module.named_parameters()
+        for tensor in tensors_of((self._function,)):
+            yield "a tensor that the function reaches", tensor
 
     def _culprit(
         self, tensors: tuple[torch.Tensor, ...], rollback: Rollback, random: RandomStates
@@ -205,7 +211,7 @@ class Debugged:
         rollback.rewind()
         random.rewind()
         args, kwargs = self._call.arguments(_copies(tensors))
-        with trace.watching():
+        with _torch.without_autocast_cache(), trace.watching():
             self._function(*args, **kwargs)
         rollback.rewind()
         random.rewind()

@@ -73,6 +73,7 @@ def wrong_value(found: torch.Tensor, expected: torch.Tensor) -> Wrong | None:
     'it is 2 at [1], in eager 4; 1 of 2 elements differ, by 2 at most'
     """
     with torch.no_grad(), _torch.without_modes():
+        found, expected = _comparable(found), _comparable(expected)
         nan = wrong_nan(found, expected)
         if nan is not None:
             return nan
@@ -90,6 +91,7 @@ def wrong_nan(found: torch.Tensor, expected: torch.Tensor) -> Wrong | None:
     'it is NaN at [1], in eager 4; 1 of 2 elements are NaN that should not be'
     """
     with torch.no_grad(), _torch.without_modes():
+        found, expected = _comparable(found), _comparable(expected)
         if found.shape != expected.shape or not (_has_nan(found) and _has_nan(expected)):
             return None
         new = found.isnan() & ~expected.isnan()
@@ -125,7 +127,8 @@ def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
                     " cannot do that. Return tensors of fixed shape, or call it without a graph"
                 )
             # What a stride of zero repeats is written once.
-            for dim, (size, stride) in enumerate(zip(own.shape, own.stride(), strict=True)):
+            strides = own.stride() if own.layout is torch.strided else own.shape
+            for dim, (size, stride) in enumerate(zip(own.shape, strides, strict=True)):
                 if size > 1 and stride == 0:
                     own, leaf = own.narrow(dim, 0, 1), leaf.narrow(dim, 0, 1)
             own.detach().copy_(leaf)
@@ -144,13 +147,18 @@ def _words(found: torch.Tensor, expected: torch.Tensor) -> str | None:
         return None
     wide = torch.complex128 if found.is_complex() else torch.float64
     gap = (found.to(wide) - expected.to(wide)).abs().nan_to_num(nan=torch.inf)
-    gap[found == expected] = 0
+    gap[(found == expected) | (found.isnan() & expected.isnan())] = 0
     place = tuple(int(one) for one in torch.unravel_index(gap.argmax(), gap.shape))
     count, most = int((gap > 0).sum()), _number(gap[place])
     return (
         f"it is {_number(found[place])}{_at(place)}, in eager {_number(expected[place])};"
         f" {count} of {gap.numel()} elements differ, by {most} at most"
     )
+
+
+def _comparable(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor that operators compare: those for floats of one byte are missing."""
+    return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:

@@ -191,8 +191,9 @@ class Steps:
         nodes = _Nodes(threading.get_ident())
         handle = register_graph_capture_end_hook(nodes)
         self.operators.append(operator)
-        if not self._keep:
-            operator.results = []
+        with torch.no_grad(), _torch.without_modes():
+            results = operator.results if self._keep else []
+            operator.results = [one.detach() for one in results]
         try:
             capture.run(partial(self._behind, place), f"operator {place}", (), {})
         except Exception as error:

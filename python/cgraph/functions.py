@@ -114,26 +114,29 @@ def graphed(
 
             A key takes longer to capture then, and keeps the memory of all intermediate results.
 
-    >>> import torch, cgraph
-    >>> factor = 2
-    >>> def scale(x):
-    ...     return x * factor
-    >>> with cgraph.sim.use():
-    ...     scaled = cgraph.graphed(scale, debug="compare")
-    ...     _ = scaled(torch.ones(3))
-    ...     factor = 5  # the graph still multiplies by 2
-    ...     try:
-    ...         scaled(torch.ones(3))
-    ...     except cgraph.errors.CompareError as error:
-    ...         print(error.output, error.operator.split(" at ")[0])
-    result aten.mul.Tensor (node 0)
-
     Returns:
         What is called instead. :meth:`GraphedFunction.capture`, ``freeze`` and ``report`` are its
         methods; other attributes are those of ``fn``.
 
     Raises:
         ArgumentError: An option is not what was expected.
+
+    A graph that is stale, found by comparison:
+
+    >>> import torch, cgraph
+    >>> factor = 2
+    >>> def scale(x):
+    ...     return x * factor
+    >>> with cgraph.sim.use():
+    ...     scaled = cgraph.graphed(scale, debug="compare")
+    ...     print(scaled(torch.ones(3)))
+    ...     factor = 5  # the graph still multiplies by 2
+    ...     try:
+    ...         scaled(torch.ones(3))
+    ...     except cgraph.errors.CompareError as error:
+    ...         print(error.output, error.operator.split(" at ")[0])
+    tensor([2., 2., 2.])
+    result aten.mul.Tensor (node 0)
     """
     given = {name: value for name, value in locals().items() if name != "fn"}
     options = Options.of(given)
