@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from broken import scaled, thrice
+from broken import fork_and_break, scaled, thrice
 from cgraph import _driver
 from cgraph.errors import ArgumentError, CompareError
 from lab import Lab, SimLab, fresh
@@ -104,6 +104,16 @@ def test_breaks_run_and_results_equal_eager(lab: Lab, debug: str) -> None:
     for _ in range(3):
         x = fresh(lab, 64)
         assert equal(run(x), thrice(x))
+
+
+@pytest.mark.parametrize("debug", MANY)
+def test_work_on_side_streams_equals_eager(lab: Lab, debug: str) -> None:
+    side = lab.stream()
+    run = graphed(lambda x: fork_and_break(lab, x, side), debug)
+    for _ in range(3):
+        x = fresh(lab, 64)
+        found = run(x).clone()
+        assert equal(found, fork_and_break(lab, x, side))
 
 
 @pytest.mark.parametrize("debug", MANY)

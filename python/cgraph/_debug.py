@@ -48,7 +48,7 @@ def debugged(
     recorded: Recorded,
     may_poison: Callable[[], bool],
 ) -> Debugged:
-    """Capture a key once more, in steps of one operator, and see to its replays.
+    """Capture a key once more, in steps of one operator if they are needed, to debug its replays.
 
     Args:
         words: As for :class:`Debugged`, as the others.
@@ -59,10 +59,12 @@ def debugged(
         recorded: The capture.
         may_poison: Whether the pool's free memory may be overwritten now.
     """
-    steps = Steps(plan.function, name, keep="compare" in words or "poison" in words)
-    # One call before: what it writes is put back, which the capture alone would not show.
-    again = replace(plan, function=steps, warmup=1, measure=False)
-    steps.recorded = record(again, call, recorded.statics, _driver.current())
+    checks = "compare" in words or "poison" in words
+    steps = Steps(plan.function, name, keep=checks)
+    if checks or "eager" not in words:
+        # One call before: what it writes is put back, which the capture alone would not show.
+        again = replace(plan, function=steps, warmup=1, measure=False)
+        steps.recorded = record(again, call, recorded.statics, _driver.current())
     return Debugged(words, plan.function, name, key, call, recorded, steps, may_poison)
 
 
@@ -76,7 +78,7 @@ class Debugged:
         key: What the calls have in common, in words.
         call: A call of the key.
         recorded: The capture.
-        steps: The same in steps of one operator.
+        steps: The same in steps of one operator, captured where they are needed.
         may_poison: Whether the pool's free memory may be overwritten now.
     """
 

@@ -112,7 +112,8 @@ def graphed(
               functions that were captured with gradients; other graphs in the same pool must not
               be between forward and backward pass.
 
-            A key takes longer to capture then, and keeps the memory of all intermediate results.
+            A key takes longer to capture then. With ``compare`` and ``poison`` it keeps the memory
+            of all intermediate results.
 
     Returns:
         What is called instead. :meth:`GraphedFunction.capture`, ``freeze`` and ``report`` are its
