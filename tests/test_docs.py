@@ -11,11 +11,13 @@ import pytest
 
 MODULES = [
     "cgraph",
+    "cgraph._differences",
     "cgraph._rollback",
     "cgraph._text",
     "cgraph.breaks",
     "cgraph.dryrun",
     "cgraph.explanation",
+    "cgraph.functions",
     "cgraph.graphs",
     "cgraph.ledger",
     "cgraph.mempool",

@@ -193,7 +193,8 @@ class Capturing:
             mode=self._options.capture_error_mode,
             warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
             preserve=self._options.preserve_state and kind not in self._pure,
-            measure=self._options.measure if measure is None else measure,
+            measure=not self._options.debug
+            and (self._options.measure if measure is None else measure),
         )
         with self.busy():
             pairs = zip(call.names, call.tensors, strict=True)
@@ -203,6 +204,8 @@ class Capturing:
             recorded: Recorded | Trained
             if call.mode.grad and (call.needs_grad or surroundings.needs_grad):
                 recorded = train(plan, call, statics, self.modules, copies)
+                if self._options.debug:
+                    recorded.call = self._debugged_call(key, recorded.call)
                 entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
             else:
                 recorded = record(plan, call, statics, driver)
@@ -210,6 +213,8 @@ class Capturing:
                     self._require_no_gradient(recorded)
                 if recorded.is_pure:
                     self._pure.add(kind)
+                if self._options.debug:
+                    recorded.debugged = self._debugged(plan, key, call, recorded)
                 entry = entry_of_graph(
                     recorded,
                     self.function,
@@ -291,6 +296,27 @@ class Capturing:
                 known = self._buffers[form] = tensor.detach().clone()
                 return known
             return known[: tensor.shape[0]].copy_(tensor)
+
+    def _debugged(self, plan: Plan, key: Key, call: Call, recorded: Recorded) -> Any:
+        """What replays a key for debugging; captures it in steps of one operator."""
+        from cgraph._debug import debugged
+
+        def may_poison() -> bool:
+            # A backward pass reads what its forward pass left in memory that counts as free.
+            return not any(isinstance(one.recorded, Trained) for one in self.keys.values())
+
+        words = self._options.debug
+        try:
+            return debugged(words, plan, self._name, key.text, call, recorded, may_poison)
+        except BaseException:
+            recorded.reset()
+            raise
+
+    def _debugged_call(self, key: Key, replay: Callable[..., Any]) -> Callable[..., Any]:
+        """What replays a key with gradients for debugging."""
+        from cgraph._debug import DebuggedCall
+
+        return DebuggedCall(self._options.debug, self.function, self._name, key.text, replay)
 
     def _is_in_place(self, key: Key, call: Call) -> bool:
         """Whether all is there that a graph reads where it lies; else its key is captured anew."""

@@ -109,6 +109,12 @@ class Cuda:
         """The segments and the blocks in use of any living pool."""
         return _cuda_pools.state(handle)
 
+    def poison(self, handle: Handle) -> None:
+        """Set all bytes of a living pool that no block uses to 0xFF."""
+        self.synchronize()
+        _cuda_pools.poison(handle)
+        self.synchronize()
+
     def new_stream(self) -> torch.cuda.Stream:
         """A stream of the current device."""
         self._require_gpu()

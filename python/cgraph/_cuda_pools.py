@@ -17,7 +17,16 @@ from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, ForeignError, StateError, TorchError
 from cgraph.mempool import MemPool, require_options
 
-__all__ = ["CudaMemPool", "PoolHandle", "all_known", "known", "new_handle", "resolve", "state"]
+__all__ = [
+    "CudaMemPool",
+    "PoolHandle",
+    "all_known",
+    "known",
+    "new_handle",
+    "poison",
+    "resolve",
+    "state",
+]
 
 # Addresses that the pool of one capture reserves at once. There may be thousands of captures, and a
 # process has no more than 128 TiB of addresses.
@@ -133,6 +142,27 @@ def state(handle: Handle) -> PoolState:
         if block["state"].startswith("active")
     ]
     return PoolState([(one["address"], one["total_size"]) for one in segments], blocks)
+
+
+def poison(handle: Handle) -> None:
+    """Set all bytes of a pool that no block uses to 0xFF, as work on the current stream."""
+    mem_pool = known(handle)
+    if mem_pool is not None and mem_pool.is_paused:
+        return
+    for start, size in state(handle).free():
+        torch.as_tensor(_Bytes(start, size), device="cuda").fill_(0xFF)
+
+
+class _Bytes:
+    """Memory of the device, as torch takes it from other libraries."""
+
+    def __init__(self, start: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (start, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
 
 
 def rounded(size: int) -> int:

@@ -142,6 +142,9 @@ class Driver(Protocol):
     def pool_state(self, handle: Handle) -> PoolState:
         """The segments and the blocks in use of any living pool."""
 
+    def poison(self, handle: Handle) -> None:
+        """Set all bytes of a living pool that no block uses to 0xFF, which is NaN; waits before."""
+
     def new_stream(self) -> Any:
         """A stream to capture on."""
 

@@ -44,6 +44,22 @@ class PoolState(NamedTuple):
         """The bytes of all segments and of all blocks that are in use."""
         return Sizes(*(sum(size for _, size in all_of) for all_of in self))
 
+    def free(self) -> list[tuple[int, int]]:
+        """Start and bytes of what lies in segments and in no block that is in use."""
+        found = []
+        blocks = sorted(self.blocks)
+        for start, size in self.segments:
+            here = start
+            for block, taken in blocks:
+                if not start <= block < start + size:
+                    continue
+                if block > here:
+                    found.append((here, block - here))
+                here = block + taken
+            if here < start + size:
+                found.append((here, start + size - here))
+        return found
+
 
 class Footprint(NamedTuple):
     """Bytes and seconds of one capture.

@@ -20,7 +20,7 @@ from cgraph import _core, _source, _torch, labels
 from cgraph._torch import TorchDispatchMode
 from cgraph.labels import Config, Label
 
-__all__ = ["Recorder"]
+__all__ = ["Modules", "Recorder"]
 
 
 class _Context(NamedTuple):
@@ -65,7 +65,7 @@ class Recorder(TorchDispatchMode):
         self._thread = threading.get_ident()
         self._scopes = labels.scopes()
         self._marks = {self._thread: _Marks(_torch.autograd_sequence())}
-        self._modules = _Modules(self.look)
+        self._modules = Modules(self.look)
         with ExitStack() as context:
             context.callback(self._modules.remove)
             context.callback(labels.watch(self.look))
@@ -155,7 +155,7 @@ class _Marks:
         return self._contexts[place] if place >= 0 and number < self._end else None
 
 
-class _Modules:
+class Modules:
     """The paths of the modules that run, by thread.
 
     Args:

@@ -146,7 +146,9 @@ def entry_of_graph(
         lane: The stream that the pool was used on last; None where there is just one.
     """
     work: Any = recorded.graph
-    if recorded.mutated:
+    if recorded.debugged is not None:
+        work = recorded.debugged
+    elif recorded.mutated:
         work = _WriteBack(recorded, function, call, surroundings.storages)
     elif lane is None:
         work = recorded.feed()

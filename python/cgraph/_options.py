@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal
@@ -11,7 +12,10 @@ import torch
 from cgraph.cudagraph import require_mode
 from cgraph.errors import ArgumentError
 
-__all__ = ["OnHeld", "Options", "Pad"]
+__all__ = ["DEBUG", "OnHeld", "Options", "Pad"]
+
+DEBUG = ("sync", "eager", "compare", "poison")
+"""What debug replays may do; see :mod:`cgraph._debug`."""
 
 Pad = Literal["zero", "repeat"] | Callable[[torch.Tensor, int], torch.Tensor]
 """What padding rows contain: zeros, the last row again, or what a function of a tensor and a size
@@ -42,6 +46,7 @@ class Options:
     keep_templates: bool = False
     measure: bool = True
     capture_error_mode: str = "thread_local"
+    debug: tuple[str, ...] = ()
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
@@ -74,6 +79,7 @@ class Options:
             dim=_dim(made.dim),
             static_argnums=_all("static_argnums", made.static_argnums, int),
             static_argnames=_all("static_argnames", made.static_argnames, str),
+            debug=_debug(given.get("debug")),
         )
 
 
@@ -119,6 +125,25 @@ def _dim(given: object) -> int | Mapping[str, int]:
                 " for each name of an argument"
             )
     return given  # type: ignore[return-value]
+
+
+def _debug(given: object) -> tuple[str, ...]:
+    """The words of a ``debug`` option, or of the environment where it is None."""
+    name = "debug" if given is not None else "CGRAPH_DEBUG"
+    text = os.environ.get(name, "") if given is None else given
+    words: list[Any] = [text]
+    if isinstance(text, str):
+        words = [word.strip() for word in text.split(",")]
+    if words == [""]:
+        return ()
+    for word in words:
+        if word not in DEBUG:
+            expected = ", ".join(DEBUG)
+            raise ArgumentError(
+                f"{name} is {text!r}, expected one or more of {expected}, joined by commas:"
+                f" {word!r} is none of them"
+            )
+    return tuple(dict.fromkeys(words))
 
 
 def _all(name: str, given: object, kind: type) -> tuple[Any, ...]:

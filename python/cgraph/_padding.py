@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import bisect
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -111,6 +112,8 @@ class Padded:
 
     def __init__(self, recorded: Recorded, found: Fit, pad: Pad) -> None:
         self._replay = recorded.graph.replay
+        if recorded.debugged is not None:
+            self._replay = functools.partial(recorded.debugged, tuple(recorded.statics))
         self._mutated = recorded.mutated
         self._pad = pad
         self._rows = found.rows

@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -20,6 +20,9 @@ from cgraph.breaks import breakable
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
+
+if TYPE_CHECKING:
+    from cgraph._debug import Debugged
 
 __all__ = ["Plan", "Recorded", "record"]
 
@@ -63,7 +66,10 @@ class Recorded:
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
         is_pure: Whether the calls before the capture changed nothing outside.
+        debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
+
+    debugged: Debugged | None = None
 
     def __init__(
         self, graph: CUDAGraph | SegmentedGraph, statics: list[torch.Tensor], result: Any
@@ -124,6 +130,9 @@ class Recorded:
     def reset(self) -> None:
         """Let the graph go, and the memory that only its outputs use."""
         self.graph.reset()
+        if self.debugged is not None:
+            self.debugged.reset()
+            self.debugged = None
         self._storages.clear()
         self.outputs = []
 

@@ -102,6 +102,11 @@ class Rollback:
         """How many storages were written so far."""
         return len(self._watch.storages)
 
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether the storage of a tensor was written."""
+        memory = _torch.memory_of(tensor)
+        return memory is not None and _torch.storage_id(memory) in self._watch.storages
+
     def contents(self, count: int) -> list[torch.Tensor]:
         """What the first storages which were written hold now, in the type of the first write."""
         with _torch.without_modes():

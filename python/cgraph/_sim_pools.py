@@ -114,6 +114,17 @@ class SimMemPool(MemPool):
         """Its segments and the blocks in use."""
         return PoolState(self.segments(), list(self._blocks.items()))
 
+    def poison(self) -> None:
+        """Set all bytes that no block uses to 0xFF."""
+        if self.is_paused:
+            return
+        free = self.state().free()
+        for segment in self._core.segments():
+            for start, size in free:
+                offset = start - segment.address
+                if 0 <= offset < segment.nbytes:
+                    ctypes.memset(segment.host_address + offset, 0xFF, size)
+
     def record(self) -> None:
         """Record what happens to blocks from here on, until :meth:`recorded`."""
         self._events = []

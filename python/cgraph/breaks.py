@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from cgraph import _driver
 from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
-__all__ = ["Breakable", "breakable", "eager_break"]
+__all__ = ["Breakable", "breakable", "eager_break", "innermost"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -87,7 +87,7 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        capture: Breakable | None = getattr(_local, "capture", None)
+        capture = innermost()
         if capture is not None:
             return capture.run(fn, title, args, kwargs)
         if _is_capturing():
@@ -106,12 +106,18 @@ _local = threading.local()
 @contextmanager
 def breakable(capture: Breakable) -> Iterator[None]:
     """Let the breaks that this thread calls in the ``with`` block divide a capture."""
-    before = getattr(_local, "capture", None)
+    before = innermost()
     _local.capture = capture
     try:
         yield
     finally:
         _local.capture = before
+
+
+def innermost() -> Breakable | None:
+    """What the breaks that this thread calls divide; None if they just run."""
+    capture: Breakable | None = getattr(_local, "capture", None)
+    return capture
 
 
 def _is_capturing() -> bool:

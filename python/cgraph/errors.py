@@ -7,6 +7,7 @@ __all__ = [
     "CallableError",
     "CaptureError",
     "CgraphError",
+    "CompareError",
     "DriverError",
     "ForeignError",
     "InstantiateError",
@@ -69,6 +70,18 @@ class CallableError(ArgumentError, AssertionError):
 
 class StateError(CgraphError):
     """A call came in the wrong order, as ``replay()`` before a capture."""
+
+
+class CompareError(CgraphError):
+    """A replay computed something else than eager; raised by debug replays only.
+
+    Attributes:
+        output: The first result that differs, as ``result[0]``.
+        operator: The first operator that differs, with its line; None if none does alone.
+    """
+
+    output: str | None = None
+    operator: str | None = None
 
 
 class LivenessError(CgraphError):

@@ -58,6 +58,7 @@ def graphed(
     preserve_state: bool = True,
     measure: bool = True,
     capture_error_mode: str = "thread_local",
+    debug: str | None = None,
 ) -> Any:
     """Make a function, method or module replay graphs, one for each key of its calls.
 
@@ -100,6 +101,26 @@ def graphed(
             optimisers. The capture itself computes nothing.
         measure: Take the times of eager calls and replays at a capture, for the report.
         capture_error_mode: As for :class:`cgraph.graph`.
+        debug: What calls do to find a mistake: one or more of these words, joined by commas. By
+            default those of the environment variable ``CGRAPH_DEBUG`` as it is now. An empty text
+            is none, and then calls cost nothing more.
+
+            - ``"sync"``: replay in steps of one operator and wait for the device behind each. What
+              fails is raised by the call, with a note that names operator, line and module.
+            - ``"eager"``: call the function on the graph's own tensors and copy its result to where
+              the graph's is, so that memory is as with a graph, and there is none.
+            - ``"compare"``: call the function, put back the tensors and random states that it has
+              written, replay, and compare all results and written tensors, up to rounding. What
+              Python does besides is done twice. A difference is a
+              :class:`~cgraph.errors.CompareError` that names the first operator that differs. With
+              gradients only forward passes are compared.
+            - ``"poison"``: before each replay, set the memory of the pool that no tensor uses to
+              NaN. NaN in a result that eager does not have is a ``CompareError``. Not for
+              functions that were captured with gradients; other graphs in the same pool must not
+              be between forward and backward pass.
+
+            A key takes longer to capture then. With ``compare`` and ``poison`` it keeps the memory
+            of all intermediate results.
 
     Returns:
         What is called instead. :meth:`GraphedFunction.capture`, ``freeze`` and ``report`` are its
@@ -107,6 +128,23 @@ def graphed(
 
     Raises:
         ArgumentError: An option is not what was expected.
+
+    A graph that is stale, found by comparison:
+
+    >>> import torch, cgraph
+    >>> factor = 2
+    >>> def scale(x):
+    ...     return x * factor
+    >>> with cgraph.sim.use():
+    ...     scaled = cgraph.graphed(scale, debug="compare")
+    ...     print(scaled(torch.ones(3)))
+    ...     factor = 5  # the graph still multiplies by 2
+    ...     try:
+    ...         scaled(torch.ones(3))
+    ...     except cgraph.errors.CompareError as error:
+    ...         print(error.output, error.operator.split(" at ")[0])
+    tensor([2., 2., 2.])
+    result aten.mul.Tensor (node 0)
     """
     given = {name: value for name, value in locals().items() if name != "fn"}
     options = Options.of(given)

@@ -154,6 +154,11 @@ class Simulator:
         """The segments and the blocks in use of a living pool."""
         return self.pools.known[handle[0], handle[1]].state()
 
+    def poison(self, handle: Handle) -> None:
+        """Set all bytes of a living pool that no block uses to 0xFF."""
+        self.synchronize()
+        self.pools.known[handle[0], handle[1]].poison()
+
     def new_stream(self) -> _core.Stream:
         """A new stream of the device."""
         return _core.Stream(self.device)

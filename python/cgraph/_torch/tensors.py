@@ -31,6 +31,7 @@ __all__ = [
     "memory_of",
     "mode_count",
     "modes_aside",
+    "names_in",
     "storage_id",
     "tensor_reader",
     "wants_gc",
@@ -52,6 +53,11 @@ def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     paths = [("args", path) for path, _ in tree_flatten_with_path(args)[0]]
     paths += [("kwargs", path) for path, _ in tree_flatten_with_path(kwargs)[0]]
     return [name + keystr(path) for name, path in paths]
+
+
+def names_in(name: str, tree: Any) -> list[str]:
+    """How the leaves of a value are found, as ``result[0]['x']``."""
+    return [name + keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
 
 
 def tensor_reader() -> _core.TensorReader:
