@@ -19,6 +19,7 @@ __all__ = ["MODELS", "Batch", "Model", "tensors"]
 
 VOCABULARY = 256
 TOKENS = 24
+SAMPLES = 6400  # 0.4 s
 _DECODER = {
     "vocab_size": VOCABULARY,
     "hidden_size": 128,
@@ -42,12 +43,14 @@ class Model:
         marked: The function that must run eagerly, as ``package.module.function``; None if a graph
             takes it all.
         breaks: How often one call runs it.
+        refused: The file with what a capture refuses where nothing is marked.
     """
 
     make: Callable[[], nn.Module]
     batch: Callable[[int, str], Batch]
     marked: str | None = None
     breaks: int = 0
+    refused: str = ""
 
 
 def tensors(result: Any) -> list[Tensor]:
@@ -178,12 +181,14 @@ def _wav2vec2() -> nn.Module:
 
 
 def _speech_batch(count: int, device: str) -> Batch:
-    length = 6400  # 0.4 s
-    return {
-        "input_values": torch.randn(count, length, device=device),
-        "attention_mask": padding(count, length, device),
-        "return_dict": True,
-    }
+    return {"input_values": torch.randn(count, SAMPLES, device=device), "return_dict": True}
+
+
+def _padded_speech_batch(count: int, device: str) -> Batch:
+    # With lengths, the mask of the frames is made by writing a number of Python's at indices, which
+    # is copied from the host: a capture on CUDA refuses that, one on the simulator does not.
+    mask = padding(count, SAMPLES, device)
+    return {**_speech_batch(count, device), "attention_mask": mask}
 
 
 def _timm(name: str) -> Callable[[], nn.Module]:
@@ -245,15 +250,28 @@ MODELS: dict[str, Model] = {
         _text_batch,
         "transformers.models.mixtral.modeling_mixtral.MixtralExperts.forward",
         breaks=3,
+        refused="mixtral/modeling_mixtral.py",
     ),
     "vision transformer": Model(_vit, _vit_batch),
     "speech encoder": Model(_wav2vec2, _speech_batch),
+    "speech encoder, with breaks": Model(
+        _wav2vec2,
+        _padded_speech_batch,
+        "transformers.models.wav2vec2.modeling_wav2vec2.Wav2Vec2PreTrainedModel"
+        "._get_feature_vector_attention_mask",
+        breaks=1,
+        refused="wav2vec2/modeling_wav2vec2.py",
+    ),
     "ResNet": Model(_timm("resnet18"), _image_batch),
     "ConvNeXt": Model(_timm("convnext_atto"), _image_batch),
     "EfficientNet": Model(_timm("efficientnet_b0"), _image_batch),
     "GNN": Model(_sage, _graph_batch),
     "GNN, with breaks": Model(
-        _gcn, _graph_batch, "torch_geometric.nn.conv.gcn_conv.gcn_norm", breaks=2
+        _gcn,
+        _graph_batch,
+        "torch_geometric.nn.conv.gcn_conv.gcn_norm",
+        breaks=2,
+        refused="utils/loop.py",
     ),
     "diffusion UNet": Model(_unet, _unet_batch),
 }

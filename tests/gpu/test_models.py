@@ -55,6 +55,7 @@ def classes(batch: Batch) -> Tensor:
     return torch.randint(10, batch["x"].shape[:1], device=DEVICE)
 
 
+# None of these has dropout.
 TARGETS: dict[str, tuple[Callable[[Batch], Tensor], Loss]] = {
     "decoder": (lambda batch: batch["input_ids"], own_loss),
     "ResNet": (classes, class_loss),
@@ -82,6 +83,20 @@ def test_replays_of_a_public_model_equal_eager(name: str, monkeypatch: MonkeyPat
             # Fresh inputs give other results, or equality would say nothing.
             assert not torch.allclose(results[0], results[1], rtol=1e-2, atol=0)
     require_replays(graphed, keys=len(SIZES), each=3, breaks=one.breaks, marked=one.marked)
+
+
+@pytest.mark.parametrize("name", [name for name, one in MODELS.items() if one.breaks])
+def test_a_model_that_needs_a_break_says_where(name: str) -> None:
+    one = MODELS[name]
+    model = one.make().to(DEVICE).eval()
+    batch = one.batch(2, DEVICE)
+    with torch.no_grad():
+        expected = model(**batch)
+        with pytest.raises(RuntimeError) as raised:
+            cgraph.graphed(model, on_fail="raise")(**batch)
+        assert f"{one.refused}:" in "\n".join(getattr(raised.value, "__notes__", []))
+        # The model is none the worse for it.
+        assert_same(model(**batch), expected)
 
 
 def test_a_model_output_is_of_its_own_class_in_each_call() -> None:
@@ -119,8 +134,7 @@ def test_a_public_model_trains_as_in_eager(name: str, whole: bool) -> None:
         expected, found = map(partial(step, batch), losses, optimizers)
         torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
     trained = eager.state_dict()
-    for key, value in ours.state_dict().items():
-        torch.testing.assert_close(value, trained[key], rtol=1e-3, atol=1e-4, msg=key)
+    torch.testing.assert_close(dict(ours.state_dict()), dict(trained), rtol=1e-3, atol=1e-4)
     learnt = [key for key, value in begun.items() if not torch.equal(value, trained[key])]
     assert len(learnt) > 0.9 * len(begun)
     require_replays(graphed, keys=1, each=STEPS)
