@@ -76,8 +76,8 @@ def _tokens(count: int, length: int, device: str) -> Tensor:
 
 # Masks are two-dimensional, with padding, as a tokenizer makes them. transformers reads them on the
 # host to find out whether it can do without, but not during a capture: then it always makes a full
-# mask, so that no break is needed. SDPA, the default, therefore takes another kernel in eager calls
-# that need no mask than in a capture; here every call has padding.
+# mask, so that no break is needed. Without a mask, an eager call therefore takes another kernel of
+# SDPA than a capture, and results differ by rounding.
 def _text_batch(count: int, device: str) -> Batch:
     return {
         "input_ids": _tokens(count, TOKENS, device),
