@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Runs everything on a GPU machine, from the folder that `make gpu-bundle` packed: contract tests,
-# examples, Python tests, benches. Needs Python with torch, cuda-bindings, pytest and
-# pytest-timeout; no Rust, no network.
+# examples, Python tests, benches. Needs Python with torch, cuda-bindings, pytest, pytest-timeout,
+# transformers, timm and torch-geometric; no Rust, no network.
 set -euo pipefail
 cd "$(dirname "$0")"
 export CGRAPH_REQUIRE_CUDA=1 PYTHONPATH="$PWD/site"

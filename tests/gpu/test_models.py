@@ -1,0 +1,187 @@
+"""Public models through ``graphed``: the results of eager, forward and in training.
+
+Needs transformers, timm and torch-geometric. Without one of them a test fails.
+"""
+
+from __future__ import annotations
+
+import copy
+import pkgutil
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import pytest
+import torch
+from pytest import MonkeyPatch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy, mse_loss
+from torch.optim import SGD
+
+import cgraph
+from models import MODELS, Batch, Model, tensors
+
+pytestmark = [
+    pytest.mark.gpu,
+    # Those of the packages. What cgraph has to say is raised, by the options below.
+    pytest.mark.filterwarnings("ignore"),
+]
+
+DEVICE = "cuda"
+SIZES = (2, 3)
+STEPS = 3
+
+Loss = Callable[..., Tensor]
+
+
+def own_loss(model: Any, targets: Tensor, **batch: Any) -> Tensor:
+    """What the model itself takes for the loss."""
+    loss: Tensor = model(**batch, labels=targets).loss
+    return loss
+
+
+def class_loss(model: Any, targets: Tensor, **batch: Any) -> Tensor:
+    """Of the class of each image or node."""
+    return cross_entropy(model(**batch), targets)
+
+
+def noise_loss(model: Any, targets: Tensor, **batch: Any) -> Tensor:
+    """Of a noise that is to be found."""
+    return mse_loss(model(**batch), targets)
+
+
+def classes(batch: Batch) -> Tensor:
+    """One of ten for each image or node."""
+    return torch.randint(10, batch["x"].shape[:1], device=DEVICE)
+
+
+# None of these has dropout.
+TARGETS: dict[str, tuple[Callable[[Batch], Tensor], Loss]] = {
+    "decoder": (lambda batch: batch["input_ids"], own_loss),
+    "ResNet": (classes, class_loss),
+    "GNN": (classes, class_loss),
+    "diffusion UNet": (lambda batch: torch.randn_like(batch["x"]), noise_loss),
+}
+
+
+@pytest.fixture(autouse=True)
+def _exactly_repeatable() -> Iterator[None]:
+    with torch.backends.cudnn.flags(
+        enabled=True, benchmark=False, deterministic=True, allow_tf32=False
+    ):
+        yield
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_replays_of_a_public_model_equal_eager(name: str, monkeypatch: MonkeyPatch) -> None:
+    one = MODELS[name]
+    model = one.make().to(DEVICE).eval()
+    graphed = graphed_as_marked(one, model, monkeypatch)
+    with torch.no_grad():
+        for size in SIZES:
+            results = [check_call(graphed, model, one.batch(size, DEVICE)) for _ in range(3)]
+            # Fresh inputs give other results, or equality would say nothing.
+            assert not torch.allclose(results[0], results[1], rtol=1e-2, atol=0)
+    require_replays(graphed, keys=len(SIZES), each=3, breaks=one.breaks, marked=one.marked)
+
+
+@pytest.mark.parametrize("name", [name for name, one in MODELS.items() if one.breaks])
+def test_a_model_that_needs_a_break_says_where(name: str) -> None:
+    one = MODELS[name]
+    model = one.make().to(DEVICE).eval()
+    batch = one.batch(2, DEVICE)
+    with torch.no_grad():
+        expected = model(**batch)
+        with pytest.raises(RuntimeError) as raised:
+            cgraph.graphed(model, on_fail="raise")(**batch)
+        assert f"{one.refused}:" in "\n".join(getattr(raised.value, "__notes__", []))
+        # The model is none the worse for it.
+        assert_same(model(**batch), expected)
+
+
+def test_a_model_output_is_of_its_own_class_in_each_call() -> None:
+    from transformers.modeling_outputs import CausalLMOutputWithPast
+
+    one = MODELS["decoder"]
+    model = one.make().to(DEVICE).eval()
+    graphed = cgraph.graphed(model, outputs="clone", on_fail="raise")
+    with torch.no_grad():
+        batches = [one.batch(2, DEVICE) for _ in range(3)]
+        outputs = [graphed(**batch, output_hidden_states=True) for batch in batches]
+        for output, batch in zip(outputs, batches, strict=True):
+            expected = model(**batch, output_hidden_states=True)
+            assert type(output) is CausalLMOutputWithPast
+            assert list(output.keys()) == list(expected.keys()) == ["logits", "hidden_states"]
+            assert type(output.hidden_states) is tuple and output[0] is output.logits
+            assert_same(output, expected)
+    require_replays(graphed, keys=1, each=3)
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["model", "loss"])
+@pytest.mark.parametrize("name", TARGETS)
+def test_a_public_model_trains_as_in_eager(name: str, whole: bool) -> None:
+    one, (targets, loss) = MODELS[name], TARGETS[name]
+    eager = one.make().to(DEVICE)
+    ours = copy.deepcopy(eager)
+    begun = copy.deepcopy(eager.state_dict())
+    surface = partial(loss, ours) if whole else ours
+    graphed = cgraph.graphed(surface, on_fail="raise", on_held="raise")
+    losses = partial(loss, eager), graphed if whole else partial(loss, graphed)
+    optimizers = [SGD(model.parameters(), lr=0.02, momentum=0.9) for model in (eager, ours)]
+    for _ in range(STEPS):
+        batch = one.batch(4, DEVICE)
+        batch["targets"] = targets(batch)
+        expected, found = map(partial(step, batch), losses, optimizers)
+        torch.testing.assert_close(found, expected, rtol=1e-4, atol=0)
+    trained = eager.state_dict()
+    torch.testing.assert_close(dict(ours.state_dict()), dict(trained), rtol=1e-3, atol=1e-4)
+    learnt = [key for key, value in begun.items() if not torch.equal(value, trained[key])]
+    assert len(learnt) > 0.9 * len(begun)
+    require_replays(graphed, keys=1, each=STEPS)
+
+
+def step(batch: Batch, loss: Loss, optimizer: SGD) -> Tensor:
+    """One step of an optimizer; the loss before it."""
+    optimizer.zero_grad()
+    found = loss(**batch)
+    found.backward()
+    optimizer.step()
+    return found.detach().clone()
+
+
+def graphed_as_marked(one: Model, model: nn.Module, monkeypatch: MonkeyPatch) -> Any:
+    """The graphed model; what must run eagerly in it is marked as a break."""
+    if one.marked is not None:
+        monkeypatch.setattr(one.marked, cgraph.eager_break(pkgutil.resolve_name(one.marked)))
+    return cgraph.graphed(model, on_fail="raise", on_held="raise")
+
+
+def check_call(graphed: Any, model: nn.Module, batch: Batch) -> Tensor:
+    """Compare one call with eager; the first tensor of the result."""
+    expected = model(**batch)
+    found = graphed(**batch)
+    assert type(found) is type(expected)
+    assert_same(found, expected)
+    return tensors(found)[0].clone()
+
+
+def assert_same(found: Any, expected: Any) -> None:
+    """All tensors are equal but for rounding, measured against the largest number of each."""
+    pairs = list(zip(tensors(found), tensors(expected), strict=True))
+    assert pairs
+    for one, other in pairs:
+        scale = other.abs().max().item()
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4 * scale)
+
+
+def require_replays(
+    graphed: Any, *, keys: int, each: int, breaks: int = 0, marked: str | None = None
+) -> None:
+    """Each call of each key was answered by a graph, with so many breaks at the marked function."""
+    report = graphed.report()
+    assert (report.captured, len(report.keys)) == (keys, keys), str(report)
+    for key in report.keys:
+        assert (key.replays, key.eager_calls, key.rerecorded) == (each, 0, ()), str(report)
+        assert (key.nodes or 0) > 10 and len(key.breaks) == breaks, str(report)
+        for place in key.breaks:
+            assert marked is not None and marked.endswith(place.split(" (")[0])
