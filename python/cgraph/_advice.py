@@ -26,7 +26,10 @@ FIXES = {
     "pageable copy": "make the host's tensor with pin_memory()",
     "default stream": "work on torch.cuda.current_stream(), which is the capture's",
     "unjoined stream": "let the current stream wait for the other before the function returns",
-    "raised": "mend what raised; the next call of this key then captures it",
+    "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
+    " cgraph.explain(fn, *args) lists all that a capture refuses",
+    "padding": "let padding rows write nothing that others read, give sizes= without gaps, or"
+    " check_padding=False if no such row matters",
 }
 """What to do about a key that runs eagerly, by the words that its reason begins with."""
 
