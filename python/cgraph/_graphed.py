@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -149,6 +149,14 @@ class Graphed:
         self._without_grad = [place for place, tensor in tensors if not tensor.requires_grad]
         self._frozen = captured.frozen
         self._warned = False
+
+    def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
+        """Give gradients to other parameters than those of the capture, found by their ``id``."""
+        self._parameters = tuple(parameters.get(id(one), one) for one in self._parameters)
+        self._frozen = tuple(parameters.get(id(one), one) for one in self._frozen)
+        self._lent_parameters = [
+            (parameters.get(id(one), one), own) for one, own in self._lent_parameters
+        ]
 
     @property
     def graphs(self) -> tuple[CUDAGraph, ...]:

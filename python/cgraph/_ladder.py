@@ -76,8 +76,14 @@ def capture_ladder(
 def _gc_frozen() -> Iterator[None]:
     """Let the garbage collector leave alone what there is: captures make many objects."""
     if gc.get_freeze_count():
-        # Somebody froze more than we know of, and would find it thawed.
-        yield
+        # Somebody froze what we would thaw; so does Python 3.12 when it starts.
+        was_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if was_enabled:
+                gc.enable()
         return
     gc.collect()
     gc.freeze()

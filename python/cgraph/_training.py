@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -88,6 +89,33 @@ class _Surface(torch.nn.Module):
         return result
 
 
+@contextmanager
+def _stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn.Parameter]]:
+    """Let modules have other parameters, of the same memory; the real ones by the others' ``id``.
+
+    While the result of an earlier call is alive, its parameters have autograd nodes that belong to
+    the stream of that call. Nodes of a capture must not have to wait for them.
+    """
+    places = [
+        (part._parameters, name, real)
+        for module in modules
+        for part in module.modules()
+        for name, real in part._parameters.items()
+        if real is not None
+    ]
+    made: dict[int, torch.nn.Parameter] = {}
+    for _, _, real in places:
+        if id(real) not in made:
+            made[id(real)] = torch.nn.Parameter(real.detach(), real.requires_grad)
+    try:
+        for owner, name, real in places:
+            owner[name] = made[id(real)]
+        yield {id(made[id(real)]): real for _, _, real in places}
+    finally:
+        for owner, name, real in places:
+            owner[name] = real
+
+
 def train(
     plan: Plan,
     call: Call,
@@ -107,22 +135,24 @@ def train(
     Raises:
         CallableError: The function cannot be graphed with gradients.
     """
-    surface = _Surface(plan.function, modules)
     args, kwargs = call.arguments(statics)
     versions = [static._version for static in statics]
     began = time.perf_counter()
     with _torch.without_autocast_cache():
-        make_graphed_callables(
-            surface,
-            args,
-            plan.warmup,
-            allow_unused_input=True,
-            pool=plan.pool,
-            capture_error_mode=plan.mode,
-            sample_kwargs=kwargs,
-            preserve_state=plan.preserve,
-            clone_outputs=copies,
-        )
+        with _stand_ins(modules) as parameters:
+            surface = _Surface(plan.function, modules)
+            make_graphed_callables(
+                surface,
+                args,
+                plan.warmup,
+                allow_unused_input=True,
+                pool=plan.pool,
+                capture_error_mode=plan.mode,
+                sample_kwargs=kwargs,
+                preserve_state=plan.preserve,
+                clone_outputs=copies,
+            )
+        graphed_of(surface).stand_for(parameters)
     for name, static, version in zip(call.names, statics, versions, strict=True):
         if static._version != version:
             raise CallableError(
