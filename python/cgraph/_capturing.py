@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import functools
+import traceback
 import warnings
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
@@ -47,7 +47,6 @@ class Capturing:
         function: What is captured.
         holding: Who is told of results that a caller still has.
         keys: All that were ever met, the first one first.
-        is_busy: Whether a capture is under way, warm-up and measuring included.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Capturing:
         options: Options,
     ) -> None:
         self.keys: dict[Hashable, Key] = {}
-        self.is_busy = False
         self._dispatcher = dispatcher
         self._arguments = arguments
         self.function = function
@@ -196,7 +194,7 @@ class Capturing:
             measure=not self._options.debug
             and (self._options.measure if measure is None else measure),
         )
-        with self.busy():
+        with busy():
             pairs = zip(call.names, call.tensors, strict=True)
             statics = [self._static(name, tensor) for name, tensor in pairs]
             copies = self._options.outputs == "clone"
@@ -250,16 +248,6 @@ class Capturing:
         self._buffers.clear()
         self._pure.clear()
         self._is_warm = False
-
-    @contextmanager
-    def busy(self) -> Iterator[None]:
-        """While the function runs for a capture, calls of graphed functions run plainly."""
-        self.is_busy = True
-        try:
-            with busy():
-                yield
-        finally:
-            self.is_busy = False
 
     def _place(self, driver: _driver.Driver) -> tuple[Any, Any]:
         """Pool and stream of all captures on a device."""
@@ -385,11 +373,15 @@ class Capturing:
             add_note(error, f"cgraph: {self._name} was being captured for the key ({key.text})")
             raise error
 
+        reason = f"raised in the capture: {type(error).__name__}: {_first_line(error)}"
+        where = place_of(error)
+        # What the frames still hold of the capture would meet the eager call in autograd.
+        traceback.clear_frames(error.__traceback__)
+
         def run() -> Any:
             # What it raises here is its own affair, and the next call may go well.
             result = self.function(*args, **kwargs)
-            text = f"{type(error).__name__}: {_first_line(error)}"
-            self._stay_eager(key, call, f"raised in the capture: {text}", place_of(error))
+            self._stay_eager(key, call, reason, where)
             return result
 
         return run

@@ -22,6 +22,7 @@ from cgraph._steps import FoundError, Steps, Trace
 from cgraph._surroundings import modules_of, tensors_of
 from cgraph._torch import tree_flatten
 from cgraph.errors import CompareError
+from cgraph.graphs import graph_pool_handle
 
 __all__ = ["Debugged", "DebuggedCall", "debugged"]
 
@@ -62,8 +63,10 @@ def debugged(
     checks = "compare" in words or "poison" in words
     steps = Steps(plan.function, name, keep=checks)
     if checks or "eager" not in words:
-        # One call before: what it writes is put back, which the capture alone would not show.
-        again = replace(plan, function=steps, warmup=1, measure=False)
+        # One call before: what it writes is put back, which the capture alone would not show. Its
+        # tensors stay, and must not lie in memory that counts as free for the graph.
+        pool = graph_pool_handle()
+        again = replace(plan, function=steps, warmup=1, measure=False, pool=pool)
         steps.recorded = record(again, call, recorded.statics, _driver.current())
     return Debugged(words, plan.function, name, key, call, recorded, steps, may_poison)
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._busy import busy
 from cgraph._calls import Call
 from cgraph._keys import Key
 from cgraph._native import entry_of_call, returned
@@ -139,7 +140,7 @@ class Padding:
         rollback = Rollback(leaves=tensors_of((function, call.arguments(call.tensors))))
         devices = _torch.random_devices()
         try:
-            with self._capturing.busy(), rollback, torch.no_grad():
+            with busy(), rollback, torch.no_grad():
                 # Made in the block: what is written to them is compared as a result.
                 tensors = [tensor.detach().clone() for tensor in call.tensors]
                 args, kwargs = call.arguments(tensors)
@@ -155,7 +156,8 @@ class Padding:
                 rollback.rewind()
                 old = rollback.contents(written)
                 results, states = [], []
-                for pads in _trials(self._options.pad, found.rows):
+                first, *others = _trials(self._options.pad, found.rows)
+                for pads in (first, first, *others):
                     rollback.rewind()
                     with torch.random.fork_rng(devices):
                         replayed, its_spec = _replayed(recorded, call, found, *pads)
@@ -171,10 +173,12 @@ class Padding:
         finally:
             rollback.undo()
         is_free = callable(self._options.pad)
-        for before, after, *padded in zip(old, right, *states, strict=True):
+        for before, after, *padded in zip(old, right, states[0], *states[2:], strict=True):
             if spoils(before, after, padded, is_random, is_free):
                 return None, "what the function writes is not as without padding"
-        batched, leak = leaks(results, eager, found.rows, found.size, is_random)
+        batched, leak = leaks(
+            [results[0], *results[2:]], results[1], eager, found.rows, found.size, is_random
+        )
         return None if leak else batched[: len(leaves)], leak
 
 

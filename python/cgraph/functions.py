@@ -261,7 +261,7 @@ class GraphedFunction(_core.Dispatcher):
         if self._class is not None and args and isinstance(args[0], self._class):
             # Called on the class: the graphs are those of the object.
             return self.__get__(args[0])(*args[1:], **kwargs)
-        if self._capturing.is_busy or _is_capturing():
+        if _is_capturing():
             # Inside a capture and its warm-up, its work becomes part of that one.
             return self._fn(*args, **kwargs)
         with self._lock:
