@@ -65,6 +65,7 @@ class Capturing:
         self.holding = None if options.on_held == "ignore" else Holding(self._name, options.on_held)
         self._modules: list[torch.nn.Module] | None = None
         self._surroundings: Surroundings | None = None
+        self._turn = _core.Turn()
         self._padding = Padding(self, options)
         self._buffers: dict[Hashable, torch.Tensor] = {}
         self._lanes: dict[int, _core.Lane] = {}
@@ -88,7 +89,9 @@ class Capturing:
         """What the function reaches, as it was at the last capture or is now."""
         known = self._surroundings
         if known is None or known.moved is not None:
-            self._surroundings = known = Surroundings(self.modules, tensors_of(self.function))
+            self._surroundings = known = Surroundings(
+                self.modules, tensors_of(self.function), self._turn
+            )
         return known
 
     def serve(

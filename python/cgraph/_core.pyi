@@ -441,6 +441,7 @@ class Entry:
         work: object,
         outputs: tuple[list[Any], object, object] | None,
         lane: Lane | None,
+        turn: Turn,
     ) -> Self: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, however they are laid out."""
@@ -469,6 +470,12 @@ class Lane:
     def __new__(
         cls, device: Device, current: object, ordinal: int, switch: Callable[[int, int], object]
     ) -> Self: ...
+
+@final
+class Turn:
+    """Lets one thread at a time replay the graphs of a function."""
+
+    def __new__(cls) -> Self: ...
 
 @final
 class Storage:

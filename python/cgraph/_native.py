@@ -30,8 +30,10 @@ class Surroundings:
     Args:
         modules: The modules.
         tensors: Those that it closes over or names.
+        turn: What lets one thread at a time replay.
 
     Attributes:
+        turn: The same.
         fixed: The modules' tensors, where they lie; None if there are none.
         owned: The ``id`` of each of these.
         storages: The numbers of their storages, and of those of the other tensors.
@@ -39,8 +41,12 @@ class Surroundings:
     """
 
     def __init__(
-        self, modules: Sequence[torch.nn.Module], tensors: Iterable[torch.Tensor] = ()
+        self,
+        modules: Sequence[torch.nn.Module],
+        tensors: Iterable[torch.Tensor],
+        turn: _core.Turn,
     ) -> None:
+        self.turn = turn
         self._with_flags: list[torch.nn.Module] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
@@ -160,6 +166,7 @@ def entry_of_graph(
         work=work,
         outputs=returned(recorded, recorded.outputs, surroundings, copies=copies, held=held),
         lane=lane,
+        turn=surroundings.turn,
     )
 
 
@@ -188,6 +195,7 @@ def entry_of_call(
         work=function,
         outputs=None,
         lane=lane,
+        turn=surroundings.turn,
     )
 
 

@@ -112,6 +112,7 @@ class Padding:
                 held=self._capturing.holding,
             ),
             lane=self._capturing.lane(),
+            turn=surroundings.turn,
         )
 
     def _assumed(self, large: Key, call: Call, found: Fit) -> list[int | None]:

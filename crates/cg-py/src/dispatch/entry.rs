@@ -12,6 +12,7 @@ use super::fixed::Fixed;
 use super::lane::Lane;
 use super::outputs::{Caller, Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict};
+use super::turn::Turn;
 use crate::fed::Given;
 use crate::graph::Graph;
 use crate::segments::Segments;
@@ -29,6 +30,7 @@ pub(crate) struct Entry {
     fixed: Option<Py<Fixed>>,
     work: Work,
     lane: Option<Py<Lane>>,
+    turn: Py<Turn>,
     replays: AtomicU64,
 }
 
@@ -51,7 +53,7 @@ impl Entry {
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build, held)`, see
     /// [`Outputs::new`].
     #[new]
-    #[pyo3(signature = (args, kwargs, *, modes, flags, fixed, work, outputs, lane))]
+    #[pyo3(signature = (args, kwargs, *, modes, flags, fixed, work, outputs, lane, turn))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -65,6 +67,7 @@ impl Entry {
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
         lane: Option<Py<Lane>>,
+        turn: Py<Turn>,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
         let kwargs = kwargs.iter().map(|item| {
@@ -90,6 +93,7 @@ impl Entry {
             fixed,
             work,
             lane,
+            turn,
             replays: AtomicU64::new(0),
         })
     }
@@ -197,6 +201,9 @@ impl Entry {
         caller: Caller,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
+        // What is called with the arguments as they are looks after itself.
+        let is_replay = !matches!(entry.work, Work::Call(_));
+        let _turn = is_replay.then(|| entry.turn.get().take(py));
         let tensors = || PyTuple::new(py, found.iter().map(|one| &one.tensor));
         let enter_lane = || match &entry.lane {
             Some(lane) => lane.get().enter(py),

@@ -5,6 +5,7 @@ mod fixed;
 mod lane;
 mod outputs;
 mod pattern;
+mod turn;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -18,6 +19,7 @@ pub(crate) use fixed::Fixed;
 pub(crate) use lane::Lane;
 pub(crate) use outputs::Storage;
 pub(crate) use pattern::Found;
+pub(crate) use turn::Turn;
 
 use outputs::Caller;
 
