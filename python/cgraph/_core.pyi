@@ -10,18 +10,24 @@ __all__ = [
     "Capture",
     "CaptureMark",
     "Device",
+    "Dispatcher",
+    "Entry",
     "Event",
+    "Fixed",
     "Graph",
     "HookHandle",
     "Inputs",
+    "Lane",
     "Pool",
     "Segments",
     "Signature",
     "Sim",
+    "Storage",
     "Stream",
     "Template",
     "TensorReader",
     "Tracker",
+    "Turn",
     "begin_and_hand_over",
     "begin_exit",
     "end_broken",
@@ -405,6 +411,7 @@ class Sim:
     def calls(self) -> list[str]:
         """CUDA's names of the calls made so far."""
 
+@disjoint_base
 class Dispatcher:
     """A function's entries. A call that fits one is a replay of it, any other goes to `_miss`."""
 
