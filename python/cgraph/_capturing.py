@@ -198,6 +198,8 @@ class Capturing:
             and (self._options.measure if measure is None else measure),
         )
         with busy():
+            # Replays on any stream may still read what is about to be written.
+            driver.synchronize()
             pairs = zip(call.names, call.tensors, strict=True)
             statics = [self._static(name, tensor) for name, tensor in pairs]
             copies = self._options.outputs == "clone"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from cgraph import _core, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
 from cgraph._calls import Call
 from cgraph._keys import Key
@@ -140,6 +140,8 @@ class Padding:
         assert recorded is not None and found.size is not None
         rollback = Rollback(leaves=tensors_of((function, call.arguments(call.tensors))))
         devices = _torch.random_devices()
+        # Replays on any stream may still read what is about to be written.
+        _driver.current().synchronize()
         try:
             with busy(), rollback, torch.no_grad():
                 # Made in the block: what is written to them is compared as a result.
