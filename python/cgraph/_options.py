@@ -43,7 +43,6 @@ class Options:
     on_fail: Literal["eager", "raise"] = "eager"
     check_padding: bool = True
     preserve_state: bool = True
-    keep_templates: bool = False
     measure: bool = True
     capture_error_mode: str = "thread_local"
     debug: tuple[str, ...] = ()
