@@ -86,7 +86,8 @@ def graphed(
             overwrites them. ``"clone"``: results are copies.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
-            ``"raise"`` or ``"ignore"``.
+            ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
+            in any loop. Results with gradients are not looked at.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
@@ -96,7 +97,8 @@ def graphed(
             Then its calls run eagerly.
         warmup: Calls before the first capture; before later ones there is one.
         pool: The pool of all graphs. By default a new one.
-        on_fail: A key that cannot be captured runs ``"eager"``, with a warning, or ``"raise"`` s.
+        on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
+            warning. ``"raise"``: the error comes out.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing.
         measure: Take the times of eager calls and replays at a capture, for the report.
