@@ -147,6 +147,25 @@ def test_a_parameter_that_is_replaced_is_followed(lab: Lab) -> None:
     assert {(one.reason, one.argument) for one in key.rerecorded} == {("moved", "weight")}
 
 
+def test_calls_without_gradients_between_the_passes_change_no_gradient(lab: Lab) -> None:
+    mine = network(lab)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine)
+    graphed(fresh(lab, 8, 6)).sum().backward()
+    between = [fresh(lab, rows, 6) for rows in (8, 4, 16)]
+    x = fresh(lab, 8, 6)
+    for run, net in ((graphed, mine), (eager, eager)):
+        for _ in range(2):  # the graphs of these calls are there from the second time on
+            net.zero_grad()
+            loss = run(x).exp().sum()
+            with torch.no_grad():
+                for one in between:
+                    run(one)
+            loss.backward()
+    assert same_gradients(mine, eager)
+    assert eager_calls(graphed) == 0
+
+
 def test_a_backward_pass_through_an_older_call_is_refused(lab: Lab) -> None:
     graphed = cgraph.graphed(network(lab), on_held="ignore")
     first = graphed(fresh(lab, 4, 6))

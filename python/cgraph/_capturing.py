@@ -184,7 +184,8 @@ class Capturing:
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
         surroundings = self.surroundings()
-        pool, stream = self._place(driver)
+        needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
+        pool, stream = self._place(driver, needs_grad)
         # A dropout that changes nothing in evaluation does in training.
         kind = call.kind(), tuple(training for _, training in surroundings.flags)
         plan = Plan(
@@ -201,11 +202,11 @@ class Capturing:
             # Replays on any stream may still read what is about to be written.
             driver.synchronize()
             pairs = zip(call.names, call.tensors, strict=True)
-            statics = [self._static(name, tensor) for name, tensor in pairs]
+            statics = [self._static(name, tensor, not needs_grad) for name, tensor in pairs]
             copies = self._options.outputs == "clone"
             lane = self.lane()
             recorded: Recorded | Trained
-            if call.mode.grad and (call.needs_grad or surroundings.needs_grad):
+            if needs_grad:
                 recorded = train(plan, call, statics, self.modules, copies)
                 if self._options.debug:
                     recorded.call = self._debugged_call(key, recorded.call)
@@ -254,14 +255,18 @@ class Capturing:
         self._pure.clear()
         self._is_warm = False
 
-    def _place(self, driver: _driver.Driver) -> tuple[Any, Any]:
-        """Pool and stream of all captures on a device."""
-        current = driver.current_stream()
-        device = getattr(current, "device", None)
-        if device not in self._pools:
-            pool = graph_pool_handle() if self._options.pool is None else self._options.pool
-            self._pools[device] = pool, driver.new_stream()
-        return self._pools[device]
+    def _place(self, driver: _driver.Driver, needs_grad: bool) -> tuple[Any, Any]:
+        """Pool and stream of all captures on a device.
+
+        Those with gradients have a pool of their own: what a forward pass has saved must outlast
+        the replays of other keys until the backward pass.
+        """
+        place = getattr(driver.current_stream(), "device", None), needs_grad
+        if place not in self._pools:
+            given = None if needs_grad else self._options.pool
+            pool = graph_pool_handle() if given is None else given
+            self._pools[place] = pool, driver.new_stream()
+        return self._pools[place]
 
     def lane(self) -> _core.Lane | None:
         """The stream that the graphs of the current device were replayed on last."""
@@ -274,14 +279,15 @@ class Capturing:
             self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
         return self._lanes[ordinal]
 
-    def _static(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+    def _static(self, name: str, tensor: torch.Tensor, is_shared: bool) -> torch.Tensor:
         """Memory that a graph reads instead of a tensor's, with the same contents.
 
-        Graphs of fewer rows read the first ones of the same memory.
+        Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
+        a backward pass may come after calls of other keys, and reads what its forward pass got.
         """
         # A tensor of inference mode would not show that the function has written it.
         with torch.inference_mode(False), torch.no_grad():
-            if tensor.requires_grad or tensor.dim() == 0 or not tensor.is_contiguous():
+            if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
                 return tensor.detach().clone().requires_grad_(tensor.requires_grad)
             form = (name, tensor.dtype, tensor.device, tensor.shape[1:])
             known = self._buffers.get(form)

@@ -96,7 +96,8 @@ def graphed(
         max_recording: How often a key is captured anew because one argument or parameter moved.
             Then its calls run eagerly.
         warmup: Calls before the first capture; before later ones there is one.
-        pool: The pool of all graphs. By default a new one.
+        pool: The pool of all graphs without gradients. By default a new one; those with gradients
+            have their own.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
             warning. ``"raise"``: the error comes out.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
