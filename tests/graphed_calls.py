@@ -14,7 +14,16 @@ from torch.utils import _pytree as pytree
 
 from cgraph.functions import GraphedFunction
 
-__all__ = ["agree", "misses", "poison", "states"]
+__all__ = [
+    "agree",
+    "eager_calls",
+    "misses",
+    "near",
+    "numbers",
+    "poison",
+    "same_gradients",
+    "states",
+]
 
 
 def agree(function: GraphedFunction, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
@@ -62,3 +71,30 @@ def misses() -> Iterator[list[GraphedFunction]]:
         yield seen
     finally:
         GraphedFunction._miss = original  # type: ignore[method-assign]
+
+
+def near(one: Tensor, other: Tensor) -> bool:
+    """Whether two results are equal but for the order of sums."""
+    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+def numbers(function: Any) -> tuple[int, int, int]:
+    """How many keys have a graph, how many calls were replays, and how many ran eagerly."""
+    report = function.report()
+    return report.captured, report.replays, eager_calls(function)
+
+
+def eager_calls(function: Any) -> int:
+    """How many calls ran eagerly."""
+    return sum(key.eager_calls for key in function.report().keys)
+
+
+def same_gradients(one: torch.nn.Module, other: torch.nn.Module) -> bool:
+    """Whether the parameters of two modules have about the same gradients."""
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(
+        second.grad is None
+        if first.grad is None
+        else second.grad is not None and near(first.grad, second.grad)
+        for first, second in pairs
+    )

@@ -6,65 +6,16 @@ import functools
 import gc
 import threading
 import weakref
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cgraph
+from graphed_calls import near
+from graphed_objects import Net, Scale, eager_net, keys
 from lab import Lab, fresh
 from networks import network
-
-
-def near(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-def keys(function: Any) -> tuple[int, int]:
-    """How many keys have a graph, and how many calls were replays."""
-    return function.report().captured, function.report().replays
-
-
-class Scale:
-    """Multiplies by a number of its own."""
-
-    def __init__(self, by: float) -> None:
-        self.by = by
-
-    @cgraph.graphed
-    def run(self, x: Tensor, more: float = 0.0) -> Tensor:
-        """Scale x."""
-        return x * self.by + more
-
-    @cgraph.graphed(sizes=[4, 8])
-    def padded(self, x: Tensor) -> Tensor:
-        return x * self.by
-
-    @staticmethod
-    @cgraph.graphed
-    def plain(x: Tensor) -> Tensor:
-        return x - 1
-
-    @classmethod
-    @cgraph.graphed
-    def of_class(cls, x: Tensor) -> Tensor:
-        return x + len(cls.__name__)
-
-
-class Net(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(6, 3)
-
-    @cgraph.graphed
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the layer."""
-        return self.layer(x).tanh()
-
-
-def eager_net(net: Net, x: Tensor) -> Tensor:
-    return net.layer(x).tanh()
 
 
 def test_each_object_has_graphs_of_its_own(lab: Lab) -> None:

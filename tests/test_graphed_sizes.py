@@ -12,21 +12,11 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from graphed_calls import near, numbers
 from lab import Lab, fresh
 from networks import network
 
 SIZES = [1, 2, 4, 8]
-
-
-def near(one: Any, other: Any) -> bool:
-    """Whether two results are equal but for the order of sums."""
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-def numbers(function: Any) -> tuple[int, int, int]:
-    """How many keys have a graph, how many calls were replays, and how many ran eagerly."""
-    report = function.report()
-    return report.captured, report.replays, sum(key.eager_calls for key in report.keys)
 
 
 def affine(x: Tensor) -> Tensor:

@@ -12,24 +12,9 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph.errors import StateError
+from graphed_calls import eager_calls, near, same_gradients
 from lab import Lab, fresh
 from networks import leaf, network
-
-
-def near(one: Any, other: Any) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
-
-
-def same_gradients(one: nn.Module, other: nn.Module) -> bool:
-    pairs = zip(one.parameters(), other.parameters(), strict=True)
-    return all(
-        second.grad is None if first.grad is None else near(first.grad, second.grad)
-        for first, second in pairs
-    )
-
-
-def eager_calls(function: Any) -> int:
-    return sum(key.eager_calls for key in function.report().keys)
 
 
 @pytest.mark.parametrize("pad", ["zero", "repeat"])

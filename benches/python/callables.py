@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import cgraph
-from common import host_us, publish
+from common import alternating, host_us, publish
 
 
 def total(*tensors: torch.Tensor) -> torch.Tensor:
@@ -45,16 +45,15 @@ def calls(count: int) -> list[str]:
         )
         assert torch.equal(theirs(*new), ours(*new)), "torch's callable and cgraph's differ"
 
-        def changing(graphed: Callable[..., Any]) -> Callable[[], Any]:
-            def call() -> Any:
-                turns.reverse()
-                return graphed(*turns[0])
-
-            return call
-
         same = copy.copy(new)
         figures = host_us(
-            [changing(theirs), changing(ours), changing(ours), lambda: ours(*same)], 20
+            [
+                alternating(theirs, turns),
+                alternating(ours, turns),
+                alternating(ours, turns),
+                lambda: ours(*same),
+            ],
+            20,
         )
     torch_us, our_us, again, same_us = figures
     return [

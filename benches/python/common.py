@@ -12,10 +12,22 @@ import torch
 
 import cgraph
 
-__all__ = ["ROUNDS", "device_us", "host_us", "publish"]
+__all__ = ["ROUNDS", "alternating", "device_us", "host_us", "publish"]
 
 ROUNDS = 60
 WARM_UP = 5
+
+
+def alternating(
+    function: Callable[..., object], turns: list[list[torch.Tensor]]
+) -> Callable[[], object]:
+    """A call of the function with other arguments at each turn; calls may share the turns."""
+
+    def call() -> object:
+        turns.reverse()
+        return function(*turns[0])
+
+    return call
 
 
 def host_us(calls: Sequence[Callable[[], object]], per_round: int) -> list[float]:

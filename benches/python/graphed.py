@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +22,7 @@ from callables import total
 from decode import SIZES, Decode
 
 import cgraph
-from common import host_us, publish
+from common import alternating, host_us, publish
 
 
 def calls(count: int) -> list[str]:
@@ -38,15 +37,14 @@ def calls(count: int) -> list[str]:
         assert torch.equal(ours(*new), total(*new)), "graphed and eager differ"
         assert torch.equal(ours(*other), total(*other)), "graphed and eager differ"
 
-        def changing(graphed: Callable[..., Any]) -> Callable[[], Any]:
-            def call() -> Any:
-                turns.reverse()
-                return graphed(*turns[0])
-
-            return call
-
         torch_us, our_us, again, same_us = host_us(
-            [changing(theirs), changing(ours), changing(ours), lambda: ours(*new)], 20
+            [
+                alternating(theirs, turns),
+                alternating(ours, turns),
+                alternating(ours, turns),
+                lambda: ours(*new),
+            ],
+            20,
         )
     return [
         str(count),
