@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import _thread
 import gc
 import threading
 import warnings
@@ -384,6 +385,30 @@ def test_two_threads_get_right_results(lab: Lab) -> None:
         one.join(60)
     assert not wrong
     assert set(states(function)) == {"captured"}
+
+
+def test_an_interrupt_ends_the_wait_for_the_capture_of_another_thread(lab: Lab) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def slow(x: Tensor) -> Tensor:
+        has_begun.set()
+        may_end.wait(20)
+        return x * 2
+
+    function = cgraph.graphed(slow, outputs="clone")
+    x = torch.ones(4).to(lab.device)
+    other = threading.Thread(target=function, args=(x,))
+    other.start()
+    try:
+        assert has_begun.wait(20)
+        threading.Timer(0.2, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            function(x)
+    finally:
+        may_end.set()
+        other.join(60)
+    assert_close(function(x), x * 2)
+    assert states(function) == ["captured"]
 
 
 def test_two_threads_that_call_a_new_key_at_once_capture_it_once(lab: Lab) -> None:

@@ -245,9 +245,9 @@ def test_trap_T16_an_event_of_an_earlier_segment_is_one_that_has_come(lab: Lab) 
         lab.current().wait_event(done)
         sides[1].wait_event(begun)
         with lab.use(sides[1]):
-            w = y * z
+            w = x * 5
         lab.join(sides[1])
-        return w + y
+        return w + y + z
 
     graph, y = SegmentedGraph.capture(lambda: body(x))
     assert len(graph.segments) == 2

@@ -42,6 +42,7 @@ class Capturing:
         function: What is captured.
         arguments: How its arguments are called.
         options: The function's options.
+        turn: What lets one thread at a time replay. Who calls a method here has it.
 
     Attributes:
         function: What is captured.
@@ -55,6 +56,7 @@ class Capturing:
         function: Callable[..., Any],
         arguments: Arguments,
         options: Options,
+        turn: _core.Turn,
     ) -> None:
         self.keys: dict[Hashable, Key] = {}
         self._dispatcher = dispatcher
@@ -65,7 +67,7 @@ class Capturing:
         self.holding = None if options.on_held == "ignore" else Holding(self._name, options.on_held)
         self._modules: list[torch.nn.Module] | None = None
         self._surroundings: Surroundings | None = None
-        self._turn = _core.Turn()
+        self._turn = turn
         self._padding = Padding(self, options)
         self._buffers: dict[Hashable, torch.Tensor] = {}
         self._lanes: dict[int, _core.Lane] = {}
@@ -180,10 +182,11 @@ class Capturing:
         return call.key(), training, id(_driver.current())
 
     def capture(self, key: Key, call: Call, measure: bool | None = None) -> None:
-        """Capture a key; nothing has changed if that fails."""
+        """Capture a key that was just asked for; nothing has changed if that fails."""
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
-        surroundings = self.surroundings()
+        surroundings = self._surroundings
+        assert surroundings is not None
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
         pool, stream = self._place(driver, needs_grad)
         # A dropout that changes nothing in evaluation does in training.

@@ -480,9 +480,11 @@ class Lane:
 
 @final
 class Turn:
-    """Lets one thread at a time replay the graphs of a function."""
+    """Lets one thread at a time replay or capture the graphs of a function."""
 
     def __new__(cls) -> Self: ...
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_error: object) -> None: ...
 
 @final
 class Storage:

@@ -2,7 +2,7 @@
 
 torch's allocator and random state follow a capture only if torch's own graph object opened it. So
 such an object hosts each capture, and the core takes over the graph it recorded. A second, empty
-capture around the first collects the random draws of the first; its replay advances the random
+capture beside the first collects the random draws of the first; its replay advances the random
 state, and is needed only where the capture drew numbers. Where torch keeps that state in words that
 :mod:`cgraph._random` can find, a node of the graph sets them, and the companion only keeps them.
 """
@@ -260,15 +260,16 @@ class Recording:
         self._meter = Meter(self._handle.mem_pool, weigh, state)
         if is_recording():
             self._history = _torch.History(self._ordinal)
-        if self._companion is not None:
-            with _torch.on_stream(self._side):
-                self._companion.capture_begin(None, "relaxed")
-        try:
+        with ExitStack() as undo:
+            undo.callback(self._end_well, self._host, self._stream, self._handle)
+            # First: torch asks the open captures in turn whether an allocation is theirs, which
+            # takes a call of the driver each.
             self._host.capture_begin(tuple(self._handle), mode)
-        except BaseException:
-            self._end_well(self._host, self._stream, self._handle)
-            self._end_companion()
-            raise
+            if self._companion is not None:
+                undo.callback(self._end_companion)
+                with _torch.on_stream(self._side):
+                    self._companion.capture_begin(None, "relaxed")
+            undo.pop_all()
         self._context.enter_context(_torch.watch_pools(self._ordinal, self._pool_seen))
         if self._watch is not None:
             _torch.enter_mode(self._watch)

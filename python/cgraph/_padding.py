@@ -24,7 +24,7 @@ AnyPad = Pad | Literal["first"]
 
 # An element that was written holds by chance what it held before, less often than one in so many.
 _BY_CHANCE = 4
-# How much further apart than two equal replays those with other padding may be.
+# How much further apart than equal replays those with other padding may be.
 _NOISE = 4
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -184,27 +184,28 @@ def cut_leaves(leaves: Sequence[Any], batched: Sequence[int | None], rows: int) 
 
 def leaks(
     results: Sequence[Sequence[Any]],
-    again: Sequence[Any],
     eager: Sequence[Any],
     rows: int,
     size: int,
     is_random: bool,
+    again: Sequence[Sequence[Any]],
 ) -> tuple[list[int | None], str | None]:
     """Whether padding shows in the rows of a result.
 
     Args:
         results: The leaves of replays that differ in their padding alone.
-        again: Those of a second replay with the first padding: some kernels add up in any order.
         eager: Those of the function for the call as it is.
         rows: How many the call has.
         size: How many the graph has.
         is_random: Whether the function draws random numbers: with more rows, it draws others.
+        again: Those of more replays with the first padding; other padding may change a result a
+            little more than those differ.
 
     Returns:
         For each leaf the dimension of its rows, and what leaks, in words.
     """
     batched: list[int | None] = []
-    for place, (right, same, one, *others) in enumerate(zip(eager, again, *results, strict=True)):
+    for place, (right, one, *others) in enumerate(zip(eager, *results, strict=True)):
         if not isinstance(one, torch.Tensor) or not isinstance(right, torch.Tensor):
             if type(one) is not type(right) or one != right:
                 return (
@@ -225,10 +226,11 @@ def leaks(
             return [], f"output {place} has the rows in {len(differing)} dimensions"
         dim = differing[0] if differing else None
         batched.append(dim)
-        same, *heads = (
-            leaf if dim is None else leaf.narrow(dim, 0, rows) for leaf in (same, one, *others)
+        heads, sames = (
+            [leaf if dim is None else leaf.narrow(dim, 0, rows) for leaf in leaves]
+            for leaves in ((one, *others), (leaves[place] for leaves in again))
         )
-        noise = _distance(heads[0], same)
+        noise = max((_distance(heads[0], same) for same in sames), default=0.0)
         if not all(
             _same_bits(heads[0], head) or _distance(heads[0], head) <= _NOISE * noise
             for head in heads

@@ -14,7 +14,6 @@ from __future__ import annotations
 import copy
 import functools
 import sys
-import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -190,8 +189,8 @@ class GraphedFunction(_core.Dispatcher):
         self._attribute = self._kept_as = self._name
         self._class: type | None = None
         self._is_found = False
-        self._lock = threading.RLock()
-        self._capturing = Capturing(self, fn, arguments, options)
+        self._turn = _core.Turn()
+        self._capturing = Capturing(self, fn, arguments, options, self._turn)
         self._is_frozen = False
         self.__wrapped__ = fn
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
@@ -222,7 +221,7 @@ class GraphedFunction(_core.Dispatcher):
         Raises:
             Exception: What the function or its capture raised, whatever ``on_fail`` says.
         """
-        with self._lock:
+        with self._turn:
             call = self._capturing.taken(args, kwargs)
             capture_ladder(
                 self._capturing,
@@ -255,7 +254,7 @@ class GraphedFunction(_core.Dispatcher):
 
     def reset(self) -> None:
         """Let all graphs go. Calls capture anew, also after :meth:`freeze`."""
-        with self._lock:
+        with self._turn:
             self._capturing.reset()
             self._is_frozen = False
 
@@ -267,7 +266,7 @@ class GraphedFunction(_core.Dispatcher):
         if _is_capturing():
             # Inside a capture and its warm-up, its work becomes part of that one.
             return self._fn(*args, **kwargs)
-        with self._lock:
+        with self._turn:
             call = self._capturing.taken(args, kwargs)
             run = self._capturing.serve(call, args, kwargs, self._is_frozen)
         return run()

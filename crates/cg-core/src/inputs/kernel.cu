@@ -1,17 +1,11 @@
 // The root node of `Inputs`: copies sources to destinations and stores words, as many as fit a
-// parameter of 512, 1024 or 4096 bytes: the smaller, the faster a replay. kernel.ptx is made from this
-// file, in its folder, with CUDA 13.0:
+// parameter of so many bytes: the smaller, the faster a replay. kernel.ptx is made from this file, in
+// its folder, with CUDA 13.0:
 // nvcc -ptx -arch=compute_75 -o kernel.ptx kernel.cu
 //
 // layout.rs writes the parameter and says what it means.
 
 typedef unsigned long long u64;
-
-// A copy is two cells: destination and source, then bytes and blocks (the first block in the low
-// half, their number in the high half). A store is one cell: destination and value.
-struct Cell {
-    u64 first, second;
-};
 
 template <unsigned BYTES> struct Parameter {
     unsigned copies;
@@ -19,9 +13,18 @@ template <unsigned BYTES> struct Parameter {
     // The blocks of all copies. The one behind them stores.
     unsigned copy_blocks;
     unsigned unused;
-    // First the copies, in the order of their blocks, then the stores.
-    Cell cells[BYTES / sizeof(Cell) - 1];
+    // First the copies, in the order of their blocks: destination, source, and bytes and first block
+    // in one. Then the stores: destination and value.
+    u64 words[BYTES / sizeof(u64) - 2];
 };
+
+// How many bits of a copy's third word are its first block.
+constexpr unsigned BLOCK_BITS = 20;
+
+template <unsigned BYTES>
+__device__ __forceinline__ unsigned first_block(const Parameter<BYTES> &p, unsigned copy) {
+    return static_cast<unsigned>(p.words[3 * copy + 2]) & ((1u << BLOCK_BITS) - 1);
+}
 
 template <typename T>
 __device__ __forceinline__ void copy_as(u64 dst, u64 src, u64 bytes, u64 thread, u64 threads) {
@@ -42,8 +45,8 @@ __device__ __forceinline__ void copy_as(u64 dst, u64 src, u64 bytes, u64 thread,
 template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BYTES> &p) {
     if (blockIdx.x >= p.copy_blocks) {
         for (unsigned i = threadIdx.x; i < p.stores; i += blockDim.x) {
-            const Cell &store = p.cells[2 * p.copies + i];
-            *reinterpret_cast<u64 *>(store.first) = store.second;
+            const u64 *store = p.words + 3 * p.copies + 2 * i;
+            *reinterpret_cast<u64 *>(store[0]) = store[1];
         }
         return;
     }
@@ -51,20 +54,21 @@ template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BY
     unsigned low = 0, high = p.copies;
     while (high - low > 1) {
         unsigned middle = (low + high) / 2;
-        if (static_cast<unsigned>(p.cells[2 * middle + 1].second) <= blockIdx.x) {
+        if (first_block(p, middle) <= blockIdx.x) {
             low = middle;
         } else {
             high = middle;
         }
     }
-    u64 dst = p.cells[2 * low].first, src = p.cells[2 * low].second;
+    u64 dst = p.words[3 * low], src = p.words[3 * low + 1], bytes = p.words[3 * low + 2] >> BLOCK_BITS;
     if (dst == src) {
         return;
     }
-    u64 bytes = p.cells[2 * low + 1].first, blocks = p.cells[2 * low + 1].second;
-    u64 block = blockIdx.x - static_cast<unsigned>(blocks);
-    u64 thread = block * blockDim.x + threadIdx.x;
-    u64 threads = (blocks >> 32) * blockDim.x;
+    // Copies without blocks behind this one begin where it ends.
+    unsigned first = first_block(p, low);
+    unsigned end = low + 1 < p.copies ? first_block(p, low + 1) : p.copy_blocks;
+    u64 thread = static_cast<u64>(blockIdx.x - first) * blockDim.x + threadIdx.x;
+    u64 threads = static_cast<u64>(end - first) * blockDim.x;
     u64 alignment = dst | src;
     if (alignment % 16 == 0) {
         copy_as<uint4>(dst, src, bytes, thread, threads);
@@ -76,11 +80,15 @@ template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BY
 }
 
 #define ENTRY(BYTES)                                                                               \
-    static_assert(sizeof(Parameter<BYTES>) == BYTES, "the header is one cell");                    \
+    static_assert(sizeof(Parameter<BYTES>) == BYTES, "no gaps");                                   \
     extern "C" __global__ void cg_inputs_##BYTES(__grid_constant__ const Parameter<BYTES> p) {     \
         run(p);                                                                                    \
     }
 
+ENTRY(128)
+ENTRY(256)
 ENTRY(512)
 ENTRY(1024)
+ENTRY(1600)
+ENTRY(2560)
 ENTRY(4096) // the most that every chip takes

@@ -10,11 +10,15 @@ pub(super) struct Kernel {
     bytes: usize,
 }
 
-/// They do the same, and a replay costs the less the smaller the parameter. The last one has the
-/// largest that every chip takes.
-pub(super) const KERNELS: [Kernel; 3] = [
+/// They do the same, and a replay costs the less the smaller the parameter. The fifth has room for 64
+/// copies and the stores of a generator; the last one has the largest that every chip takes.
+pub(super) const KERNELS: [Kernel; 7] = [
+    Kernel::new("cg_inputs_128", 128),
+    Kernel::new("cg_inputs_256", 256),
     Kernel::new("cg_inputs_512", 512),
     Kernel::new("cg_inputs_1024", 1024),
+    Kernel::new("cg_inputs_1600", 1600),
+    Kernel::new("cg_inputs_2560", 2560),
     Kernel::new("cg_inputs_4096", 4096),
 ];
 /// The module that declares them.
@@ -23,9 +27,15 @@ pub(super) const PTX: &str = include_str!("kernel.ptx");
 pub(super) const THREADS: u32 = 256;
 
 const HEADER: usize = 16;
-const CELL: usize = 16;
-/// How many cells one node can have.
-const MOST_CELLS: usize = KERNELS[KERNELS.len() - 1].cells();
+const WORD: usize = 8;
+/// Destination, source, and bytes and first block in one.
+const COPY_WORDS: usize = 3;
+/// Destination and value.
+const STORE_WORDS: usize = 2;
+/// How many words one node can have.
+const MOST_WORDS: usize = KERNELS[KERNELS.len() - 1].words();
+/// How many bits of a copy's third word are its first block; the others are its bytes.
+const BLOCK_BITS: u32 = 20;
 
 /// What one block copies at most, as long as there are blocks left.
 const TILE: u64 = 8 << 10;
@@ -42,9 +52,9 @@ impl Kernel {
         Self { name, bytes }
     }
 
-    /// How many cells the parameter has. A copy takes two, a store takes one.
-    const fn cells(&self) -> usize {
-        (self.bytes - HEADER) / CELL
+    /// How many words for copies and stores the parameter has.
+    const fn words(&self) -> usize {
+        (self.bytes - HEADER) / WORD
     }
 }
 
@@ -53,8 +63,9 @@ pub(super) fn split(copies: usize, stores: usize) -> Vec<(Range<usize>, Range<us
     let mut parts = Vec::new();
     let (mut copy, mut store) = (0, 0);
     while copy < copies || store < stores {
-        let more_copies = (copies - copy).min(MOST_CELLS / 2);
-        let more_stores = (stores - store).min(MOST_CELLS - 2 * more_copies);
+        let more_copies = (copies - copy).min(MOST_WORDS / COPY_WORDS);
+        let left = MOST_WORDS - COPY_WORDS * more_copies;
+        let more_stores = (stores - store).min(left / STORE_WORDS);
         parts.push((copy..copy + more_copies, store..store + more_stores));
         copy += more_copies;
         store += more_stores;
@@ -84,28 +95,27 @@ impl Parameter {
     /// that has room.
     ///
     /// # Panics
-    /// If none has.
+    /// If none has, or for a copy of 16 TiB.
     pub(super) fn new(copies: &[(Address, u64)], stores: &[Address]) -> Self {
-        let cells = 2 * copies.len() + stores.len();
-        let kernel = KERNELS.iter().find(|kernel| cells <= kernel.cells());
+        let words = COPY_WORDS * copies.len() + STORE_WORDS * stores.len();
+        let kernel = KERNELS.iter().find(|kernel| words <= kernel.words());
         let bytes = kernel.expect("a node has room for its entries").bytes;
         let mut new = Self {
             bytes: vec![0; bytes].into(),
         };
         let mut next_block = 0;
         for (i, (dst, bytes)) in copies.iter().enumerate() {
-            let blocks = blocks_of(*bytes);
-            new.set_u64(cell(2 * i), dst.0);
-            new.set_u64(cell(2 * i) + 8, dst.0);
-            new.set_u64(cell(2 * i + 1), *bytes);
-            new.set_u32(cell(2 * i + 1) + 8, next_block);
-            new.set_u32(cell(2 * i + 1) + 12, blocks);
-            next_block += blocks;
+            assert!(bytes.leading_zeros() >= BLOCK_BITS, "{bytes} bytes");
+            let at = copy_at(i);
+            new.set_u64(at, dst.0);
+            new.set_u64(at + WORD, dst.0);
+            new.set_u64(at + 2 * WORD, bytes << BLOCK_BITS | u64::from(next_block));
+            next_block += blocks_of(*bytes);
         }
         new.set_u32(COPIES, count(copies.len()));
         new.set_u32(COPY_BLOCKS, next_block);
         for (i, address) in stores.iter().enumerate() {
-            new.set_u64(cell(2 * copies.len() + i), address.0);
+            new.set_u64(store_at(copies.len(), i), address.0);
         }
         new
     }
@@ -150,19 +160,19 @@ impl Parameter {
     /// Where the `i`-th copy reads.
     #[inline]
     pub(super) fn source(&self, i: usize) -> Address {
-        Address(self.u64(cell(2 * i) + 8))
+        Address(self.u64(copy_at(i) + WORD))
     }
 
     /// Changes where the `i`-th copy reads.
     #[inline]
     pub(super) fn set_source(&mut self, i: usize, source: Address) {
-        self.set_u64(cell(2 * i) + 8, source.0);
+        self.set_u64(copy_at(i) + WORD, source.0);
     }
 
     /// Changes the value of the `i`-th store; whether it was another one.
     #[inline]
     pub(super) fn set_value(&mut self, i: usize, value: u64) -> bool {
-        let at = cell(2 * self.copies() + i) + 8;
+        let at = store_at(self.copies(), i) + WORD;
         let changes = self.u64(at) != value;
         self.set_u64(at, value);
         changes
@@ -170,22 +180,36 @@ impl Parameter {
 
     /// The copies, in order.
     pub(super) fn all_copies(&self) -> Vec<Copy> {
-        let copy = |i| Copy {
-            dst: self.u64(cell(2 * i)),
-            src: self.source(i).0,
-            bytes: self.u64(cell(2 * i + 1)),
-            first_block: self.u32(cell(2 * i + 1) + 8),
-            blocks: self.u32(cell(2 * i + 1) + 12),
+        let extent = |i| self.u64(copy_at(i) + 2 * WORD);
+        let first_block = |i| {
+            let mask = (1 << BLOCK_BITS) - 1;
+            u32::try_from(extent(i) & mask).expect("less than 32 bits")
+        };
+        let copy = |i| {
+            let last = i + 1 == self.copies();
+            let end = if last {
+                self.u32(COPY_BLOCKS)
+            } else {
+                first_block(i + 1)
+            };
+            Copy {
+                dst: self.u64(copy_at(i)),
+                src: self.source(i).0,
+                bytes: extent(i) >> BLOCK_BITS,
+                first_block: first_block(i),
+                blocks: end - first_block(i),
+            }
         };
         (0..self.copies()).map(copy).collect()
     }
 
     /// Addresses and values of the stores that happen, in order.
     pub(super) fn all_stores(&self) -> Vec<(Address, u64)> {
-        let first = 2 * self.copies();
-        let last = first + self.u32(STORES) as usize;
-        let store = |i| (Address(self.u64(cell(i))), self.u64(cell(i) + 8));
-        (first..last).map(store).collect()
+        let store = |i| {
+            let at = store_at(self.copies(), i);
+            (Address(self.u64(at)), self.u64(at + WORD))
+        };
+        (0..self.u32(STORES) as usize).map(store).collect()
     }
 
     #[inline]
@@ -216,10 +240,16 @@ impl Parameter {
     }
 }
 
-/// Where a cell begins.
+/// Where a copy begins.
 #[inline]
-fn cell(index: usize) -> usize {
-    HEADER + index * CELL
+fn copy_at(index: usize) -> usize {
+    HEADER + index * COPY_WORDS * WORD
+}
+
+/// Where a store begins, behind so many copies.
+#[inline]
+fn store_at(copies: usize, index: usize) -> usize {
+    copy_at(copies) + index * STORE_WORDS * WORD
 }
 
 /// How many blocks copy so many bytes.
@@ -230,7 +260,7 @@ fn blocks_of(bytes: u64) -> u32 {
 
 #[inline]
 fn count(entries: usize) -> u32 {
-    u32::try_from(entries).expect("no more entries than cells")
+    u32::try_from(entries).expect("no more entries than words")
 }
 
 #[cfg(test)]
@@ -252,19 +282,23 @@ mod tests {
     #[test]
     fn a_node_has_the_smallest_parameter_that_fits() {
         for (copies, stores, bytes) in [
-            (0, 0, 512),
-            (15, 0, 512),
-            (15, 1, 512),
-            (15, 2, 1024),
-            (16, 0, 1024),
-            (0, 31, 512),
-            (0, 32, 1024),
-            (31, 1, 1024),
-            (31, 2, 4096),
-            (32, 0, 4096),
-            (0, 63, 1024),
-            (0, 64, 4096),
-            (127, 1, 4096),
+            (0, 0, 128),
+            (4, 1, 128),
+            (4, 2, 256),
+            (0, 7, 128),
+            (0, 8, 256),
+            (10, 0, 256),
+            (11, 0, 512),
+            (20, 1, 512),
+            (20, 2, 1024),
+            (42, 0, 1024),
+            (42, 1, 1600),
+            (64, 3, 1600),
+            (66, 0, 1600),
+            (66, 1, 2560),
+            (106, 0, 2560),
+            (107, 0, 4096),
+            (170, 0, 4096),
             (0, 255, 4096),
         ] {
             let parameter =
@@ -277,14 +311,15 @@ mod tests {
     #[test]
     fn every_copy_and_store_is_done_by_one_node_and_fits_it() {
         let counts = [
-            0, 1, 2, 15, 16, 31, 32, 63, 64, 126, 127, 128, 254, 255, 256, 1000,
+            0, 1, 2, 15, 16, 66, 67, 168, 169, 170, 171, 254, 255, 256, 340, 1000,
         ];
         for (copies, stores) in counts.iter().flat_map(|c| counts.map(|s| (*c, s))) {
             let parts = split(copies, stores);
             let (mut copy, mut store) = (0, 0);
             for (copies, stores) in &parts {
                 assert_eq!((copies.start, stores.start), (copy, store));
-                assert!(2 * copies.len() + stores.len() <= MOST_CELLS);
+                let words = COPY_WORDS * copies.len() + STORE_WORDS * stores.len();
+                assert!(words <= MOST_WORDS);
                 assert!(copies.len() + stores.len() > 0);
                 (copy, store) = (copies.end, stores.end);
             }
@@ -295,12 +330,12 @@ mod tests {
     #[test]
     fn a_full_parameter_has_room_for_all_its_entries() {
         for (copies, stores) in [
-            (15, 1),
-            (0, 31),
-            (31, 1),
-            (0, 63),
-            (127, 1),
+            (4, 1),
+            (0, 7),
+            (20, 1),
+            (64, 3),
             (0, 255),
+            (169, 1),
             (100, 55),
         ] {
             let entries: Vec<(Address, u64)> = (0..copies).map(|i| (Address(i), i)).collect();

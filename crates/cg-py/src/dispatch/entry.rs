@@ -12,7 +12,7 @@ use super::fixed::Fixed;
 use super::lane::Lane;
 use super::outputs::{Caller, Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict};
-use super::turn::Turn;
+use super::turn::{Taken, Turn};
 use crate::fed::Given;
 use crate::graph::Graph;
 use crate::segments::Segments;
@@ -111,6 +111,12 @@ impl Entry {
             .into_iter()
             .map(|tensor| Found { tensor, fit })
             .collect();
+        let _turn = loop {
+            match slf.get().try_take() {
+                Ok(turn) => break turn,
+                Err(turn) => turn.wait(slf.py())?,
+            }
+        };
         Self::run(slf, args, Some(kwargs), &found, Caller::Cgraph)
     }
 
@@ -191,7 +197,18 @@ impl Entry {
         Ok(may_capture && is_capturing.bind(py).call0()?.is_truthy()?)
     }
 
-    /// Replays, and returns what the function would.
+    /// Takes the turn to run it, where it needs one; as an error that of another thread.
+    #[inline]
+    pub(super) fn try_take(&self) -> Result<Option<Taken<'_>>, &Turn> {
+        // What is called with the arguments as they are looks after itself.
+        if matches!(self.work, Work::Call(_)) {
+            return Ok(None);
+        }
+        let turn = self.turn.get();
+        turn.try_take().map(Some).ok_or(turn)
+    }
+
+    /// Replays, and returns what the function would. The caller has the turn.
     #[inline]
     pub(super) fn run(
         slf: &Bound<'_, Self>,
@@ -201,9 +218,6 @@ impl Entry {
         caller: Caller,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
-        // What is called with the arguments as they are looks after itself.
-        let is_replay = !matches!(entry.work, Work::Call(_));
-        let _turn = is_replay.then(|| entry.turn.get().take(py));
         let tensors = || PyTuple::new(py, found.iter().map(|one| &one.tensor));
         let enter_lane = || match &entry.lane {
             Some(lane) => lane.get().enter(py),

@@ -85,19 +85,30 @@ impl Dispatcher {
     ) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
-        let entries = this.entries();
         let mut found: Vec<Found<'_>> = Vec::with_capacity(args.len());
-        for (place, entry) in entries.iter().enumerate() {
-            found.clear();
-            if entry.get().fits(&mode, args, kwargs, &mut found)? {
-                if entry.get().is_blocked(py, &this.is_capturing)? {
-                    break;
+        'again: loop {
+            let entries = this.entries();
+            for (place, entry) in entries.iter().enumerate() {
+                found.clear();
+                if entry.get().fits(&mode, args, kwargs, &mut found)? {
+                    if entry.get().is_blocked(py, &this.is_capturing)? {
+                        break;
+                    }
+                    let _turn = match entry.get().try_take() {
+                        Ok(turn) => turn,
+                        Err(turn) => {
+                            turn.wait(py)?;
+                            // The thread that had it may have taken the entry out.
+                            continue 'again;
+                        }
+                    };
+                    if place > 0 {
+                        this.put_first(entry.bind(py));
+                    }
+                    return Entry::run(entry.bind(py), args, kwargs, &found, Caller::User);
                 }
-                if place > 0 {
-                    this.put_first(entry.bind(py));
-                }
-                return Entry::run(entry.bind(py), args, kwargs, &found, Caller::User);
             }
+            break;
         }
         let kwargs = kwargs.map_or_else(|| PyDict::new(py), Clone::clone);
         let missed = slf.call_method1(intern!(py, "_miss"), (args, kwargs))?;

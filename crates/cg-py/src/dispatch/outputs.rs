@@ -30,8 +30,9 @@ struct Held {
     frame: Py<PyAny>,
     /// The same where Python of cgraph's stands in between.
     outer_frame: Py<PyAny>,
-    /// Views are looked for in the first calls, and then in one of so many: it costs more than all
-    /// else here. A result that is held as it was returned is seen at once.
+    /// Views, and what autograd has saved, are looked for in the first calls, and then in one of so
+    /// many: it costs more than all else here. A result that is held as it was returned is seen at
+    /// once.
     stride: u64,
     calls: AtomicU64,
 }
@@ -150,14 +151,20 @@ impl Lent {
     }
 
     /// Takes what was lent, if it is still used, with the number of references that others have.
+    /// Those of torch's own are looked for only `closely`.
     #[inline]
-    fn take_used(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<Option<(Py<PyAny>, i64)>> {
+    fn take_used(
+        &self,
+        py: Python<'_>,
+        found: &[Found<'_>],
+        closely: bool,
+    ) -> PyResult<Option<(Py<PyAny>, i64)>> {
         let Some(lent) = self.tensor().take() else {
             return Ok(None);
         };
         let others = raw::references(lent.bind(py)) - 1;
         if others == 0 {
-            if is_used_in_torch(lent.bind(py))? {
+            if closely && is_used_in_torch(lent.bind(py))? {
                 return Ok(Some((lent, MANY)));
             }
             *self.tensor() = Some(lent);
@@ -223,7 +230,7 @@ impl Outputs {
             let others = storage.others(&output.lent);
             let mut is_told = false;
             for lent in others.iter().chain([&output.lent]) {
-                match lent.take_used(py, found)? {
+                match lent.take_used(py, found, closely)? {
                     // As a rule the variable that the result of this call is assigned to.
                     Some((_, ..=1)) if !closely => {}
                     Some((used, count)) => {

@@ -73,24 +73,33 @@ impl Pattern {
     }
 
     /// Whether a value fits. Tensors that are copied are added to `found`, in order.
+    #[inline]
     pub(crate) fn fits<'py>(
+        &self,
+        value: Bound<'py, PyAny>,
+        grad: bool,
+        found: &mut Vec<Found<'py>>,
+    ) -> PyResult<bool> {
+        let Self::Tensor(slot) = self else {
+            return self.fits_other(&value, grad, found);
+        };
+        let Some(fit) = slot.fits(&value, grad)? else {
+            return Ok(false);
+        };
+        found.push(Found { tensor: value, fit });
+        Ok(true)
+    }
+
+    fn fits_other<'py>(
         &self,
         value: &Bound<'py, PyAny>,
         grad: bool,
         found: &mut Vec<Found<'py>>,
     ) -> PyResult<bool> {
-        let py = value.py();
         match self {
-            Self::Tensor(slot) => {
-                let Some(fit) = slot.fits(value, grad)? else {
-                    return Ok(false);
-                };
-                let tensor = value.clone();
-                found.push(Found { tensor, fit });
-                Ok(true)
-            }
+            Self::Tensor(_) => Ok(false),
             Self::Fixed(slot) => Ok(slot.fits(value, grad)? == Some(Match::Same)),
-            Self::Constant(constant) => Ok(equals(value, constant.bind(py))),
+            Self::Constant(constant) => Ok(equals(value, constant.bind(value.py()))),
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
                 Ok(tuple) => all_fit(patterns, tuple.len(), tuple.iter(), grad, found),
                 Err(_) => Ok(false),
@@ -135,7 +144,7 @@ pub(crate) fn all_fit<'py>(
         return Ok(false);
     }
     for (pattern, value) in patterns.iter().zip(values) {
-        if !pattern.fits(&value, grad, found)? {
+        if !pattern.fits(value, grad, found)? {
             return Ok(false);
         }
     }
@@ -163,9 +172,11 @@ pub(crate) fn fits_dict<'py>(
         return Ok(false);
     }
     for (key, pattern) in patterns {
-        match dict.get_item(key)? {
-            Some(value) if pattern.fits(&value, grad, found)? => {}
-            _ => return Ok(false),
+        let Some(value) = dict.get_item(key)? else {
+            return Ok(false);
+        };
+        if !pattern.fits(value, grad, found)? {
+            return Ok(false);
         }
     }
     Ok(true)

@@ -1,26 +1,31 @@
-//! `Turn`: one thread at a time replays the graphs of a function.
+//! `Turn`: one thread at a time replays or captures the graphs of a function.
 
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Mutex, MutexGuard, TryLockError};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Condvar, Mutex, PoisonError};
+use std::time::Duration;
 
 use pyo3::prelude::*;
+use pyo3::types::PyTuple;
 
-/// From feeding a graph to taking its results no other thread may replay it. A replay may come to
-/// another one of the same thread, as through a break.
+/// From feeding a graph to taking its results, and while another one is captured, no other thread may
+/// replay it. The thread that has the turn may take it again, as through a break.
 #[pyclass(frozen, module = "cgraph._core")]
 #[derive(Default)]
 pub(crate) struct Turn {
-    lock: Mutex<()>,
     /// The number of the thread that has it; zero if none has.
     owner: AtomicU64,
+    /// How often that thread has taken it again. Only that thread looks.
+    again: AtomicUsize,
+    waiting: AtomicUsize,
+    lock: Mutex<()>,
+    changed: Condvar,
 }
 
 /// The turn of a thread, until it is dropped.
-pub(crate) struct Taken<'a> {
-    turn: &'a Turn,
-    /// None inside another one of the same thread.
-    guard: Option<MutexGuard<'a, ()>>,
-}
+pub(crate) struct Taken<'a>(&'a Turn);
+
+/// After so long who waits looks for signals: an interrupt of the user's ends the wait.
+const PATIENCE: Duration = Duration::from_millis(50);
 
 #[pymethods]
 impl Turn {
@@ -28,48 +33,82 @@ impl Turn {
     fn new() -> Self {
         Self::default()
     }
+
+    /// Takes the turn, when no other thread has it.
+    fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
+        while !self.enter() {
+            self.wait(py)?;
+        }
+        Ok(())
+    }
+
+    #[pyo3(signature = (*_error))]
+    fn __exit__(&self, _error: &Bound<'_, PyTuple>) {
+        self.leave();
+    }
 }
 
 impl Turn {
-    /// Waits for the turn without the interpreter, which the thread that has it may need.
+    /// Takes the turn; none if another thread has it.
     #[inline]
-    pub(crate) fn take(&self, py: Python<'_>) -> Taken<'_> {
-        let me = thread_number();
-        if self.owner.load(Ordering::Relaxed) == me {
-            return Taken {
-                turn: self,
-                guard: None,
-            };
-        }
-        loop {
-            match self.lock.try_lock() {
-                Ok(guard) => return self.taken(me, guard),
-                Err(TryLockError::Poisoned(poisoned)) => {
-                    return self.taken(me, poisoned.into_inner());
-                }
-                Err(TryLockError::WouldBlock) => py.detach(|| drop(self.lock.lock())),
-            }
-        }
+    pub(crate) fn try_take(&self) -> Option<Taken<'_>> {
+        self.enter().then(|| Taken(self))
     }
 
-    fn taken<'a>(&'a self, me: u64, guard: MutexGuard<'a, ()>) -> Taken<'a> {
-        self.owner.store(me, Ordering::Relaxed);
-        Taken {
-            turn: self,
-            guard: Some(guard),
+    /// Waits until nobody may have it, without the interpreter, which the thread that has it may need.
+    ///
+    /// # Errors
+    /// What a handler of a signal raises.
+    #[cold]
+    pub(crate) fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        py.detach(|| {
+            let locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
+            self.waiting.fetch_add(1, Ordering::SeqCst);
+            let taken = |(): &mut ()| self.owner.load(Ordering::SeqCst) != 0;
+            drop(self.changed.wait_timeout_while(locked, PATIENCE, taken));
+            self.waiting.fetch_sub(1, Ordering::SeqCst);
+        });
+        py.check_signals()
+    }
+
+    #[inline]
+    fn enter(&self) -> bool {
+        let me = thread_number();
+        if self.owner.load(Ordering::Relaxed) == me {
+            self.again.fetch_add(1, Ordering::Relaxed);
+            return true;
+        }
+        let taken = self
+            .owner
+            .compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed);
+        taken.is_ok()
+    }
+
+    #[inline]
+    fn leave(&self) {
+        let again = self.again.load(Ordering::Relaxed);
+        if again > 0 {
+            self.again.store(again - 1, Ordering::Relaxed);
+            return;
+        }
+        self.owner.store(0, Ordering::SeqCst);
+        // Who begins to wait from here on sees that nobody has it.
+        if self.waiting.load(Ordering::SeqCst) > 0 {
+            drop(self.lock.lock());
+            self.changed.notify_one();
         }
     }
 }
 
 impl Drop for Taken<'_> {
+    #[inline]
     fn drop(&mut self) {
-        if self.guard.is_some() {
-            self.turn.owner.store(0, Ordering::Relaxed);
-        }
+        self.0.leave();
     }
 }
 
 /// A number that no other living thread has, and never zero.
+#[inline]
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
     thread_local! {
