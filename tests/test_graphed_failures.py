@@ -465,7 +465,7 @@ def test_an_interrupt_in_the_body_comes_out_and_the_next_call_works(
     assert counter.item() == 3
 
 
-def scenario(x: Tensor) -> bool:
+def calls_of_two_keys(x: Tensor) -> bool:
     """Two keys of a function; whether all calls were replays."""
     with quiet():
         function = cgraph.graphed(lambda x: (torch.relu(x * 2), x[1:]), warmup=1, measure=False)
@@ -478,8 +478,22 @@ def scenario(x: Tensor) -> bool:
     return set(states(function)) == {"captured"}
 
 
+def ladder(x: Tensor) -> bool:
+    """Two sizes captured ahead of time; the calls are right whether or not that fails."""
+    with quiet():
+        function = cgraph.graphed(lambda x: torch.relu(x * 2), sizes=[5, 64], warmup=1)
+        try:
+            function.capture(x)
+        finally:
+            for rows in (64, 5):
+                given = x[:rows].clone().normal_()
+                assert torch.equal(function(given), torch.relu(given * 2))
+    return set(states(function)) == {"captured"}
+
+
+@pytest.mark.parametrize("scenario", [calls_of_two_keys, ladder])
 def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_names_it(
-    sim: SimLab, request: pytest.FixtureRequest
+    sim: SimLab, scenario: Callable[[Tensor], bool], request: pytest.FixtureRequest
 ) -> None:
     simulator, x = sim.simulator, torch.randn(64)
     assert scenario(x)

@@ -193,7 +193,6 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 recorded.eager_seconds = min(eager[1:] or eager, default=None)
                 replays = [_timed(graph.replay, driver) for _ in range(_TIMED_REPLAYS)]
                 recorded.graph_seconds = min(replays[1:])
-            driver.synchronize()
         recorded.is_pure = plan.preserve and not rollback.has_changes
     return recorded
 
