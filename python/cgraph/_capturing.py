@@ -23,7 +23,7 @@ from cgraph._surroundings import modules_of, tensors_of
 from cgraph._text import short_place
 from cgraph._training import Trained, train
 from cgraph._trying import Padding
-from cgraph.errors import CaptureError, StateError, add_note
+from cgraph.errors import CaptureError, InstantiateError, StateError, add_note
 from cgraph.graphs import graph_pool_handle
 
 __all__ = ["Capturing"]
@@ -137,7 +137,7 @@ class Capturing:
             kwargs: Its keyword arguments.
             is_frozen: Whether captures are forbidden.
         """
-        if key.state == "captured" and self._is_in_place(key, whole):
+        if self._is_ready(key, whole):
             return None
         if key.reason is not None:
             key.eager_calls += 1
@@ -155,7 +155,7 @@ class Capturing:
     def ahead(self, call: Call, is_frozen: bool) -> None:
         """Capture the key of a call, unless it is; errors come out."""
         key = self.key(call)
-        if key.state == "captured" and self._is_in_place(key, call):
+        if self._is_ready(key, call):
             return
         self._require_thawed(key, is_frozen)
         reason = self._reason_against(call)
@@ -167,17 +167,18 @@ class Capturing:
 
     def key(self, call: Call) -> Key:
         """The key of a call, which may be a new one."""
-        identity = self._identity(call)
+        identity = self.identity(call)
         if identity not in self.keys:
             self.keys[identity] = Key(str(call))
         return self.keys[identity]
 
     def is_eager(self, call: Call) -> bool:
         """Whether it is decided that calls of this key run eagerly."""
-        key = self.keys.get(self._identity(call))
+        key = self.keys.get(self.identity(call))
         return key is not None and key.reason is not None
 
-    def _identity(self, call: Call) -> Hashable:
+    def identity(self, call: Call) -> Hashable:
+        """What all calls of a key have in common, as the modules are now."""
         training = tuple(training for _, training in self.surroundings().flags)
         return call.key(), training, id(_driver.current())
 
@@ -200,6 +201,7 @@ class Capturing:
             preserve=self._options.preserve_state and kind not in self._pure,
             measure=not self._options.debug
             and (self._options.measure if measure is None else measure),
+            keep_template=self._options.keep_templates and not self._options.debug,
         )
         with busy():
             # Replays on any stream may still read what is about to be written.
@@ -235,14 +237,12 @@ class Capturing:
         key.hold(recorded, entry, call, surroundings)
         if again is not None:
             key.again(again, None, user_line())
-        self.add(key, call, entry)
+        self.add(call, entry)
         self._newest = [*self._newest, key][-_FRUITLESS:]
         self._evict()
 
-    def add(self, key: Key, call: Call, entry: _core.Entry) -> None:
-        """Let calls find an entry of a key."""
-        if entry is not key.entry:
-            key.padded.append(entry)
+    def add(self, call: Call, entry: _core.Entry) -> None:
+        """Let calls like this one find an entry."""
         if call.is_native:
             self._dispatcher.add(entry)
 
@@ -319,6 +319,23 @@ class Capturing:
         from cgraph._debug import DebuggedCall
 
         return DebuggedCall(self._options.debug, self.function, self._name, key.text, replay)
+
+    def _is_ready(self, key: Key, call: Call) -> bool:
+        """Whether a key has a graph for a call; one that was put away is brought back."""
+        if key.away is not None:
+            if key.moved(call) is not None:
+                self._drop(key, "evicted")
+                return False
+            try:
+                known = key.bring_back()
+            except InstantiateError:
+                # There may be memory for a new one once this is gone.
+                self._drop(key, "evicted")
+                return False
+            for entry in known:
+                self._dispatcher.add(entry)
+            self._evict()
+        return key.state == "captured" and self._is_in_place(key, call)
 
     def _is_in_place(self, key: Key, call: Call) -> bool:
         """Whether all is there that a graph reads where it lies; else its key is captured anew."""
@@ -421,18 +438,27 @@ class Capturing:
     def _evict(self) -> None:
         """Let the graphs go that were not used for longest, as long as there are too many."""
         captured = [key for key in self.keys.values() if key.state == "captured"]
-        if not self._is_too_much(captured):
+        if len(captured) <= self._options.max_graphs and not self._has_too_much():
             return
         order = {id(entry): place for place, entry in enumerate(self._dispatcher.entries_by_use)}
         captured.sort(key=lambda key: min(order.get(id(entry), -1) for entry in key.entries))
-        while len(captured) > 1 and self._is_too_much(captured):
-            self._drop(captured.pop(), "evicted")
+        while len(captured) > self._options.max_graphs:
+            self._put_away(captured.pop())
+        away = [key for key in self.keys.values() if key.away is not None]
+        for key in (*away, *reversed(captured[1:])):
+            if self._has_too_much():
+                self._drop(key, "evicted")
 
-    def _is_too_much(self, captured: list[Key]) -> bool:
-        if len(captured) > self._options.max_graphs:
-            return True
+    def _has_too_much(self) -> bool:
         most = self._options.max_bytes
-        return most is not None and sum(key.memory_bytes for key in captured) > most
+        return most is not None and sum(key.memory_bytes for key in self.keys.values()) > most
+
+    def _put_away(self, key: Key) -> None:
+        recorded = key.recorded
+        if not isinstance(recorded, Recorded) or not recorded.is_kept:
+            self._drop(key, "evicted")
+            return
+        key.put_away([entry for entry in key.entries if self._dispatcher.remove(entry)])
 
     def _drop(self, key: Key, state: Any) -> None:
         for entry in key.drop(state):

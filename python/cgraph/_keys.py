@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Hashable
 from typing import Any
 
 from cgraph import _core
@@ -27,7 +28,9 @@ class Key:
         where: The line that is the reason.
         recorded: The capture; None without one.
         entry: What replays it, or hands a call on.
-        padded: The entries of calls that are padded to it.
+        padded: The entries of calls that are padded to it, by what such calls have in common.
+        away: While the graph is put away, of which only the template is left: the entries that the
+            dispatcher had. None otherwise.
         batched: For each leaf of the result the dimension of the rows, or None; None as long as it
             was not tried out.
         leak: How padding rows show in others; None if they do not.
@@ -40,7 +43,8 @@ class Key:
         self.where: str | None = None
         self.recorded: Recorded | Trained | None = None
         self.entry: _core.Entry | None = None
-        self.padded: list[_core.Entry] = []
+        self.padded: dict[Hashable, _core.Entry] = {}
+        self.away: list[_core.Entry] | None = None
         self.batched: list[int | None] | None = None
         self.leak: str | None = None
         self.eager_calls = 0
@@ -60,7 +64,7 @@ class Key:
     @property
     def entries(self) -> list[_core.Entry]:
         """Those of its own rows and of fewer."""
-        return [*([self.entry] if self.entry is not None else []), *self.padded]
+        return [*([self.entry] if self.entry is not None else []), *self.padded.values()]
 
     @property
     def memory_bytes(self) -> int:
@@ -102,6 +106,24 @@ class Key:
             if (why, what) == (reason, argument)
         )
 
+    def put_away(self, known: list[_core.Entry]) -> None:
+        """Let the exec go; ``known`` are the entries that the dispatcher had."""
+        assert isinstance(self.recorded, Recorded)
+        self.state, self.away = "evicted", known
+        self.recorded.drop_exec()
+
+    def bring_back(self) -> list[_core.Entry]:
+        """Instantiate the template that was put away; the entries that the dispatcher is to have.
+
+        Raises:
+            InstantiateError: The driver refuses; it is still away then.
+        """
+        assert isinstance(self.recorded, Recorded) and self.away is not None
+        self.recorded.instantiate()
+        self.capture_seconds += self.recorded.seconds
+        known, self.state, self.away = self.away, "captured", None
+        return known
+
     def drop(self, state: State) -> list[_core.Entry]:
         """Let the graph go; its entries, which are to be taken out."""
         entries = self.entries
@@ -109,7 +131,7 @@ class Key:
             self.eager_calls += sum(one.replays for one in entries)
         else:
             self._past_replays += sum(one.replays for one in entries)
-        self.state, self.entry, self.padded = state, None, []
+        self.state, self.entry, self.padded, self.away = state, None, {}, None
         if self.recorded is not None:
             self.recorded.reset()
             self.recorded = None

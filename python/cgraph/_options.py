@@ -37,6 +37,7 @@ class Options:
     static_argnames: tuple[str, ...] = ()
     max_graphs: int = 64
     max_bytes: int | None = None
+    keep_templates: bool = False
     max_recording: int = 5
     warmup: int = 3
     pool: Any = None
@@ -63,7 +64,7 @@ class Options:
             _count("max_bytes", given["max_bytes"], 1)
         if not callable(given.get("pad", "zero")):
             _choose("pad", given.get("pad", "zero"), "zero", "repeat")
-        for name in ("preserve_state", "measure"):
+        for name in ("preserve_state", "measure", "keep_templates"):
             _flag(name, given.get(name, True))
         _pool(given.get("pool"))
         require_mode(given.get("capture_error_mode", "thread_local"))

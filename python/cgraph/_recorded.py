@@ -41,6 +41,7 @@ class Plan:
         warmup: How often the function is called before.
         preserve: Put back what the calls before, the capture and the timed replays change.
         measure: Take the times of eager calls and of replays.
+        keep_template: Keep what the graph can be instantiated from again.
     """
 
     function: Callable[..., Any]
@@ -50,6 +51,7 @@ class Plan:
     warmup: int
     preserve: bool
     measure: bool
+    keep_template: bool
 
 
 class Recorded:
@@ -115,6 +117,23 @@ class Recorded:
     def breaks(self) -> tuple[str, ...]:
         """Where the graph is broken up for eager work."""
         return self.graph.breaks if isinstance(self.graph, SegmentedGraph) else ()
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether the graph can do without its exec, as it has a template to make it from."""
+        return isinstance(self.graph, CUDAGraph) and self.graph._has_template
+
+    def drop_exec(self) -> None:
+        """Let the exec of a graph go that is kept."""
+        assert isinstance(self.graph, CUDAGraph)
+        self.graph._drop_exec()
+
+    def instantiate(self) -> None:
+        """Make it again."""
+        assert isinstance(self.graph, CUDAGraph)
+        began = time.perf_counter()
+        self.graph.instantiate()
+        self.seconds = time.perf_counter() - began
 
     @property
     def nodes(self) -> int:
@@ -201,7 +220,7 @@ def _captured(
     run: Callable[[], Any], plan: Plan, statics: list[torch.Tensor]
 ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
     """Capture on the current stream, which has just been waited for."""
-    graph = CUDAGraph()
+    graph = CUDAGraph(keep_graph=plan.keep_template)
     graph._statics = tuple(statics)
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
     try:
@@ -214,6 +233,12 @@ def _captured(
         raise
     else:
         graph.capture_end()
+        if plan.keep_template:
+            try:
+                graph.instantiate()
+            except BaseException:
+                graph.reset()
+                raise
         return graph, result
     # Only a function with a break is captured in segments, which costs more.
     return SegmentedGraph.capture(

@@ -75,8 +75,11 @@ class Padding:
         if batched is None:
             reason = f"padding to {found.size} rows is not safe: {leak}"
             return capturing.eagerly(call, args, kwargs, reason)
-        entry = self._entry(large, call, found, batched)
-        capturing.add(large, call, entry)
+        identity = capturing.identity(call)
+        if identity not in large.padded:
+            large.padded[identity] = self._entry(large, call, found, batched)
+            capturing.add(call, large.padded[identity])
+        entry = large.padded[identity]
         return lambda: entry.call(args, kwargs, call.tensors)
 
     def _entry(

@@ -50,6 +50,7 @@ def graphed(
     static_argnames: Sequence[str] | str = (),
     max_graphs: int = 64,
     max_bytes: int | None = None,
+    keep_templates: bool = False,
     max_recording: int = 5,
     warmup: int = 3,
     pool: _driver.Pool | None = None,
@@ -92,6 +93,9 @@ def graphed(
         static_argnames: Names of such arguments.
         max_graphs: How many keys have a graph; the one that was not used for longest goes first.
         max_bytes: How many bytes of the device they hold together, likewise.
+        keep_templates: Keep the template of a graph that is one too many, and its memory in the
+            pool: the next call of its key instantiates it, which takes less than a capture. Not
+            for graphs with gradients or breaks. ``max_bytes`` counts templates, which go first.
         max_recording: How often a key is captured anew because one argument or parameter moved.
             Then its calls run eagerly.
         warmup: Calls before the first capture; before later ones there is one.

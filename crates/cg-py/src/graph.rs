@@ -215,6 +215,16 @@ impl Graph {
         py.detach(|| drop(template));
     }
 
+    /// Drops the exec; the template stays, and a replay in flight goes on.
+    fn _drop_exec(&self, py: Python<'_>) {
+        let ready = self.state().ready.take();
+        if let Some(ready) = &ready {
+            // As in `Cycle::end`: not while the interpreter is held.
+            py.detach(|| self.cycle.replaced(&ready.exec));
+        }
+        py.detach(|| drop(ready));
+    }
+
     /// Drops everything.
     fn _clear(&self, py: Python<'_>) {
         py.detach(|| drop(self.release()));
