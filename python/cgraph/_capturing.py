@@ -212,9 +212,9 @@ class Capturing:
             lane = self.lane()
             recorded: Recorded | Trained
             if needs_grad:
-                recorded = train(plan, call, statics, self.modules, copies)
+                recorded = train(plan, call, statics, self.modules, copies, self.holding)
                 if self._options.debug:
-                    recorded.call = self._debugged_call(key, recorded.call)
+                    recorded.replay = self._debugged_call(key, recorded.replay)
                 entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
             else:
                 recorded = record(plan, call, statics, driver)

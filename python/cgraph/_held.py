@@ -7,13 +7,14 @@ import functools
 import inspect
 import sys
 import warnings
+import weakref
 from collections.abc import Mapping
 from types import CodeType
 from typing import Any
 
 import torch
 
-from cgraph import _core
+from cgraph import _core, _torch
 from cgraph._busy import is_busy
 from cgraph._options import OnHeld
 from cgraph._source import levels_to_user, user_frame, user_line
@@ -21,7 +22,13 @@ from cgraph._text import short_place
 from cgraph._torch import tree_iter
 from cgraph.errors import StateError
 
-__all__ = ["Holding"]
+__all__ = ["Holding", "Lent"]
+
+_ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "RAISE_VARARGS", "RERAISE")
+# What comes behind such an instruction may not be the next one.
+_LEADS_ELSEWHERE = frozenset(
+    [*dis.hasjrel, *dis.hasjabs, *(dis.opmap[name] for name in _ENDS if name in dis.opmap)]
+)
 
 
 class Holding:
@@ -43,7 +50,7 @@ class Holding:
 
     def __call__(
         self,
-        storages: Mapping[int, _core.Storage],
+        storages: Mapping[int, _core.Storage] | None,
         place: int,
         lent: torch.Tensor | None,
         site: Any,
@@ -52,7 +59,7 @@ class Holding:
         """Act on output ``place`` of the call at ``site``.
 
         Args:
-            storages: What each output lies in.
+            storages: What each output lies in; None if views are not looked for.
             place: The number of the output.
             lent: What was returned; None if only views of it are left.
             site: Code and instruction of the call that returned it.
@@ -68,7 +75,7 @@ class Holding:
             instead = lent.detach()
             # Not `set_`: autograd may have saved it, and would take that for a change of values.
             lent.data = instead.clone()
-            if not storages[place].is_held:
+            if storages is None or not storages[place].is_held:
                 return
             lent = None
         here, there = user_line(), _line(site)
@@ -86,10 +93,53 @@ class Holding:
             warnings.warn(text, stacklevel=levels_to_user())
 
 
-def _is_assigned_next(lent: torch.Tensor) -> bool:
-    """Whether a tensor is in a variable that the result of this call is assigned to.
+class Lent:
+    """The results with gradients that a key returned last, as long as a caller has them.
 
-    So it is in any loop: nobody can read it any more.
+    Those that only autograd has are no concern here: a backward pass through them is refused.
+
+    Args:
+        holding: Who is told.
+    """
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._last: list[tuple[int, weakref.ref[torch.Tensor]]] = []
+        self._site: tuple[CodeType, int] | None = None
+
+    def release(self) -> None:
+        """Tell of each result that is still held, before a replay overwrites it."""
+        last, self._last = self._last, []
+        for place, reference in last:
+            lent = reference()
+            if lent is None:
+                continue
+            count = sys.getrefcount(lent) - _references_of_one() - _torch.references_of_torch(lent)
+            if count > 0:
+                self._holding(None, place, lent, self._site, count)
+
+    def remember(self, result: Any) -> Any:
+        """Note a result that is about to be returned, in place of the one before."""
+        leaves = enumerate(tree_iter(result))
+        self._last = [
+            (place, weakref.ref(leaf)) for place, leaf in leaves if isinstance(leaf, torch.Tensor)
+        ]
+        frame = user_frame()
+        self._site = None if frame is None else (frame.f_code, frame.f_lasti)
+        return result
+
+
+@functools.cache
+def _references_of_one() -> int:
+    """How many references an object has that only a local variable holds, while it is asked."""
+    one = object()
+    return sys.getrefcount(one)
+
+
+def _is_assigned_next(lent: torch.Tensor) -> bool:
+    """Whether a tensor is in a variable that something is assigned to before it can be read.
+
+    So it is in any loop that assigns the result of this call.
     """
     frame = user_frame()
     if frame is None:
@@ -108,14 +158,32 @@ def _is_assigned_next(lent: torch.Tensor) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _assigned(code: CodeType, instruction: int) -> tuple[str, ...]:
-    """The variables that the result of an instruction is assigned to."""
+    """The variables that are assigned to behind an instruction, before anything can read them.
+
+    Other code that is called on the way can read all but those that are local.
+    """
     names: list[str] = []
+    read: set[str] = set()
+    is_next = True
     for one in dis.get_instructions(code):
         if one.offset <= instruction or one.opname in ("UNPACK_SEQUENCE", "CACHE"):
             continue
-        if not one.opname.startswith("STORE_") or one.opname in ("STORE_ATTR", "STORE_SUBSCR"):
+        if one.opcode in _LEADS_ELSEWHERE:
             break
-        names += one.argval if isinstance(one.argval, tuple) else [one.argval]
+        given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        if one.opname in ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE"):
+            is_next = False
+        elif one.opname == "STORE_FAST_LOAD_FAST":
+            names += [name for name in given[:1] if name not in read]
+            read.update(given[1:])
+            is_next = False
+        elif one.opname.startswith("STORE_"):
+            if is_next or one.opname.startswith("STORE_FAST"):
+                names += [name for name in given if name not in read]
+        else:
+            is_next = False
+            if one.opname.startswith("LOAD_FAST"):
+                read.update(given)
     return tuple(names)
 
 

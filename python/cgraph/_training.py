@@ -11,6 +11,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._calls import Call
+from cgraph._held import Holding, Lent
 from cgraph._recorded import Plan
 from cgraph._rollback import leaves_behind
 from cgraph.callables import graphed_of, make_graphed_callables
@@ -23,9 +24,10 @@ class Trained:
     """The captured passes of a key. It stands where :class:`cgraph._recorded.Recorded` does.
 
     Attributes:
-        call: What replays them.
+        replay: What replays them.
         statics: The tensors that calls are copied to.
         seconds: What warm-up, captures and instantiation took together.
+        lent: What was returned last; None if nobody is told of results that are still held.
     """
 
     mutated: tuple[int, ...] = ()
@@ -35,14 +37,26 @@ class Trained:
     is_pure = False
 
     def __init__(
-        self, surface: torch.nn.Module, statics: list[torch.Tensor], seconds: float
+        self,
+        surface: torch.nn.Module,
+        statics: list[torch.Tensor],
+        seconds: float,
+        lent: Lent | None,
     ) -> None:
         # The graphed forward of a module works only as long as the module lives.
         self._surface = surface
-        self.call: Callable[..., Any] = surface.forward
+        self.replay: Callable[..., Any] = surface.forward
+        self.lent = lent
         self.statics = statics
         self.seconds = seconds
         self._graphs = graphed_of(surface).graphs
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay, for a caller who gets the result."""
+        if self.lent is None:
+            return self.replay(*args, **kwargs)
+        self.lent.release()
+        return self.lent.remember(self.replay(*args, **kwargs))
 
     @property
     def nodes(self) -> int:
@@ -122,6 +136,7 @@ def train(
     statics: list[torch.Tensor],
     modules: Sequence[torch.nn.Module],
     copies: bool,
+    holding: Holding | None,
 ) -> Trained:
     """Capture forward and backward pass.
 
@@ -131,6 +146,7 @@ def train(
         statics: What the graph reads instead of the call's tensors.
         modules: Those whose parameters get gradients.
         copies: Whether results are copies.
+        holding: Who is told of results that a caller still has.
 
     Raises:
         CallableError: The function cannot be graphed with gradients.
@@ -159,4 +175,5 @@ def train(
                 f"{name} is written while gradients are recorded, and what a graphed backward pass"
                 " leaves in it does not reach the caller's: return the new value instead"
             )
-    return Trained(surface, statics, time.perf_counter() - began)
+    lent = None if copies or holding is None else Lent(holding)
+    return Trained(surface, statics, time.perf_counter() - began, lent)

@@ -222,7 +222,10 @@ class _PaddedCall:
         call = self._taken(args, kwargs)
         tensors = resized(call.tensors, self._found, self._found.size, self._pad)
         args, kwargs = call.arguments(tensors)
-        return cut(self._recorded.call(*args, **kwargs), self._batched, self._found.rows)
+        whole = self._recorded.call(*args, **kwargs)
+        result = cut(whole, self._batched, self._found.rows)
+        lent = self._recorded.lent
+        return result if lent is None else lent.remember(result)
 
 
 def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
@@ -246,7 +249,7 @@ def _replayed(
     tensors = resized(call.tensors, found, found.size, pad, pad_of_floats)
     if isinstance(recorded, Trained):
         args, kwargs = call.arguments(tensors)
-        leaves, spec = tree_flatten(recorded.call(*args, **kwargs))
+        leaves, spec = tree_flatten(recorded.replay(*args, **kwargs))
         return _copies(leaves), spec
     for static, tensor in zip(recorded.statics, tensors, strict=True):
         static.copy_(tensor)

@@ -87,7 +87,8 @@ def graphed(
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
-            in any loop. Results with gradients are not looked at.
+            in any loop. Of results with gradients only those are looked for that are held as they
+            were returned, not their views.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.

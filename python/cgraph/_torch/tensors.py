@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import sys
 import threading
@@ -32,6 +33,7 @@ __all__ = [
     "mode_count",
     "modes_aside",
     "names_in",
+    "references_of_torch",
     "storage_id",
     "tensor_reader",
     "wants_gc",
@@ -166,6 +168,23 @@ def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     except RuntimeError:
         return None
     return storage
+
+
+def references_of_torch(tensor: torch.Tensor) -> int:
+    """How many of an object's references are there because autograd has the tensor, too."""
+    return _references_of_torch() if tensor._use_count() > 1 else 0  # type: ignore[attr-defined]
+
+
+@functools.cache
+def _references_of_torch() -> int:
+    """One on newer torch, none on older, whose tensors own their objects in another way."""
+    with torch.inference_mode(False), torch.enable_grad(), without_modes():
+        tensor = torch.ones(())
+        before = sys.getrefcount(tensor)
+        saving = torch.ones((), requires_grad=True) * tensor
+        references = sys.getrefcount(tensor) - before
+        del saving
+    return references
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:

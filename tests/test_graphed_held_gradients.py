@@ -1,0 +1,103 @@
+"""Results with gradients that a caller still has when the next call overwrites them."""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cgraph
+from cgraph.errors import StateError
+from graphed_calls import near
+from lab import Lab, fresh
+from networks import network
+
+
+def test_a_result_with_gradients_that_is_kept_is_told_with_both_lines(lab: Lab) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net)
+    kept = [graphed(fresh(lab, 4, 6))]
+    with pytest.warns(UserWarning, match="output 0 of .* is still referenced") as told:
+        kept.append(graphed(fresh(lab, 4, 6)))
+    (one,) = told
+    assert str(one.message).count("test_graphed_held_gradients.py") == 2
+
+
+@pytest.mark.parametrize("on_held", ["warn", "raise"])
+def test_a_training_loop_holds_nothing(lab: Lab, on_held: Any) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net, on_held=on_held)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for _ in range(4):
+            out = graphed(fresh(lab, 4, 6))
+            loss = (out * out).mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize("on_held", ["warn", "raise"])
+def test_what_only_autograd_has_saved_is_not_told(lab: Lab, on_held: Any) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net, on_held=on_held)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        losses = [graphed(fresh(lab, 4, 6)).pow(2).mean() for _ in range(3)]
+    with pytest.raises(StateError, match="backward through an older call"):
+        losses[0].backward()
+    losses[-1].backward()
+
+
+@pytest.mark.parametrize("is_saved", [False, True])
+def test_a_result_with_gradients_gets_memory_of_its_own_where_that_was_asked_for(
+    lab: Lab, is_saved: bool
+) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net, on_held="clone")
+    pairs = []
+    for _ in range(4):
+        x = fresh(lab, 4, 6)
+        one = graphed(x)
+        pairs.append((one, net(x), one.pow(2).sum() if is_saved else None))
+    assert all(near(one, other) for one, other, _ in pairs)
+
+
+def test_a_result_with_gradients_that_is_kept_stays_where_that_raises(lab: Lab) -> None:
+    net = network(lab)
+    graphed, x = cgraph.graphed(net, on_held="raise"), fresh(lab, 4, 6)
+    kept = graphed(x)
+    with pytest.raises(StateError, match="is still referenced"):
+        graphed(fresh(lab, 4, 6))
+    assert near(kept, net(x))
+    del kept
+    x = fresh(lab, 4, 6)
+    assert near(graphed(x), net(x))
+
+
+@pytest.mark.parametrize("rows", [4, 3])
+def test_each_of_several_results_is_told(lab: Lab, rows: int) -> None:
+    net = network(lab)
+
+    def two(x: Tensor) -> dict[str, Tensor]:
+        y = net(x)
+        return {"one": y * 2, "other": y * 3}
+
+    graphed = cgraph.graphed(two, sizes=[4], on_held="clone")
+    kept = []
+    for _ in range(3):
+        x = fresh(lab, rows, 6)
+        kept.append((graphed(x)["other"], two(x)["other"]))
+    assert all(near(*pair) for pair in kept)
+
+
+def test_copies_with_gradients_are_not_told(lab: Lab) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net, outputs="clone")
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert len([graphed(fresh(lab, 4, 6)) for _ in range(3)]) == 3
