@@ -32,7 +32,8 @@ rust-test:
 		cargo run --quiet --package cg-core --example $$example || exit 1; done
 
 python-test: build
-	CGRAPH_DRIVER=sim $(BIN)/python -m pytest
+	CGRAPH_DRIVER=sim OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
+		--numprocesses auto --maxprocesses 4 --dist worksteal
 
 lint: build
 	cargo fmt --check

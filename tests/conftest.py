@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -25,6 +26,18 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     not_run.extend(item.nodeid for item in of_gpu)
     items[:] = [item for item in items if item not in of_gpu]
     config.hook.pytest_deselected(items=of_gpu)
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tell the process that started this one, if there is one."""
+    if hasattr(session.config, "workeroutput"):
+        session.config.workeroutput["not_run"] = not_run
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_testnodedown(node: Any) -> None:
+    """Hear it; each process has met all tests."""
+    not_run[:] = getattr(node, "workeroutput", {}).get("not_run", not_run)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

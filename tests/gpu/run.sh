@@ -17,7 +17,14 @@ for example in examples/*; do
   CGRAPH_DRIVER=cuda "$example" || status=1
 done
 # The package under test is the installed one, so pytest runs beside the tests and not in them.
-python3 -m pytest -q -p no:cacheprovider tests || status=1
+# Another plugin warns of several processes, and warnings are errors.
+pytest=(python3 -m pytest -q -p no:cacheprovider -p no:benchmark)
+processes=()
+if python3 -c "import xdist" 2> /dev/null; then
+  processes=(--numprocesses auto --maxprocesses 14 --dist worksteal)
+fi
+"${pytest[@]}" "${processes[@]}" -m "not alone" tests || status=1
+"${pytest[@]}" -m alone tests || status=1
 python3 benches/replay.py --markdown "$results" || status=1
 python3 benches/random_replay.py --markdown "$results" || status=1
 python3 benches/callables.py --markdown "$results" || status=1

@@ -147,6 +147,7 @@ def resident_kib() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4
 
 
+@pytest.mark.alone
 def test_2000_cycles_leave_device_and_host_memory_flat() -> None:
     x = fresh(lab, 1 << 10)
 

@@ -29,6 +29,7 @@ def graph_to_extend(x: torch.Tensor | None = None) -> tuple[cgraph.CUDAGraph, An
     graph = cgraph.CUDAGraph(keep_graph=True)
     with cgraph.graph(graph):
         x.mul_(2)
+    graph.retain_object(x)
     return graph, driver.CUgraph(graph.raw_cuda_graph())
 
 

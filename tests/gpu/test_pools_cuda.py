@@ -18,7 +18,7 @@ from cgraph.demo.model import Decoder, Size, Transformer
 from cgraph.errors import CgraphError, OutOfMemoryError, StateError
 from lab import CudaLab, fresh
 
-pytestmark = pytest.mark.gpu
+pytestmark = [pytest.mark.gpu, pytest.mark.alone]
 lab = CudaLab()
 MIB = 1 << 20
 KINDS = ("capture", "capture", "share", "fail", "pause", "replay", "destroy")
