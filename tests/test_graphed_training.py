@@ -108,7 +108,8 @@ def test_inputs_get_gradients_where_there_is_no_module(lab: Lab, count: int) -> 
     for _ in range(3):
         mine = [leaf(lab, 5) for _ in range(count)]
         others = [x.detach().clone().requires_grad_() for x in mine]
-        one, other = graphed(*mine), function(*others)
+        one = graphed(*mine)
+        other = function(*others)
         assert near(one, other)
         weights = torch.rand(5, device=lab.device)
         (one * weights).sum().backward()

@@ -194,6 +194,11 @@ class Call:
         return [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
 
     @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules among the arguments."""
+        return [leaf.value for leaf in self.leaves if isinstance(leaf.value, torch.nn.Module)]
+
+    @property
     def needs_grad(self) -> bool:
         """Whether a tensor among the arguments gets a gradient."""
         tensors = (leaf.value for leaf in self.leaves if leaf.kind != "constant")
@@ -204,18 +209,6 @@ class Call:
         structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
         return structure, tuple(leaf.key(self.mode.grad) for leaf in self.leaves), self.mode
 
-    def kind(self) -> Hashable:
-        """What calls have in common that take the same way through a function, as a rule.
-
-        Only shapes and strides may differ.
-        """
-        leaves = [
-            _Constant(leaf.value) if leaf.kind == "constant" else (leaf.kind, leaf.value.dtype)
-            for leaf in self.leaves
-        ]
-        structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
-        return structure, tuple(leaves), self.mode
-
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors in the places of those that are copied."""
         others = iter(tensors)
@@ -224,6 +217,11 @@ class Call:
         )
         args = tuple(_put_together(one, values) for one in self._args)
         return args, {name: _put_together(one, values) for name, one in self._kwargs}
+
+    def consists_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether arguments that :meth:`arguments` has made are still put together like these."""
+        again = [_is_like(part, value) for part, value in zip(self._args, args, strict=True)]
+        return all(again) and all(_is_like(part, kwargs[name]) for name, part in self._kwargs)
 
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
         """The same call with other tensors in the places of those that are copied."""
@@ -299,6 +297,18 @@ def _structure(one: Any) -> Hashable:
     if kind == "dict":
         return kind, tuple((key, _structure(part)) for key, part in parts)
     return one if kind == "other" else (kind, _structure(parts))
+
+
+def _is_like(one: Any, value: Any) -> bool:
+    """Whether a value has the containers that it was made with."""
+    if one is None or one[0] == "other":
+        return True
+    kind, parts = one
+    if kind == "dict":
+        return [*value] == [key for key, _ in parts] and all(
+            _is_like(part, value[key]) for key, part in parts
+        )
+    return len(value) == len(parts) and all(map(_is_like, parts, value))
 
 
 def _put_together(one: Any, values: Iterator[Any]) -> Any:

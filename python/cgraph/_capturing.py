@@ -5,7 +5,8 @@ from __future__ import annotations
 import functools
 import traceback
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -15,23 +16,22 @@ from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._held import Holding
 from cgraph._keys import Key
+from cgraph._limits import Limits
 from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
-from cgraph._recorded import Plan, Recorded, record
+from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._source import levels_to_user, place_of, user_line
-from cgraph._surroundings import modules_of, tensors_of
+from cgraph._surroundings import holders_of, modules_of, tensors_of
 from cgraph._text import short_place
-from cgraph._training import Trained, train
+from cgraph._training import NoGradientError, Trained, train
 from cgraph._trying import Padding
 from cgraph.errors import CaptureError, InstantiateError, StateError, add_note
 from cgraph.graphs import graph_pool_handle
 
 __all__ = ["Capturing"]
 
-# So many keys in a row that served only the call that they were captured for, and the next ones run
-# eagerly: each call seems to have another one.
-_FRUITLESS = 8
-_MANY_KEYS = "too many keys"
+# For so many modules among the arguments it is remembered what they have.
+_SURROUNDINGS = 16
 
 
 class Capturing:
@@ -65,41 +65,43 @@ class Capturing:
         self._options = options
         self._name = getattr(function, "__qualname__", type(function).__qualname__)
         self.holding = None if options.on_held == "ignore" else Holding(self._name, options.on_held)
-        self._modules: list[torch.nn.Module] | None = None
-        self._surroundings: Surroundings | None = None
+        # By the modules among the arguments, which they keep alive.
+        self._surroundings: dict[tuple[int, ...], Surroundings] = {}
         self._turn = turn
         self._padding = Padding(self, options)
-        self._buffers: dict[Hashable, torch.Tensor] = {}
+        self._buffers: dict[Hashable, _torch.WeakStorage] = {}
         self._lanes: dict[int, _core.Lane] = {}
         self._pools: dict[object, tuple[Any, Any]] = {}
         self._is_warm = False
-        self._pure: set[Hashable] = set()
-        self._newest: list[Key] = []
-
-    @property
-    def modules(self) -> list[torch.nn.Module]:
-        """The modules that the function reaches."""
-        if self._modules is None:
-            self._modules = modules_of(self.function)
-        return self._modules
+        self._limits = Limits(self.keys, dispatcher, options)
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call, taken apart."""
         return Call(self._arguments, self.surroundings().owned, args, kwargs)
 
-    def surroundings(self) -> Surroundings:
-        """What the function reaches, as it was at the last capture or is now."""
-        known = self._surroundings
+    def surroundings(self, call: Call | None = None) -> Surroundings:
+        """What the function reaches, as it was at the last capture or is now.
+
+        Args:
+            call: A call, among whose arguments there may be modules.
+        """
+        given = [] if call is None else call.modules
+        names = tuple(map(id, given))
+        known = self._surroundings.get(names)
         if known is None or known.moved is not None:
-            self._surroundings = known = Surroundings(
-                self.modules, tensors_of(self.function), self._turn
+            modules = [*modules_of(self.function), *given]
+            known = Surroundings(
+                modules, holders_of(self.function), tensors_of(self.function), self._turn
             )
+            self._surroundings[names] = known
+            if len(self._surroundings) > _SURROUNDINGS:
+                del self._surroundings[next(iter(self._surroundings))]
         return known
 
     def serve(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
-    ) -> Callable[[], Any]:
-        """What answers a call.
+    ) -> _core.Entry | Callable[[], Any]:
+        """What answers a call: an entry whose work is to be done in this turn, or a callable.
 
         Args:
             call: The call, taken apart.
@@ -114,9 +116,8 @@ class Capturing:
         instead = self.ensure(key, call, call, args, kwargs, is_frozen)
         if instead is not None:
             return instead
-        entry = key.entry
-        assert entry is not None
-        return lambda: entry.call(args, kwargs, call.tensors)
+        assert key.entry is not None
+        return key.entry
 
     def ensure(
         self,
@@ -137,33 +138,51 @@ class Capturing:
             kwargs: Its keyword arguments.
             is_frozen: Whether captures are forbidden.
         """
-        if self._is_ready(key, whole):
+        if self._is_ready(key, whole, is_frozen):
             return None
+        if recurs := self._limits.is_recurring(key):
+            key.reason = None
         if key.reason is not None:
             key.eager_calls += 1
             return functools.partial(self.function, *args, **kwargs)
         self._require_thawed(key, is_frozen)
-        reason = self._reason_against(whole) or self._explosion(key)
+        reason = self._reason_against(whole) or (None if recurs else self._limits.explosion(key))
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
         try:
             self.capture(key, whole)
+        except WarmupError as error:
+            if whole is not call:
+                # The user's function was never called with so many rows.
+                return self._failed(key, call, error.cause, args, kwargs)
+            # Nothing of a capture: what the function raises, the caller gets.
+            raise self._with_note(error.cause, key) from None
+        except NotReadyError:
+            # It is after this call.
+            return functools.partial(self.function, *args, **kwargs)
         except Exception as error:
             return self._failed(key, call, error, args, kwargs)
+        if key.state == "captured":
+            self._limits.captured(key)
         return None
 
     def ahead(self, call: Call, is_frozen: bool) -> None:
         """Capture the key of a call, unless it is; errors come out."""
         key = self.key(call)
-        if self._is_ready(key, call):
+        if self._is_ready(key, call, is_frozen):
             return
         self._require_thawed(key, is_frozen)
         reason = self._reason_against(call)
         if reason is not None:
             raise CaptureError(f"{self._name} cannot be captured for ({key.text}): {reason}")
         # Its calls may have run eagerly until now.
-        self._drop(key, key.state)
-        self.capture(key, call, measure=False)
+        self._limits.drop(key, key.state)
+        try:
+            self.capture(key, call, measure=False)
+        except WarmupError as error:
+            raise error.cause from None
+        except NotReadyError as error:
+            raise CaptureError(f"{error}: call the function once before") from None
 
     def key(self, call: Call) -> Key:
         """The key of a call, which may be a new one."""
@@ -179,26 +198,25 @@ class Capturing:
 
     def identity(self, call: Call) -> Hashable:
         """What all calls of a key have in common, as the modules are now."""
-        training = tuple(training for _, training in self.surroundings().flags)
-        return call.key(), training, id(_driver.current())
+        surroundings = self.surroundings(call)
+        training = tuple(training for _, training in surroundings.flags)
+        requires_grad = surroundings.requires_grad if call.mode.grad else ()
+        return call.key(), training, requires_grad, id(_driver.current())
 
     def capture(self, key: Key, call: Call, measure: bool | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails."""
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
-        surroundings = self._surroundings
-        assert surroundings is not None
+        surroundings = self.surroundings(call)
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
         pool, stream = self._place(driver, needs_grad)
-        # A dropout that changes nothing in evaluation does in training.
-        kind = call.kind(), tuple(training for _, training in surroundings.flags)
         plan = Plan(
             function=self.function,
             pool=pool,
             stream=stream,
             mode=self._options.capture_error_mode,
             warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
-            preserve=self._options.preserve_state and kind not in self._pure,
+            preserve=self._options.preserve_state,
             measure=not self._options.debug
             and (self._options.measure if measure is None else measure),
             keep_template=self._options.keep_templates and not self._options.debug,
@@ -206,13 +224,19 @@ class Capturing:
         with busy():
             # Replays on any stream may still read what is about to be written.
             driver.synchronize()
-            pairs = zip(call.names, call.tensors, strict=True)
-            statics = [self._static(name, tensor, not needs_grad) for name, tensor in pairs]
+            statics = [
+                self._static(place, tensor, not needs_grad)
+                for place, tensor in enumerate(call.tensors)
+            ]
             copies = self._options.outputs == "clone"
             lane = self.lane()
-            recorded: Recorded | Trained
+            recorded: Recorded | Trained | None = None
             if needs_grad:
-                recorded = train(plan, call, statics, self.modules, copies, self.holding)
+                with suppress(NoGradientError):
+                    recorded = train(
+                        plan, call, statics, surroundings.modules, copies, self.holding
+                    )
+            if isinstance(recorded, Trained):
                 if self._options.debug:
                     recorded.replay = self._debugged_call(key, recorded.replay)
                 entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
@@ -220,8 +244,6 @@ class Capturing:
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
                     self._require_no_gradient(recorded)
-                if recorded.is_pure:
-                    self._pure.add(kind)
                 if self._options.debug:
                     recorded.debugged = self._debugged(plan, key, call, recorded)
                 entry = entry_of_graph(
@@ -238,8 +260,7 @@ class Capturing:
         if again is not None:
             key.again(again, None, user_line())
         self.add(call, entry)
-        self._newest = [*self._newest, key][-_FRUITLESS:]
-        self._evict()
+        self._limits.evict(key)
 
     def add(self, call: Call, entry: _core.Entry) -> None:
         """Let calls like this one find an entry."""
@@ -249,13 +270,12 @@ class Capturing:
     def reset(self) -> None:
         """Forget everything."""
         for key in self.keys.values():
-            self._drop(key, "evicted")
+            self._limits.drop(key, "evicted")
         self.keys.clear()
-        self._newest.clear()
-        self._modules = self._surroundings = None
+        self._limits.clear()
+        self._surroundings.clear()
         self._pools.clear()
         self._buffers.clear()
-        self._pure.clear()
         self._is_warm = False
 
     def _place(self, driver: _driver.Driver, needs_grad: bool) -> tuple[Any, Any]:
@@ -282,7 +302,7 @@ class Capturing:
             self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
         return self._lanes[ordinal]
 
-    def _static(self, name: str, tensor: torch.Tensor, is_shared: bool) -> torch.Tensor:
+    def _static(self, place: int, tensor: torch.Tensor, is_shared: bool) -> torch.Tensor:
         """Memory that a graph reads instead of a tensor's, with the same contents.
 
         Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
@@ -292,12 +312,15 @@ class Capturing:
         with torch.inference_mode(False), torch.no_grad():
             if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
                 return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            form = (name, tensor.dtype, tensor.device, tensor.shape[1:])
+            form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
             known = self._buffers.get(form)
-            if known is None or known.shape[0] < tensor.shape[0]:
-                known = self._buffers[form] = tensor.detach().clone()
-                return known
-            return known[: tensor.shape[0]].copy_(tensor)
+            whole = None if known is None else known.get()
+            if whole is None or whole.nbytes() < tensor.nbytes:
+                static = tensor.detach().clone()
+                self._buffers[form] = _torch.WeakStorage(static)
+                return static
+            static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
+            return static.copy_(tensor)
 
     def _debugged(self, plan: Plan, key: Key, call: Call, recorded: Recorded) -> Any:
         """What replays a key for debugging; captures it in steps of one operator."""
@@ -320,21 +343,23 @@ class Capturing:
 
         return DebuggedCall(self._options.debug, self.function, self._name, key.text, replay)
 
-    def _is_ready(self, key: Key, call: Call) -> bool:
+    def _is_ready(self, key: Key, call: Call, is_frozen: bool) -> bool:
         """Whether a key has a graph for a call; one that was put away is brought back."""
         if key.away is not None:
             if key.moved(call) is not None:
-                self._drop(key, "evicted")
+                self._limits.drop(key, "evicted")
                 return False
             try:
                 known = key.bring_back()
             except InstantiateError:
+                if is_frozen:
+                    raise
                 # There may be memory for a new one once this is gone.
-                self._drop(key, "evicted")
+                self._limits.drop(key, "evicted")
                 return False
             for entry in known:
                 self._dispatcher.add(entry)
-            self._evict()
+            self._limits.evict(key)
         return key.state == "captured" and self._is_in_place(key, call)
 
     def _is_in_place(self, key: Key, call: Call) -> bool:
@@ -344,7 +369,7 @@ class Capturing:
             return True
         where = user_line()
         count = key.again("moved", moved, None if where is None else short_place(where))
-        self._drop(key, "eager")
+        self._limits.drop(key, "eager")
         if count > self._options.max_recording:
             key.reason = f"moved too often: {moved}, {count} times"
             _warn_eager(self._name, key)
@@ -353,6 +378,9 @@ class Capturing:
     def _reason_against(self, call: Call) -> str | None:
         """Why a call is better not captured."""
         device_type = _driver.current().device_type
+        for leaf in call.leaves:
+            if leaf.kind == "constant" and isinstance(leaf.value, Iterator):
+                return f"an iterator, which the first call uses up: {leaf.name}"
         tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
         for leaf in tensors:
             if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
@@ -365,14 +393,6 @@ class Capturing:
         if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
             return "no elements in any tensor"
         return None
-
-    def _explosion(self, key: Key) -> str | None:
-        """Why a new key is not captured any more, if no key was ever used twice."""
-        if key.state == "evicted" or len(self._newest) < _FRUITLESS:
-            return None
-        if any(one.replays > 1 or one.state != "captured" for one in self._newest):
-            return None
-        return f"{_MANY_KEYS}: each of the last calls had a new one"
 
     def _require_thawed(self, key: Key, is_frozen: bool) -> None:
         if is_frozen:
@@ -401,8 +421,7 @@ class Capturing:
     ) -> Callable[[], Any]:
         """Go on after a capture that failed; what the function itself raises comes out."""
         if self._options.on_fail == "raise":
-            add_note(error, f"cgraph: {self._name} was being captured for the key ({key.text})")
-            raise error
+            raise self._with_note(error, key)
 
         reason = f"raised in the capture: {type(error).__name__}: {_first_line(error)}"
         where = place_of(error)
@@ -417,6 +436,12 @@ class Capturing:
 
         return run
 
+    def _with_note(self, error: Exception, key: Key) -> Exception:
+        """An error that names the key, where errors are to come out."""
+        if self._options.on_fail == "raise":
+            add_note(error, f"cgraph: {self._name} was being captured for the key ({key.text})")
+        return error
+
     def eagerly(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
     ) -> Callable[[], Any]:
@@ -426,43 +451,16 @@ class Capturing:
 
     def _stay_eager(self, key: Key, call: Call, reason: str, where: str | None) -> None:
         entry = None
-        if call.is_native and not reason.startswith(_MANY_KEYS):
-            entry = entry_of_call(self.function, call, self.surroundings())
+        if reason.startswith(Limits.TOO_MANY):
+            self._limits.remember(self.identity(call))
+        elif call.is_native:
+            entry = entry_of_call(self.function, call, self.surroundings(call))
             self._dispatcher.add(entry)
         is_new = not any(one.reason == reason for one in self.keys.values())
         key.run_eagerly(reason, None if where is None else short_place(where), entry)
         key.eager_calls += 1
         if is_new:
             _warn_eager(self._name, key)
-
-    def _evict(self) -> None:
-        """Let the graphs go that were not used for longest, as long as there are too many."""
-        captured = [key for key in self.keys.values() if key.state == "captured"]
-        if len(captured) <= self._options.max_graphs and not self._has_too_much():
-            return
-        order = {id(entry): place for place, entry in enumerate(self._dispatcher.entries_by_use)}
-        captured.sort(key=lambda key: min(order.get(id(entry), -1) for entry in key.entries))
-        while len(captured) > self._options.max_graphs:
-            self._put_away(captured.pop())
-        away = [key for key in self.keys.values() if key.away is not None]
-        for key in (*away, *reversed(captured[1:])):
-            if self._has_too_much():
-                self._drop(key, "evicted")
-
-    def _has_too_much(self) -> bool:
-        most = self._options.max_bytes
-        return most is not None and sum(key.memory_bytes for key in self.keys.values()) > most
-
-    def _put_away(self, key: Key) -> None:
-        recorded = key.recorded
-        if not isinstance(recorded, Recorded) or not recorded.is_kept:
-            self._drop(key, "evicted")
-            return
-        key.put_away([entry for entry in key.entries if self._dispatcher.remove(entry)])
-
-    def _drop(self, key: Key, state: Any) -> None:
-        for entry in key.drop(state):
-            self._dispatcher.remove(entry)
 
 
 def _first_line(error: BaseException) -> str:

@@ -444,7 +444,7 @@ class Entry:
         kwargs: list[Any],
         *,
         modes: tuple[bool, bool, object],
-        flags: Sequence[tuple[Any, bool]],
+        flags: Sequence[tuple[dict[str, Any], bool]],
         fixed: Fixed | None,
         work: object,
         outputs: tuple[list[Any], object, object] | None,
@@ -453,6 +453,8 @@ class Entry:
     ) -> Self: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, however they are laid out."""
+    def release(self) -> None:
+        """Tell of results that a caller still has, which a replay is about to overwrite."""
     @property
     def replays(self) -> int:
         """How many calls it has served."""
@@ -463,12 +465,13 @@ class Fixed:
 
     def __new__(
         cls,
+        holders: Sequence[tuple[Any, str, Any]],
         owners: list[dict[str, Any]],
         tensors: list[Any],
         addresses: list[int],
         are_equal: Callable[..., bool],
     ) -> Self: ...
-    def is_in_place(self) -> bool:
+    def is_in_place(self, grad: bool) -> bool:
         """Whether all is as it was."""
 
 @final

@@ -5,11 +5,11 @@ from __future__ import annotations
 import dis
 import linecache
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cgraph import _source
 from cgraph._text import short_place
@@ -169,13 +169,24 @@ class Finding:
 
 
 class Log:
-    """Counts findings by line."""
+    """Counts findings by line, but for those of breaks, which stay eager."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, _source.Place], int] = {}
+        self._is_aside = False
+
+    def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+        """Run a break; see :class:`cgraph.breaks.Breakable`."""
+        before, self._is_aside = self._is_aside, True
+        try:
+            return fn(*args, **kwargs)
+        finally:
+            self._is_aside = before
 
     def add(self, kind: str, operator: str, place: _source.Place) -> None:
         """Note that a line did something."""
+        if self._is_aside:
+            return
         key = kind, operator, place
         self._counts[key] = self._counts.get(key, 0) + 1
 

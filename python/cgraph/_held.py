@@ -7,7 +7,6 @@ import functools
 import inspect
 import sys
 import warnings
-import weakref
 from collections.abc import Mapping
 from types import CodeType
 from typing import Any
@@ -23,12 +22,6 @@ from cgraph._torch import tree_iter
 from cgraph.errors import StateError
 
 __all__ = ["Holding", "Lent"]
-
-_ENDS = ("RETURN_VALUE", "RETURN_CONST", "YIELD_VALUE", "SEND", "RAISE_VARARGS", "RERAISE")
-# What comes behind such an instruction may not be the next one.
-_LEADS_ELSEWHERE = frozenset(
-    [*dis.hasjrel, *dis.hasjabs, *(dis.opmap[name] for name in _ENDS if name in dis.opmap)]
-)
 
 
 class Holding:
@@ -104,25 +97,32 @@ class Lent:
 
     def __init__(self, holding: Holding) -> None:
         self._holding = holding
-        self._last: list[tuple[int, weakref.ref[torch.Tensor]]] = []
+        self._last: list[tuple[int, _torch.TensorWeakRef]] = []
         self._site: tuple[CodeType, int] | None = None
 
-    def release(self) -> None:
-        """Tell of each result that is still held, before a replay overwrites it."""
-        last, self._last = self._last, []
-        for place, reference in last:
+    def release(self, arguments: object) -> None:
+        """Tell of each result that is still held, before a replay overwrites it.
+
+        Args:
+            arguments: Those of the call: what is among them is copied first.
+        """
+        given = [id(one) for one in tree_iter(arguments)]
+        for place, reference in self._last:
             lent = reference()
-            if lent is None:
+            if lent is None or id(lent) in given:
                 continue
             count = sys.getrefcount(lent) - _references_of_one() - _torch.references_of_torch(lent)
             if count > 0:
                 self._holding(None, place, lent, self._site, count)
+        self._last = []
 
     def remember(self, result: Any) -> Any:
         """Note a result that is about to be returned, in place of the one before."""
         leaves = enumerate(tree_iter(result))
         self._last = [
-            (place, weakref.ref(leaf)) for place, leaf in leaves if isinstance(leaf, torch.Tensor)
+            (place, _torch.TensorWeakRef(leaf))
+            for place, leaf in leaves
+            if isinstance(leaf, torch.Tensor)
         ]
         frame = user_frame()
         self._site = None if frame is None else (frame.f_code, frame.f_lasti)
@@ -137,53 +137,50 @@ def _references_of_one() -> int:
 
 
 def _is_assigned_next(lent: torch.Tensor) -> bool:
-    """Whether a tensor is in a variable that something is assigned to before it can be read.
+    """Whether a tensor is in a variable that the result of this call is assigned to.
 
-    So it is in any loop that assigns the result of this call.
+    So it is in any loop: nobody can read it any more.
     """
     frame = user_frame()
     if frame is None:
         return False
-    names = _assigned(frame.f_code, frame.f_lasti)
-    values = [frame.f_globals.get(name) for name in names]
     variables = frame.f_locals
-    values += [variables.get(name) for name in names]
-    is_function = frame.f_code.co_flags & inspect.CO_OPTIMIZED
+    scopes = {"STORE_GLOBAL": frame.f_globals}
+    values = [
+        scopes.get(kind, variables).get(name)
+        for kind, name in _assigned(frame.f_code, frame.f_lasti)
+    ]
     # Before Python 3.13 this was a copy that the frame keeps, and with it all that is in it; the
     # references are the frame's, this function's, and that of the question.
-    if is_function and isinstance(variables, dict) and sys.getrefcount(variables) <= 3:
+    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(variables, dict)
+    if is_copy and sys.getrefcount(variables) <= 3:
         variables.clear()
-    return any(leaf is lent for leaf in tree_iter(values))
+        is_copy = False
+    # The variable's, that of the list, and those of whoever looks.
+    most = 2 + is_copy + _references_of_one()
+    for value in values:
+        if value is lent:
+            return True
+        # What is in a container that somebody else has as well can still be read.
+        if sys.getrefcount(value) <= most and any(leaf is lent for leaf in tree_iter(value)):
+            return True
+    return False
 
 
 @functools.lru_cache(maxsize=1024)
-def _assigned(code: CodeType, instruction: int) -> tuple[str, ...]:
-    """The variables that are assigned to behind an instruction, before anything can read them.
-
-    Other code that is called on the way can read all but those that are local.
-    """
-    names: list[str] = []
-    read: set[str] = set()
-    is_next = True
+def _assigned(code: CodeType, instruction: int) -> tuple[tuple[str, str], ...]:
+    """The variables that the result of an instruction is assigned to, and what stores it."""
+    names: list[tuple[str, str]] = []
     for one in dis.get_instructions(code):
         if one.offset <= instruction or one.opname in ("UNPACK_SEQUENCE", "CACHE"):
             continue
-        if one.opcode in _LEADS_ELSEWHERE:
+        if not one.opname.startswith("STORE_") or one.opname in ("STORE_ATTR", "STORE_SUBSCR"):
+            break
+        if one.opname == "STORE_FAST_LOAD_FAST":
+            names.append((one.opname, one.argval[0]))
             break
         given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-        if one.opname in ("STORE_ATTR", "STORE_SUBSCR", "STORE_SLICE"):
-            is_next = False
-        elif one.opname == "STORE_FAST_LOAD_FAST":
-            names += [name for name in given[:1] if name not in read]
-            read.update(given[1:])
-            is_next = False
-        elif one.opname.startswith("STORE_"):
-            if is_next or one.opname.startswith("STORE_FAST"):
-                names += [name for name in given if name not in read]
-        else:
-            is_next = False
-            if one.opname.startswith("LOAD_FAST"):
-                read.update(given)
+        names += [(one.opname, name) for name in given]
     return tuple(names)
 
 

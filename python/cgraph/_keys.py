@@ -6,6 +6,8 @@ from collections import Counter
 from collections.abc import Hashable
 from typing import Any
 
+import torch
+
 from cgraph import _core
 from cgraph._calls import Call
 from cgraph._native import Surroundings
@@ -67,9 +69,21 @@ class Key:
         return [*([self.entry] if self.entry is not None else []), *self.padded.values()]
 
     @property
+    def inputs(self) -> list[torch.Tensor]:
+        """The tensors that its calls are copied to, in memory that other keys may share."""
+        return [] if self.recorded is None else self.recorded.statics
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes of the device that its graph holds."""
         return 0 if self.recorded is None else self.recorded.memory_bytes
+
+    def release(self) -> None:
+        """Tell of results that a caller still has, which a replay is about to overwrite."""
+        if isinstance(self.recorded, Trained) and self.recorded.lent is not None:
+            self.recorded.lent.release(())
+        elif self.entry is not None:
+            self.entry.release()
 
     def moved(self, call: Call) -> str | None:
         """The first tensor that is not where the graph reads it, if there is one."""

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import sys
-import types
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -16,12 +14,13 @@ from cgraph._calls import Call
 from cgraph._held import Holding
 from cgraph._recorded import Recorded
 from cgraph._source import user_frame
+from cgraph._surroundings import Holder
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["Flag", "Surroundings", "entry_of_call", "entry_of_graph"]
 
-Flag = tuple[torch.nn.Module, bool]
-"""A module, and whether it was training."""
+Flag = tuple[dict[str, Any], bool]
+"""The dictionary of a module, and whether it was training."""
 
 
 class Surroundings:
@@ -29,25 +28,31 @@ class Surroundings:
 
     Args:
         modules: The modules.
+        holders: Where they were found.
         tensors: Those that it closes over or names.
         turn: What lets one thread at a time replay.
 
     Attributes:
+        modules: The same.
         turn: The same.
         fixed: The modules' tensors, where they lie; None if there are none.
         owned: The ``id`` of each of these.
         storages: The numbers of their storages, and of those of the other tensors.
+        requires_grad: Whether each of the modules' tensors requires a gradient.
         needs_grad: Whether one of them requires a gradient.
     """
 
     def __init__(
         self,
         modules: Sequence[torch.nn.Module],
+        holders: Sequence[Holder],
         tensors: Iterable[torch.Tensor],
         turn: _core.Turn,
     ) -> None:
+        self.modules = modules
         self.turn = turn
-        self._with_flags: list[torch.nn.Module] = []
+        self._holders = holders
+        self._with_flags: list[dict[str, Any]] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
@@ -56,33 +61,36 @@ class Surroundings:
         self._names: list[str] = []
         for module in modules:
             for path, part in module.named_modules():
-                kind: type = type(part)
-                if part is module or _asks_whether_training(kind):
-                    self._with_flags.append(part)
+                if "training" in vars(part):
+                    self._with_flags.append(vars(part))
                 for owner in (part._parameters, part._buffers):
                     if owner:
                         self._add(path, owner)
-                if part._modules:
-                    # One that is replaced has other tensors.
-                    self._owners.append(part._modules)
+                # One that is replaced has other tensors.
+                self._owners.append(part._modules)
         self._values = [list(owner.values()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.fixed: _core.Fixed | None = None
+        self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
         if self._owners:
-            self.fixed = _torch.fixed(self._owners, self._tensors, self._addresses)
+            self.fixed = _torch.fixed(holders, self._owners, self._tensors, self._addresses)
         memories = [_torch.memory_of(tensor) for tensor in tensors]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
     @property
     def flags(self) -> list[Flag]:
-        """The modules whose flag matters, and whether they are training now."""
-        return [(module, module.training) for module in self._with_flags]
+        """The modules, and whether they are training now."""
+        return [(attributes, attributes["training"]) for attributes in self._with_flags]
 
     @property
     def moved(self) -> str | None:
         """The name of a tensor that is another one now or lies elsewhere; None if there is none."""
-        if self.fixed is None or self.fixed.is_in_place():
+        if self.fixed is None or self.fixed.is_in_place(torch.is_grad_enabled()):
             return None
+        for owner, name, value in self._holders:
+            now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
+            if now is not value:
+                return "the module" if name == "cell_contents" else name
         addresses = zip(self._names, self._tensors, self._addresses, strict=True)
         elsewhere = (name for name, one, address in addresses if one.data_ptr() != address)
         return next(elsewhere, None) or self._replaced()
@@ -107,27 +115,6 @@ class Surroundings:
             if all(now is not one for one in known)
         )
         return next(names, "a parameter")
-
-
-@functools.cache
-def _asks_whether_training(kind: type) -> bool:
-    """Whether a class of modules seems to read its flag: each flag costs time at each call."""
-    bases = [base for base in kind.__mro__ if base not in (torch.nn.Module, object)]
-    return any(_names_training(member) for base in bases for member in vars(base).values())
-
-
-def _names_training(member: Any) -> bool:
-    function = getattr(member, "fget", None) or getattr(member, "__func__", member)
-    if not callable(function) or isinstance(function, type):
-        return False
-    code = getattr(inspect.unwrap(function), "__code__", None)
-    codes = [] if code is None else [code]
-    while codes:
-        code = codes.pop()
-        if "training" in code.co_names:
-            return True
-        codes += [part for part in code.co_consts if isinstance(part, types.CodeType)]
-    return False
 
 
 def entry_of_graph(

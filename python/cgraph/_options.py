@@ -35,7 +35,7 @@ class Options:
     on_held: OnHeld = "warn"
     static_argnums: tuple[int, ...] = ()
     static_argnames: tuple[str, ...] = ()
-    max_graphs: int = 64
+    max_graphs: int | None = None
     max_bytes: int | None = None
     keep_templates: bool = False
     max_recording: int = 5
@@ -48,6 +48,11 @@ class Options:
     capture_error_mode: str = "thread_local"
     debug: tuple[str, ...] = ()
 
+    @property
+    def most_graphs(self) -> int:
+        """How many keys have a graph."""
+        return max(64, len(self.sizes or ())) if self.max_graphs is None else self.max_graphs
+
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
         """Checked options.
@@ -58,10 +63,11 @@ class Options:
         _choose("outputs", given.get("outputs", "static"), "static", "clone")
         _choose("on_fail", given.get("on_fail", "eager"), "eager", "raise")
         _choose("on_held", given.get("on_held", "warn"), "warn", "clone", "raise", "ignore")
-        for name, least in (("max_graphs", 1), ("max_recording", 0), ("warmup", 0)):
+        for name, least in (("max_recording", 0), ("warmup", 0)):
             _count(name, given.get(name, least), least)
-        if given.get("max_bytes") is not None:
-            _count("max_bytes", given["max_bytes"], 1)
+        for name in ("max_graphs", "max_bytes"):
+            if given.get(name) is not None:
+                _count(name, given[name], 1)
         if not callable(given.get("pad", "zero")):
             _choose("pad", given.get("pad", "zero"), "zero", "repeat")
         for name in ("preserve_state", "measure", "keep_templates"):

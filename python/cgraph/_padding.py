@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import functools
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -19,8 +18,8 @@ from cgraph.errors import ArgumentError
 
 __all__ = ["AnyPad", "Fit", "Padded", "cut", "cut_leaves", "fit", "leaks", "resized", "spoils"]
 
-AnyPad = Pad | Literal["first"]
-"""What padding contains; for a trial, also the first row again."""
+AnyPad = Pad | Literal["first", "above", "below"]
+"""What padding contains; for a trial, also the first row again, or more or less than in any row."""
 
 # An element that was written holds by chance what it held before, less often than one in so many.
 _BY_CHANCE = 4
@@ -89,7 +88,8 @@ def resized(
         found: Where their rows are.
         size: How many they are to have.
         pad: What the padding contains.
-        pad_of_floats: What it contains for tensors of floating point, if that is something else.
+        pad_of_floats: What it contains where it cannot be a place, if that is something else: for
+            tensors of floating point and of truth values.
     """
     return [
         tensor
@@ -98,7 +98,7 @@ def resized(
             tensor,
             dim,
             size,
-            pad if pad_of_floats is None or not tensor.is_floating_point() else pad_of_floats,
+            pad if pad_of_floats is None or not _is_free(tensor) else pad_of_floats,
         )
         for tensor, dim in zip(tensors, found.dims, strict=True)
     ]
@@ -230,9 +230,10 @@ def leaks(
             [leaf if dim is None else leaf.narrow(dim, 0, rows) for leaf in leaves]
             for leaves in ((one, *others), (leaves[place] for leaves in again))
         )
-        noise = max((_distance(heads[0], same) for same in sames), default=0.0)
+        noise = _noise(heads[0], sames)
         if not all(
-            _same_bits(heads[0], head) or _distance(heads[0], head) <= _NOISE * noise
+            _same_bits(heads[0], head)
+            or (noise is not None and _is_within(heads[0], head, noise * _NOISE))
             for head in heads
         ):
             return [], f"output {place} depends on what the padding rows contain"
@@ -291,7 +292,16 @@ def _resized(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Te
         return torch.cat([tensor, tensor.narrow(dim, 0, 1).expand(shape)], dim)
     if pad == "repeat":
         return torch.cat([tensor, tensor.narrow(dim, rows - 1, 1).expand(shape)], dim)
+    if pad in ("above", "below"):
+        most = tensor.abs().max() * 2 + 1 if tensor.is_floating_point() else tensor.new_ones(())
+        value = most if pad == "above" else -most if tensor.is_floating_point() else ~most
+        return torch.cat([tensor, value.expand(shape)], dim)
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+
+
+def _is_free(tensor: torch.Tensor) -> bool:
+    """Whether any value will do: whole numbers may be places."""
+    return tensor.is_floating_point() or tensor.dtype is torch.bool
 
 
 def _checked(padded: object, tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
@@ -331,13 +341,22 @@ def _bytes_of(content: torch.Tensor) -> torch.Tensor:
     return content.view(torch.uint8)
 
 
-def _distance(one: torch.Tensor, other: torch.Tensor) -> float:
-    """The largest difference; none of integers counts as noise."""
-    if not (one.is_floating_point() or one.is_complex()) or one.numel() == 0:
-        return 0.0 if torch.equal(one, other) else math.inf
+def _noise(one: torch.Tensor, sames: Sequence[torch.Tensor]) -> torch.Tensor | None:
+    """How far apart equal replays come, for each element; None if no distance can be told."""
+    if not sames or not (one.is_floating_point() or one.is_complex()):
+        return None
+    nan = one.isnan()
+    if any(not torch.equal(nan, same.isnan()) for same in sames):
+        return None
+    apart = torch.stack([(one - same).abs().nan_to_num(0.0) for same in sames]).amax(0)
+    # An element may have been lucky.
+    return apart.clamp_min(apart.mean()) if apart.numel() else apart
+
+
+def _is_within(one: torch.Tensor, other: torch.Tensor, distance: torch.Tensor) -> bool:
     if not torch.equal(one.isnan(), other.isnan()):
-        return math.inf
-    return float((one - other).abs().nan_to_num(0.0).max())
+        return False
+    return bool(((one - other).abs().nan_to_num(0.0) <= distance.nan_to_num(0.0)).all())
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

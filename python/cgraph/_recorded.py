@@ -24,7 +24,7 @@ from cgraph.segments import SegmentedGraph
 if TYPE_CHECKING:
     from cgraph._debug import Debugged
 
-__all__ = ["Plan", "Recorded", "record"]
+__all__ = ["NotReadyError", "Plan", "Recorded", "WarmupError", "record"]
 
 _TIMED_REPLAYS = 3
 
@@ -67,7 +67,6 @@ class Recorded:
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
-        is_pure: Whether the calls before the capture changed nothing outside.
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
 
@@ -84,7 +83,6 @@ class Recorded:
         self.seconds = 0.0
         self.eager_seconds: float | None = None
         self.graph_seconds: float | None = None
-        self.is_pure = False
         self._storages: dict[int, _core.Storage] = {}
 
     @property
@@ -173,7 +171,10 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     args, kwargs = call.arguments(statics)
 
     def run() -> Any:
-        return plan.function(*args, **kwargs)
+        args, kwargs = call.arguments(statics)
+        result = plan.function(*args, **kwargs)
+        _require_same_arguments(call, args, kwargs)
+        return result
 
     leaves: list[torch.Tensor] = []
     if plan.preserve or call.mode.grad:
@@ -181,17 +182,25 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     gradients = [leaf.grad for leaf in leaves]
     began = time.perf_counter()
+    has_made_state: Callable[[], bool] = bool
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
         if plan.preserve:
             last.callback(rollback.undo)
-            last.enter_context(optimizers_put_back())
+            has_made_state = last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
         driver.synchronize()
         with driver.stream(plan.stream):
-            eager = [_timed(run, driver) for _ in range(plan.warmup)]
+            try:
+                eager = [_timed(run, driver) for _ in range(plan.warmup)]
+            except (CaptureError, torch.OutOfMemoryError):
+                raise  # what is kept to be put back may have been too much
+            except Exception as error:
+                raise WarmupError(error) from error
+            if has_made_state():
+                raise NotReadyError("an optimizer makes its state at its first step")
             of_warmup = [leaf.grad for leaf in leaves]
             versions = [static._version for static in statics]
             graph, result = _captured(run, plan, statics)
@@ -212,7 +221,9 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 recorded.eager_seconds = min(eager[1:] or eager, default=None)
                 replays = [_timed(graph.replay, driver) for _ in range(_TIMED_REPLAYS)]
                 recorded.graph_seconds = min(replays[1:])
-        recorded.is_pure = plan.preserve and not rollback.has_changes
+            if recorded.breaks:
+                # The capture has run them, and the segments before them.
+                driver.synchronize()
     return recorded
 
 
@@ -248,6 +259,31 @@ def _captured(
         capture_error_mode=plan.mode,
         statics=statics,
     )
+
+
+class NotReadyError(Exception):
+    """What the graph would use is made by the first call, and was put back."""
+
+
+class WarmupError(Exception):
+    """What the function raised before its capture.
+
+    Attributes:
+        cause: The exception.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _require_same_arguments(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    """Refuse a function that changes the lists and dictionaries that it is given."""
+    if not call.consists_of(args, kwargs):
+        raise CaptureError(
+            "the function changes a list or a dictionary among its arguments, and replays do not:"
+            " return what it adds"
+        )
 
 
 class _BreakFoundError(BaseException):

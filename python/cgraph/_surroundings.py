@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,7 +13,10 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cgraph._torch import tree_iter
 
-__all__ = ["modules_of", "optimizers_put_back", "tensors_of"]
+__all__ = ["Holder", "holders_of", "modules_of", "optimizers_put_back", "tensors_of"]
+
+Holder = tuple[Any, str, Any]
+"""A dictionary or an object, the name of an item or attribute, and what is there."""
 
 
 def tensors_of(objects: object) -> Iterator[torch.Tensor]:
@@ -34,18 +37,55 @@ def modules_of(objects: object) -> list[torch.nn.Module]:
     return [one for one in _leaves_of(objects, set()) if isinstance(one, torch.nn.Module)]
 
 
+def holders_of(function: object) -> list[Holder]:
+    """Where a function finds modules: in what it closes over or names, or in a method's object."""
+    if isinstance(function, functools.partial):
+        return holders_of(function.func)
+    if isinstance(function, types.MethodType):
+        return [*holders_of(function.__func__), *_modules_in(vars_of(function.__self__))]
+    if isinstance(function, types.FunctionType):
+        cells = [
+            (cell, "cell_contents", cell.cell_contents)
+            for cell in function.__closure__ or ()
+            if cell != _UNASSIGNED and isinstance(cell.cell_contents, torch.nn.Module)
+        ]
+        named = _modules_in(function.__globals__, function.__code__.co_names)
+        return [*cells, *named]
+    return []
+
+
+def vars_of(one: object) -> dict[str, Any]:
+    """The attributes of an object that keeps them in a dictionary; a module has its own way."""
+    return {} if isinstance(one, torch.nn.Module) else getattr(one, "__dict__", {})
+
+
+def _modules_in(values: dict[str, Any], names: Iterable[str] | None = None) -> list[Holder]:
+    found = ((name, values.get(name)) for name in (values if names is None else names))
+    return [(values, name, one) for name, one in found if isinstance(one, torch.nn.Module)]
+
+
 @contextmanager
-def optimizers_put_back() -> Iterator[None]:
-    """Put the states of optimisers back that step inside the ``with`` block."""
+def optimizers_put_back() -> Iterator[Callable[[], bool]]:
+    """Put the states of optimisers back that step inside the ``with`` block.
+
+    Yields what tells whether one of them has made some of its state in the block.
+    """
     before: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any]]] = {}
 
     def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
         entries = {key: dict(state) for key, state in optimizer.state.items()}
         before.setdefault(id(optimizer), (optimizer, entries))
 
+    def has_made_state() -> bool:
+        return any(
+            not state.keys() <= entries.get(key, {}).keys()
+            for optimizer, entries in before.values()
+            for key, state in optimizer.state.items()
+        )
+
     hook = register_optimizer_step_pre_hook(note)
     try:
-        yield
+        yield has_made_state
     finally:
         hook.remove()
         for optimizer, state in before.values():

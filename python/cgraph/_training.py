@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 
-from cgraph import _torch
+from cgraph import _driver, _torch
 from cgraph._calls import Call
 from cgraph._held import Holding, Lent
-from cgraph._recorded import Plan
-from cgraph._rollback import leaves_behind
+from cgraph._recorded import Plan, WarmupError
+from cgraph._rollback import Rollback, leaves_behind
+from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph.callables import graphed_of, make_graphed_callables
 from cgraph.errors import CallableError
 
-__all__ = ["Trained", "train"]
+__all__ = ["NoGradientError", "Trained", "train"]
+
+
+class NoGradientError(Exception):
+    """No result requires a gradient: backward passes are inside the function, if anywhere."""
 
 
 class Trained:
@@ -34,7 +39,6 @@ class Trained:
     breaks: tuple[str, ...] = ()
     eager_seconds: float | None = None
     graph_seconds: float | None = None
-    is_pure = False
 
     def __init__(
         self,
@@ -55,7 +59,7 @@ class Trained:
         """Replay, for a caller who gets the result."""
         if self.lent is None:
             return self.replay(*args, **kwargs)
-        self.lent.release()
+        self.lent.release((args, kwargs))
         return self.lent.remember(self.replay(*args, **kwargs))
 
     @property
@@ -90,9 +94,18 @@ class _Surface(torch.nn.Module):
         Raises:
             CallableError: Its result requires a gradient of a tensor that would not get one.
         """
-        result = self._function[0](*args, **kwargs)
+        try:
+            result = self._function[0](*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if _driver.current().is_capturing():
+                raise
+            raise WarmupError(error) from error
         known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
         outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
+        if not any(output.requires_grad for output in outputs):
+            raise NoGradientError
         for tensor in leaves_behind(outputs):
             if id(tensor) not in known:
                 raise CallableError(
@@ -149,12 +162,21 @@ def train(
         holding: Who is told of results that a caller still has.
 
     Raises:
+        NoGradientError: There is no backward pass. All is as it was.
         CallableError: The function cannot be graphed with gradients.
     """
     args, kwargs = call.arguments(statics)
     versions = [static._version for static in statics]
+    driver = _driver.current()
+    leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
+    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
-    with _torch.without_autocast_cache():
+    with ExitStack() as last:
+        last.enter_context(_torch.without_autocast_cache())
+        if plan.preserve:
+            last.callback(rollback.undo)
+            last.enter_context(optimizers_put_back())
+            last.enter_context(rollback)
         with _stand_ins(modules) as parameters:
             surface = _Surface(plan.function, modules)
             make_graphed_callables(
@@ -169,6 +191,9 @@ def train(
                 clone_outputs=copies,
             )
         graphed_of(surface).stand_for(parameters)
+        driver.synchronize()
+    if not call.consists_of(args, kwargs):
+        raise CallableError("the function changes a list or a dictionary among its arguments")
     for name, static, version in zip(call.names, statics, versions, strict=True):
         if static._version != version:
             raise CallableError(

@@ -45,7 +45,7 @@ class Padding:
 
     def serve(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
-    ) -> Callable[[], Any] | None:
+    ) -> _core.Entry | Callable[[], Any] | None:
         """What answers a call that has the rows of no size; None for any other call."""
         options, capturing = self._options, self._capturing
         found = None if options.sizes is None else fit(options, call, self._without)
@@ -65,6 +65,8 @@ class Padding:
             return instead
         batched, leak = large.batched, large.leak
         if batched is None and leak is None:
+            # Trials overwrite what the last call has returned.
+            large.release()
             if self._options.check_padding:
                 batched, leak = self._tried(large, call, found)
             else:
@@ -79,14 +81,13 @@ class Padding:
         if identity not in large.padded:
             large.padded[identity] = self._entry(large, call, found, batched)
             capturing.add(call, large.padded[identity])
-        entry = large.padded[identity]
-        return lambda: entry.call(args, kwargs, call.tensors)
+        return large.padded[identity]
 
     def _entry(
         self, large: Key, call: Call, found: Fit, batched: Sequence[int | None]
     ) -> _core.Entry:
         """The entry of calls of this number of rows."""
-        surroundings = self._capturing.surroundings()
+        surroundings = self._capturing.surroundings(call)
         recorded = large.recorded
         assert recorded is not None
         if isinstance(recorded, Trained):
@@ -237,7 +238,13 @@ def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
     if callable(pad):
         return [(pad, pad), (pad, "zero")]
     if pad == "zero":
-        return [("zero", "zero"), ("zero", "repeat"), ("repeat", "repeat")]
+        return [
+            ("zero", "zero"),
+            ("zero", "above"),
+            ("zero", "below"),
+            ("zero", "repeat"),
+            ("repeat", "repeat"),
+        ]
     return [("repeat", "repeat"), *([("first", "first")] if rows > 1 else [])]  # type: ignore[list-item]
 
 

@@ -25,7 +25,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from cgraph import _driver
 from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
-__all__ = ["Breakable", "breakable", "eager_break", "innermost"]
+__all__ = ["Breakable", "breakable", "eager_break", "innermost", "require_work_in_call"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -78,11 +78,7 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
         return functools.partial(eager_break, name=name)
     if not callable(fn):
         raise ArgumentError(f"fn is {fn!r}, expected a callable")
-    if inspect.isgeneratorfunction(fn) or inspect.iscoroutinefunction(fn):
-        raise ArgumentError(
-            f"fn is {fn!r}, whose body runs after the call, expected a function that does its work"
-            " when it is called"
-        )
+    require_work_in_call(fn)
     title = str(name or getattr(fn, "__qualname__", type(fn).__qualname__))
 
     @functools.wraps(fn, updated=())
@@ -98,6 +94,21 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
         return fn(*args, **kwargs)
 
     return call
+
+
+def require_work_in_call(fn: Callable[..., Any]) -> None:
+    """Refuse generator and coroutine functions."""
+    kinds = (
+        inspect.isgeneratorfunction,
+        inspect.iscoroutinefunction,
+        inspect.isasyncgenfunction,
+    )
+    bodies = (fn, getattr(fn, "forward", None), vars(type(fn)).get("__call__"))
+    if any(kind(body) for kind in kinds for body in bodies):
+        raise ArgumentError(
+            f"fn is {fn!r}, whose body runs after the call, expected a function that does its work"
+            " when it is called"
+        )
 
 
 _local = threading.local()

@@ -19,9 +19,10 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
-from cgraph import _driver
+from cgraph import _core, _driver
 from cgraph._findings import KINDS, Finding, Log
 from cgraph._text import table
+from cgraph.breaks import breakable
 from cgraph.errors import ArgumentError, CaptureError, add_note
 
 __all__ = ["Explanation", "Finding", "explain"]
@@ -73,7 +74,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     for the device, shapes that depend on values, copies between the device and host memory that is
     not pinned, tensors on the host in work of the device, numbers read from such tensors,
     generators and optimizers that a capture does not take, and streams that are not forked or not
-    joined. On CUDA also every other operator that torch knows to wait for the device.
+    joined. On CUDA also every other operator that torch knows to wait for the device. What a
+    :func:`cgraph.eager_break` does is left out: it stays eager.
 
     The run is real and leaves its traces: in tensors, gradients, random state and objects of
     Python's. :func:`cgraph.dry_run` leaves none. It is on a stream of its own, as that of a capture
@@ -100,6 +102,9 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     """
     if not callable(function):
         raise ArgumentError(f"function is {function!r}, expected something that can be called")
+    if isinstance(function, _core.Dispatcher):
+        # What a call of it would do for its own sake is no concern of the user's.
+        function = function.__wrapped__  # type: ignore[attr-defined]
     driver = _driver.current()
     if driver.is_capturing():
         raise CaptureError("explain() inside a capture: end the capture before")
@@ -110,7 +115,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     driver.synchronize()  # the arguments come from other streams
     with driver.stream(stream):
         try:
-            with inspected(driver, log):
+            with inspected(driver, log), breakable(log):
                 result = function(*args, **kwargs)
         except BaseException as error:
             if found := log.findings():

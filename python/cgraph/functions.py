@@ -29,6 +29,7 @@ from cgraph._capturing import Capturing
 from cgraph._ladder import capture_ladder
 from cgraph._options import OnHeld, Options, Pad
 from cgraph._text import short_place
+from cgraph.breaks import require_work_in_call
 from cgraph.errors import ArgumentError
 from cgraph.reports import FunctionReport, Report
 
@@ -48,7 +49,7 @@ def graphed(
     on_held: OnHeld = "warn",
     static_argnums: Sequence[int] | int = (),
     static_argnames: Sequence[str] | str = (),
-    max_graphs: int = 64,
+    max_graphs: int | None = None,
     max_bytes: int | None = None,
     keep_templates: bool = False,
     max_recording: int = 5,
@@ -81,7 +82,8 @@ def graphed(
             tensor and a size that returns the padded tensor.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Try out, once for each size, whether padding changes other rows or what the
-            function writes. It takes a call, two replays, and twice the memory of what is written.
+            function writes. It takes a call, up to thirteen replays, and a few times the memory of
+            what is written. What shows for other contents of the rows alone may be missed.
         outputs: ``"static"``: results lie in memory of the graph, and the next call of the same key
             overwrites them. ``"clone"``: results are copies.
         on_held: What happens to a static result that is still referenced when a call is about to
@@ -93,7 +95,9 @@ def graphed(
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
         max_graphs: How many keys have a graph; the one that was not used for longest goes first.
-        max_bytes: How many bytes of the device they hold together, likewise.
+            By default 64, or as many as there are ``sizes``.
+        max_bytes: How many bytes of the device they hold together, with the memory that arguments
+            are copied to, likewise.
         keep_templates: Keep the template of a graph that is one too many, and its memory in the
             pool: the next call of its key instantiates it, which takes less than a capture. Not
             for graphs with gradients or breaks. ``max_bytes`` counts templates, which go first.
@@ -185,6 +189,7 @@ class GraphedFunction(_core.Dispatcher):
             raise ArgumentError(f"fn is {fn!r:.80}, expected a function, a method or a module")
         if isinstance(fn, GraphedFunction):
             raise ArgumentError(f"{fn!r} is graphed already")
+        require_work_in_call(fn)
         self._fn = fn
         self._options = options
         signed = fn.forward if isinstance(fn, torch.nn.Module) else fn
@@ -273,8 +278,10 @@ class GraphedFunction(_core.Dispatcher):
             return self._fn(*args, **kwargs)
         with self._turn:
             call = self._capturing.taken(args, kwargs)
-            run = self._capturing.serve(call, args, kwargs, self._is_frozen)
-        return run()
+            answer = self._capturing.serve(call, args, kwargs, self._is_frozen)
+            if isinstance(answer, _core.Entry):
+                return answer.call(args, kwargs, call.tensors)
+        return answer()
 
     @property
     def _name(self) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -69,10 +69,14 @@ def signature(tensor: torch.Tensor) -> _core.Signature:
 
 
 def fixed(
-    owners: list[dict[str, Any]], tensors: list[torch.Tensor], addresses: list[int]
+    holders: Sequence[tuple[Any, str, Any]],
+    owners: list[dict[str, Any]],
+    tensors: list[torch.Tensor],
+    addresses: list[int],
 ) -> _core.Fixed:
-    """Tensors of modules, and the dictionaries that hold them."""
-    return _core.Fixed(owners, tensors, addresses, torch._C._tensors_data_ptrs_at_indices_equal)
+    """Modules, where they were found, and the dictionaries that hold their tensors."""
+    are_equal = torch._C._tensors_data_ptrs_at_indices_equal
+    return _core.Fixed(holders, owners, tensors, addresses, are_equal)
 
 
 def storage_of(tensor: torch.Tensor) -> _core.Storage:

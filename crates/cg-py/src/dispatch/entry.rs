@@ -24,8 +24,8 @@ pub(crate) struct Entry {
     args: Vec<Pattern>,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
     mode: Mode,
-    /// Modules, and their `training` at the capture.
-    flags: Vec<(Py<PyAny>, bool)>,
+    /// The dictionaries of modules, and their `training` at the capture.
+    flags: Vec<(Py<PyDict>, bool)>,
     /// Tensors of modules, which must be where they were.
     fixed: Option<Py<Fixed>>,
     work: Work,
@@ -62,7 +62,7 @@ impl Entry {
         args: &Bound<'_, PyList>,
         kwargs: &Bound<'_, PyList>,
         modes: (bool, bool, Option<Py<PyAny>>),
-        flags: Vec<(Py<PyAny>, bool)>,
+        flags: Vec<(Py<PyDict>, bool)>,
         fixed: Option<Py<Fixed>>,
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
@@ -118,6 +118,16 @@ impl Entry {
             }
         };
         Self::run(slf, args, Some(kwargs), &found, Caller::Cgraph)
+    }
+
+    /// Tells of results that a caller still has, as a replay does.
+    fn release(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.work {
+            Work::Graph(_, outputs) | Work::Segments(_, outputs) | Work::Feed(_, outputs) => {
+                outputs.release(py, Caller::Cgraph, &[])
+            }
+            Work::Call(_) => Ok(()),
+        }
     }
 
     /// How many calls were replays of it.
@@ -178,13 +188,13 @@ impl Entry {
             return Ok(false);
         }
         for (module, training) in &self.flags {
-            let flag = module.bind(py).getattr(intern!(py, "training"))?;
-            if flag.is_truthy()? != *training {
+            let flag = module.bind(py).get_item(intern!(py, "training"))?;
+            if !flag.is_some_and(|flag| flag.is_truthy().is_ok_and(|now| now == *training)) {
                 return Ok(false);
             }
         }
         match &self.fixed {
-            Some(fixed) => fixed.get().is_in_place(py),
+            Some(fixed) => fixed.get().is_in_place(py, mode.grad),
             None => Ok(true),
         }
     }

@@ -1,18 +1,31 @@
 //! `Fixed`: the tensors of modules that a graph reads where they lie.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
-/// Dictionaries of modules, as they were at the capture, and where their tensors lay.
+use super::pattern::requires_grad;
+
+/// Modules as they were at the capture: where they were found, what their dictionaries held, and where
+/// their tensors lay.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Fixed {
+    holders: Vec<Holder>,
     owners: Vec<Owner>,
+    /// Whether each tensor requires a gradient.
+    requires_grad: Vec<bool>,
     tensors: Py<PyList>,
     addresses: Py<PyList>,
     places: Py<PyList>,
     /// torch's comparison of the addresses of the tensors at some places with those of a list.
     are_equal: Py<PyAny>,
+}
+
+/// Where a function finds something, by its name or in a cell of a closure.
+struct Holder {
+    owner: Py<PyAny>,
+    name: Py<PyString>,
+    value: Py<PyAny>,
 }
 
 struct Owner {
@@ -22,20 +35,28 @@ struct Owner {
 
 #[pymethods]
 impl Fixed {
-    /// What the dictionaries hold now; the tensors and their addresses.
+    /// What the dictionaries hold now; the tensors and their addresses. A holder is a dictionary or
+    /// an object, the name of an item or attribute, and the value.
     #[new]
     fn new(
+        holders: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
         owners: Vec<Bound<'_, PyDict>>,
         tensors: Bound<'_, PyList>,
         addresses: Bound<'_, PyList>,
         are_equal: Py<PyAny>,
     ) -> PyResult<Self> {
+        let holders = holders.into_iter();
+        let flags = tensors.iter().map(|tensor| requires_grad(&tensor));
         let places = PyList::new(tensors.py(), 0..tensors.len())?.unbind();
         let owners = owners.into_iter().map(|dict| Owner {
             values: dict.values().iter().map(Bound::unbind).collect(),
             dict: dict.unbind(),
         });
         Ok(Self {
+            holders: holders
+                .map(|(owner, name, value)| Holder { owner, name, value })
+                .collect(),
+            requires_grad: flags.collect::<PyResult<_>>()?,
             owners: owners.collect(),
             tensors: tensors.unbind(),
             addresses: addresses.unbind(),
@@ -44,16 +65,34 @@ impl Fixed {
         })
     }
 
-    /// Whether the dictionaries hold the same objects, and the tensors lie where they lay.
-    pub(crate) fn is_in_place(&self, py: Python<'_>) -> PyResult<bool> {
+    /// Whether all hold the same objects, and the tensors lie where they lay; with `grad` also
+    /// whether the same ones require gradients.
+    pub(crate) fn is_in_place(&self, py: Python<'_>, grad: bool) -> PyResult<bool> {
+        for holder in &self.holders {
+            if !holder.is_same(py)? {
+                return Ok(false);
+            }
+        }
         if !self.owners.iter().all(|owner| owner.is_same(py)) {
             return Ok(false);
+        }
+        if grad {
+            let tensors = self.tensors.bind(py).iter();
+            for (tensor, before) in tensors.zip(&self.requires_grad) {
+                if requires_grad(&tensor)? != *before {
+                    return Ok(false);
+                }
+            }
         }
         let lists = (&self.tensors, &self.addresses, &self.places);
         self.are_equal.bind(py).call1(lists)?.is_truthy()
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for holder in &self.holders {
+            visit.call(&holder.owner)?;
+            visit.call(&holder.value)?;
+        }
         for owner in &self.owners {
             visit.call(&owner.dict)?;
             owner
@@ -62,6 +101,18 @@ impl Fixed {
                 .try_for_each(|value| visit.call(value))?;
         }
         visit.call(&self.tensors)
+    }
+}
+
+impl Holder {
+    #[inline]
+    fn is_same(&self, py: Python<'_>) -> PyResult<bool> {
+        let (owner, name) = (self.owner.bind(py), self.name.bind(py));
+        let now = match owner.cast::<PyDict>() {
+            Ok(dict) => dict.get_item(name)?,
+            Err(_) => owner.getattr_opt(name)?,
+        };
+        Ok(now.is_some_and(|now| now.is(&self.value)))
     }
 }
 

@@ -1,0 +1,136 @@
+"""How many keys a graphed function captures and keeps."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Hashable, Iterable
+
+import torch
+
+from cgraph import _core
+from cgraph._keys import Key
+from cgraph._options import Options
+from cgraph._recorded import Recorded
+
+__all__ = ["Limits"]
+
+# So many keys in a row that served only the call that they were captured for, and the next ones run
+# eagerly: each call seems to have another one.
+_FRUITLESS = 8
+# A key that ran eagerly for that reason is captured at this call.
+_RECURRING = 3
+# So many of these are remembered.
+_STRAYS = 256
+
+
+class Limits:
+    """Puts graphs away that are too many, and sees that captures are worth their time.
+
+    Args:
+        keys: The function's keys, which it takes strays out of.
+        dispatcher: Finds native entries.
+        options: The function's options.
+    """
+
+    TOO_MANY = "too many keys"
+    """What the reason of a key begins with that is not captured, as no key is used twice."""
+
+    def __init__(
+        self, keys: dict[Hashable, Key], dispatcher: _core.Dispatcher, options: Options
+    ) -> None:
+        self._keys = keys
+        self._dispatcher = dispatcher
+        self._options = options
+        self._newest: deque[Key] = deque(maxlen=_FRUITLESS)
+        self._strays: deque[Hashable] = deque()
+        # Those whose template alone is left, the one that was put away first comes first.
+        self._away: list[Key] = []
+
+    def explosion(self, key: Key) -> str | None:
+        """Why a new key is not captured any more, if no key was ever used twice."""
+        if key.state == "evicted" or len(self._newest) < _FRUITLESS:
+            return None
+        if any(one.replays > 1 for one in self._newest):
+            return None
+        return f"{self.TOO_MANY}: each of the last calls had a new one"
+
+    def captured(self, key: Key) -> None:
+        """Count a key that was captured for a call."""
+        self._newest.append(key)
+
+    def is_stray(self, key: Key) -> bool:
+        """Whether a key runs eagerly as there are too many, and its calls do not recur."""
+        return (
+            key.reason is not None
+            and key.reason.startswith(self.TOO_MANY)
+            and key.eager_calls + 1 < _RECURRING
+        )
+
+    def is_recurring(self, key: Key) -> bool:
+        """Whether a key ran eagerly as there are too many, and has come often enough now."""
+        is_of_many = key.reason is not None and key.reason.startswith(self.TOO_MANY)
+        return is_of_many and not self.is_stray(key)
+
+    def remember(self, identity: Hashable) -> None:
+        """Note a stray, and forget the oldest one that is left if there are too many."""
+        self._strays.append(identity)
+        if len(self._strays) > _STRAYS:
+            oldest = self._keys.get(first := self._strays.popleft())
+            if oldest is not None and self.is_stray(oldest):
+                del self._keys[first]
+
+    def evict(self, served: Key) -> None:
+        """Let the graphs go that were not used for longest, as long as there are too many.
+
+        Args:
+            served: The key that is about to be used.
+        """
+        captured = [key for key in self._keys.values() if key.state == "captured"]
+        if len(captured) <= self._options.most_graphs and not self._has_too_much():
+            return
+        order = {id(entry): place for place, entry in enumerate(self._dispatcher.entries_by_use)}
+
+        def rank(key: Key) -> int:
+            # Nothing is known of the use of those that are not native.
+            places = [order.get(id(entry), len(order)) for entry in key.entries]
+            return -1 if key is served else min(places)
+
+        captured.sort(key=rank)
+        while len(captured) > self._options.most_graphs:
+            self._put_away(captured.pop())
+        away = [key for key in self._away if key.away is not None]
+        for key in (*away, *reversed(captured[1:])):
+            if self._has_too_much():
+                self.drop(key, "evicted")
+
+    def drop(self, key: Key, state: str) -> None:
+        """Let the graph of a key go."""
+        for entry in key.drop(state):  # type: ignore[arg-type]
+            self._dispatcher.remove(entry)
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._newest.clear()
+        self._strays.clear()
+        self._away.clear()
+
+    def _has_too_much(self) -> bool:
+        most = self._options.max_bytes
+        if most is None:
+            return False
+        held = sum(key.memory_bytes for key in self._keys.values())
+        return held + _bytes_of(one for key in self._keys.values() for one in key.inputs) > most
+
+    def _put_away(self, key: Key) -> None:
+        recorded = key.recorded
+        if not isinstance(recorded, Recorded) or not recorded.is_kept:
+            self.drop(key, "evicted")
+            return
+        key.put_away([entry for entry in key.entries if self._dispatcher.remove(entry)])
+        self._away = [*(one for one in self._away if one.away is not None and one is not key), key]
+
+
+def _bytes_of(tensors: Iterable[torch.Tensor]) -> int:
+    """The bytes of their memory, which several may share."""
+    storages = (tensor.untyped_storage() for tensor in tensors)
+    return sum({one.data_ptr(): one.nbytes() for one in storages}.values())

@@ -1,0 +1,341 @@
+"""What a graphed function reaches besides tensor arguments: a change of it is never overlooked."""
+
+from __future__ import annotations
+
+import copy
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from cgraph.errors import ArgumentError
+from graphed_calls import near, states
+from lab import Lab, fresh
+from networks import network
+
+
+def steps(net: nn.Module) -> Any:
+    """A training step: gradients and optimiser inside the function."""
+    optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("sizes", [None, [4]])
+def test_a_training_step_inside_the_function_trains(lab: Lab, sizes: Any) -> None:
+    net = network(lab)
+    eager = copy.deepcopy(net)
+    mine, theirs = cgraph.graphed(steps(net), sizes=sizes), steps(eager)
+    for _ in range(5):
+        x = fresh(lab, 4, 6)
+        assert near(mine(x), theirs(x))
+        for one, other in zip(net.parameters(), eager.parameters(), strict=True):
+            assert near(one.detach(), other.detach())
+    assert states(mine) == ["captured"]
+
+
+def test_a_backward_pass_inside_the_function_adds_to_gradients(lab: Lab) -> None:
+    net = network(lab)
+    eager = copy.deepcopy(net)
+    for one in (net, eager):
+        for parameter in one.parameters():
+            parameter.grad = torch.zeros_like(parameter)
+
+    def accumulate(module: nn.Module, x: Tensor) -> Tensor:
+        loss = module(x).sum()
+        loss.backward()
+        return loss.detach()
+
+    graphed = cgraph.graphed(lambda x: accumulate(net, x))
+    for _ in range(3):
+        x = fresh(lab, 4, 6)
+        assert near(graphed(x), accumulate(eager, x))
+        for one, other in zip(net.parameters(), eager.parameters(), strict=True):
+            assert near(one.grad, other.grad)
+
+
+def test_a_capture_with_gradients_leaves_tensors_as_one_call_does(lab: Lab) -> None:
+    net, count = network(lab), torch.zeros((), device=lab.device)
+
+    def counted(x: Tensor) -> Tensor:
+        count.add_(1)
+        return net(x)
+
+    graphed = cgraph.graphed(counted)
+    for calls in (1, 2, 3):
+        graphed(fresh(lab, 4, 6)).sum().backward()
+        assert count.item() == calls
+
+
+def test_a_capture_of_a_shape_that_writes_is_put_back_after_one_that_does_not(lab: Lab) -> None:
+    count = torch.zeros((), device=lab.device)
+
+    def sometimes(x: Tensor) -> Tensor:
+        if x.shape[0] > 4:
+            count.add_(1)
+        return x * 2
+
+    graphed = cgraph.graphed(sometimes)
+    graphed(fresh(lab, 3))
+    graphed(fresh(lab, 5))
+    assert count.item() == 1
+
+
+def test_keys_of_a_dictionary_that_read_alike_are_told_apart(lab: Lab) -> None:
+    class Name:
+        def __repr__(self) -> str:
+            return "name"
+
+    one, other = Name(), Name()
+    graphed = cgraph.graphed(lambda d: d[one] * 10 + d[other])
+    for _ in range(2):
+        given = {one: fresh(lab, 3), other: fresh(lab, 3)}
+        assert near(graphed(given), given[one] * 10 + given[other])
+
+
+class Flagged(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * (2 if is_training(self.part) else 1)
+
+
+def is_training(module: nn.Module) -> bool:
+    return module.training
+
+
+def test_a_flag_that_only_a_helper_reads_is_noticed(lab: Lab) -> None:
+    net = Flagged()
+    graphed, x = cgraph.graphed(net), fresh(lab, 4)
+    for training in (True, False, True, False):
+        net.part.train(training)
+        assert torch.equal(graphed(x), x * (2 if training else 1))
+    assert states(graphed) == ["captured"] * 2
+
+
+def test_parameters_that_are_frozen_and_thawed_get_gradients_when_thawed(lab: Lab) -> None:
+    net = network(lab)
+    graphed = cgraph.graphed(net)
+    for thawed in (False, True, False, True, False, True, False, True):
+        net.requires_grad_(thawed)
+        net.zero_grad()
+        x = fresh(lab, 4, 6)
+        result = graphed(x)
+        assert near(result.detach(), net(x).detach())
+        assert result.requires_grad == thawed
+        if thawed:
+            result.sum().backward()
+            assert all(one.grad is not None for one in net.parameters())
+    assert states(graphed) == ["captured"] * 2
+
+
+class Holder:
+    def __init__(self, net: nn.Module) -> None:
+        self.net = net
+
+    @cgraph.graphed
+    def run(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+
+@torch.no_grad()
+def test_a_module_that_an_object_exchanges_is_noticed(lab: Lab) -> None:
+    holder, x = Holder(network(lab)), fresh(lab, 4, 6)
+    for _ in range(3):
+        assert near(holder.run(x), holder.net(x))
+        holder.net = network(lab)
+
+
+@torch.no_grad()
+def test_a_module_that_a_closure_exchanges_is_noticed(lab: Lab) -> None:
+    net, x = network(lab), fresh(lab, 4, 6)
+    graphed = cgraph.graphed(lambda x: net(x))
+    for _ in range(3):
+        assert near(graphed(x), net(x))
+        net = network(lab)
+
+
+@torch.no_grad()
+def test_a_module_among_the_arguments_is_followed(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda net, x: net(x))
+    one, other, x = network(lab), network(lab), fresh(lab, 4, 6)
+    for net in (one, other, one):
+        assert near(graphed(net, x), net(x))
+    one[0].weight.data = one[0].weight.data * 2
+    assert near(graphed(one, x), one(x))
+    dropout, ones = nn.Dropout(0.5), torch.ones(1000, device=lab.device)
+    graphed = cgraph.graphed(lambda net, x: net(x) + 0)
+    for training in (False, True, False):
+        dropout.train(training)
+        assert bool((graphed(dropout, ones) == 0).any()) == training
+
+
+@pytest.mark.parametrize(
+    "change", [lambda one: one.append(1), lambda one: one.clear(), lambda one: one.pop()]
+)
+def test_a_function_that_changes_a_list_of_its_arguments_changes_the_callers(
+    lab: Lab, change: Any
+) -> None:
+    def function(x: Tensor, one: list[Any]) -> Tensor:
+        change(one)
+        return x * 2
+
+    graphed = cgraph.graphed(function)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            x, given, expected = fresh(lab, 3), [1, 2], [1, 2]
+            assert torch.equal(graphed(x, given), function(x, expected))
+            assert given == expected
+
+
+def test_an_iterator_is_used_up_by_the_call_alone(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, numbers: x * sum(numbers))
+    with pytest.warns(UserWarning, match="an iterator, which the first call uses up: numbers"):
+        for _ in range(2):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x, iter([1, 2])), x * 3)
+
+
+def generator(x: Tensor) -> Iterator[Tensor]:
+    yield x
+
+
+async def coroutine(x: Tensor) -> Tensor:
+    return x
+
+
+@pytest.mark.parametrize("function", [generator, coroutine])
+def test_a_function_whose_body_runs_later_is_refused(function: Any) -> None:
+    with pytest.raises(ArgumentError, match="whose body runs after the call"):
+        cgraph.graphed(function)
+
+
+def test_memory_of_inputs_goes_with_the_keys_that_use_it(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x.sum(), max_graphs=2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for width in range(1, 9):
+            graphed(fresh(lab, 2, width))
+            graphed(fresh(lab, 2, width))
+    inputs = [one for key in graphed._capturing.keys.values() for one in key.inputs]
+    alive = [one for one in graphed._capturing._buffers.values() if one.get() is not None]
+    assert len(inputs) == len(alive) == 2
+
+
+def test_shapes_that_never_come_again_run_eagerly_also_if_their_graphs_were_evicted(
+    lab: Lab,
+) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, max_graphs=4)
+    with pytest.warns(UserWarning, match="too many keys") as told:
+        for width in range(1, 60):
+            x = fresh(lab, width)
+            assert torch.equal(graphed(x), x * 2)
+    assert len(told) == 1
+    assert sum(key.state != "eager" for key in graphed.report().keys) == 8
+    assert len(graphed.report().keys) < 300
+
+
+def test_a_shape_that_comes_again_is_captured_after_many_that_did_not(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for width in range(1, 10):
+            graphed(fresh(lab, width))
+    for _ in range(5):
+        x = fresh(lab, 20)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            assert torch.equal(graphed(x), x * 2)
+    assert graphed.report().keys[-1].state == "captured"
+
+
+def test_a_new_key_after_a_ladder_is_captured(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, sizes=range(1, 10), on_fail="raise")
+    graphed.capture(fresh(lab, 3))
+    x = fresh(lab, 3).double()
+    assert torch.equal(graphed(x), x * 2)
+    assert graphed.report().keys[-1].state == "captured"
+
+
+def test_new_objects_at_each_call_do_not_stay_alive(lab: Lab) -> None:
+    class Thing:
+        alive = 0
+
+        def __init__(self) -> None:
+            Thing.alive += 1
+
+        def __del__(self) -> None:
+            Thing.alive -= 1
+
+    graphed = cgraph.graphed(lambda x, thing: x * 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(600):
+            graphed(fresh(lab, 2), Thing())
+    assert Thing.alive < 300
+
+
+def test_as_many_graphs_stay_as_there_are_sizes(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, sizes=range(1, 71), warmup=0, measure=False)
+    graphed.capture(fresh(lab, 3), progress=False).freeze()
+    assert graphed.report().captured == 70
+
+
+PEEKS = {
+    "max": lambda x: x - x.max(0).values,
+    "min": lambda x: x - x.min(0).values,
+    "any": lambda x: x * (x > 2).any(),
+}
+
+
+@pytest.mark.parametrize("peek", PEEKS)
+def test_padding_is_refused_that_shows_for_other_contents(lab: Lab, peek: str) -> None:
+    function = PEEKS[peek]
+    graphed = cgraph.graphed(function, sizes=[4, 8])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for sign in (1, -1, 1):
+            x = sign * (torch.rand(3, 2) + 1).to(lab.device)
+            assert near(graphed(x), function(x))
+
+
+def test_a_break_is_no_finding_and_a_graphed_function_is_seen_through(lab: Lab) -> None:
+    @cgraph.eager_break
+    def largest(x: Tensor) -> Tensor:
+        return x / x.max().item()
+
+    graphed = cgraph.graphed(lambda x: largest(x + 1) * 2)
+    for function in (graphed, graphed.__wrapped__):
+        explanation = cgraph.explain(function, fresh(lab, 4))
+        assert explanation.ok, explanation
+        assert not explanation.findings
+
+
+def test_a_trial_of_padding_tells_of_results_before_it_overwrites_them(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, sizes=[4], on_held="clone")
+    x = fresh(lab, 4)
+    kept = graphed(x)
+    graphed(fresh(lab, 3))
+    assert torch.equal(kept, x * 2)
+
+
+def test_a_namespace_is_a_constant_by_its_identity(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, one: x * one.factor)
+    x = fresh(lab, 3)
+    for factor in (2, 3):
+        assert torch.equal(graphed(x, SimpleNamespace(factor=factor)), x * factor)
