@@ -151,5 +151,10 @@ def test_an_object_of_a_class_of_the_users_is_returned(lab: Lab) -> None:
             self.y = y
 
     function = cgraph.graphed(lambda x: Result(x * 2))
-    first = fresh(lab, 3)
-    assert_close(function(first).y, first * 2)
+    first, second = fresh(lab, 3), fresh(lab, 3)
+    with pytest.warns(UserWarning, match="the result has a .*Result"):
+        one = function(first)
+    other = function(second)
+    assert one is not other
+    assert_close(one.y, first * 2)
+    assert_close(other.y, second * 2)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import copy
+import types
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -334,8 +337,106 @@ def test_a_trial_of_padding_tells_of_results_before_it_overwrites_them(lab: Lab)
     assert torch.equal(kept, x * 2)
 
 
-def test_a_namespace_is_a_constant_by_its_identity(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x, one: x * one.factor)
-    x = fresh(lab, 3)
-    for factor in (2, 3):
-        assert torch.equal(graphed(x, SimpleNamespace(factor=factor)), x * factor)
+@dataclass
+class Config:
+    scale: int
+
+
+@dataclass
+class Pair:
+    one: Tensor
+    other: int
+
+
+CONSTANTS: dict[str, tuple[Any, Callable[[Any], object], Callable[[Any], Any]]] = {
+    "array": (np.array([1, 2, 3]), lambda a: a.__setitem__(0, a[0] + 5), lambda a: int(a.sum())),
+    "namespace": (
+        SimpleNamespace(scale=1),
+        lambda one: setattr(one, "scale", one.scale + 1),
+        lambda one: one.scale,
+    ),
+    "dataclass": (
+        Config(1),
+        lambda one: setattr(one, "scale", one.scale + 1),
+        lambda one: one.scale,
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", CONSTANTS)
+def test_a_constant_that_is_changed_in_place_is_another_one(lab: Lab, kind: str) -> None:
+    constant, change, number = CONSTANTS[kind]
+    graphed = cgraph.graphed(lambda x, one: x * number(one))
+    for _ in range(3):
+        for _ in range(2):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x, constant), x * number(constant))
+        change(constant)
+    assert states(graphed) == ["captured"] * 3
+
+
+def test_tensors_inside_of_an_unknown_object_are_read_anew(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, one: x * one.w)
+    one = SimpleNamespace(w=fresh(lab, 3))
+    with pytest.warns(UserWarning, match="tensors inside a SimpleNamespace"):
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x, one), x * one.w)
+            one.w = fresh(lab, 3)
+
+
+@pytest.mark.parametrize("outputs", ["static", "clone"])
+def test_each_result_of_an_unknown_class_is_a_new_one(lab: Lab, outputs: Any) -> None:
+    graphed = cgraph.graphed(lambda x: Pair(x * 2, 1), outputs=outputs)
+    kept = []
+    with pytest.warns(UserWarning, match="the result has a Pair"):
+        for _ in range(3):
+            x = fresh(lab, 3)
+            kept.append((graphed(x), x * 2))
+    assert all(torch.equal(pair.one, expected) for pair, expected in kept)
+
+
+class Recurrent:
+    def __init__(self, lab: Lab) -> None:
+        self.h = torch.zeros(3, device=lab.device)
+
+    def step(self, x: Tensor) -> Tensor:
+        self.h = torch.tanh(x + self.h)
+        return self.h
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_a_state_that_the_function_keeps_in_an_attribute_goes_on(lab: Lab, is_broken: bool) -> None:
+    one, other = Recurrent(lab), Recurrent(lab)
+
+    graphed = cgraph.graphed(one.step if not is_broken else types.MethodType(broken, one))
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        for _ in range(4):
+            x = fresh(lab, 3)
+            found, expected = graphed(x), other.step(x)
+            assert near(one.h, expected)
+            assert near(found, expected if not is_broken else expected * 2)
+
+
+def broken(self: Recurrent, x: Tensor) -> Tensor:
+    self.step(x)
+    self.h.sum().item()
+    return self.h * 2
+
+
+class Cached(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.table: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.table is None:
+            self.table = torch.arange(x.shape[-1], device=x.device) * 2.0
+        return x * self.table
+
+
+def test_a_table_that_the_first_call_makes_is_no_obstacle(lab: Lab) -> None:
+    graphed = cgraph.graphed(Cached(), on_fail="raise")
+    for _ in range(3):
+        x = fresh(lab, 2, 4)
+        assert torch.equal(graphed(x), x * torch.arange(4, device=lab.device) * 2)

@@ -22,6 +22,10 @@ FIXES = {
     "host sync": "keep the value in a tensor, or mark the work with @cgraph.eager_break",
     "data-dependent shape": "use a fixed size and a mask, or mark the work with"
     " @cgraph.eager_break",
+    "tensors inside": "pass them as arguments of their own, or register the class with"
+    " torch.utils._pytree.register_pytree_node",
+    "an iterator": "pass a list or a tuple",
+    "no elements": "nothing: there is no work to save",
     "CPU tensor": "move the tensor to the device before the call",
     "pageable copy": "make the host's tensor with pin_memory()",
     "default stream": "work on torch.cuda.current_stream(), which is the capture's",

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import copy
+import dataclasses
 import inspect
+import sys
+import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,10 +14,10 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
 from cgraph.errors import ArgumentError
 
-__all__ = ["Arguments", "Call", "Leaf", "Mode", "Pattern", "dense_like"]
+__all__ = ["Arguments", "Call", "Leaf", "Mode", "Pattern", "dense_like", "hides_tensors"]
 
 Pattern = tuple[Any, ...]
 """What a native entry matches; see ``cgraph._core.Entry``."""
@@ -276,6 +280,8 @@ class Call:
 
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind = "constant"
+        # Nothing native compares the elements of an array.
+        self.is_native &= not _is_array(value)
         if isinstance(value, torch.Tensor):
             # Nothing native knows where it lies.
             self.is_native &= _torch.memory_of(value) is not None
@@ -348,6 +354,8 @@ class _Constant:
 
     def __init__(self, value: Any) -> None:
         self._value = value = _as_now(value)
+        if _is_array(value):
+            self._value = value.dtype.str, value.shape, value.tobytes()
         if type(value) is float:
             # All that are not a number are one, and zeros have signs.
             self._value = float, value.hex()
@@ -371,6 +379,30 @@ class _Constant:
             return False
 
 
+def hides_tensors(value: Any) -> bool:
+    """Whether an object has tensors that pytree does not find in it."""
+    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer | type):
+        return False
+    if callable(value):
+        return False
+    if dataclasses.is_dataclass(value):
+        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        held = list(getattr(value, "__dict__", {}).values())
+    return any(isinstance(one, torch.Tensor) for one in tree_iter(held))
+
+
+def _is_array(value: Any) -> bool:
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
 def _as_now(value: Any) -> Any:
-    """A value that stays as it is, also if the caller changes a set or an array of bytes."""
-    return value.copy() if type(value) in (set, bytearray) else value
+    """A value that stays as it is, also if the caller changes what it consists of."""
+    if type(value) in (set, bytearray) or _is_array(value):
+        return value.copy()
+    if isinstance(value, types.SimpleNamespace):
+        return copy.copy(value)
+    parameters = getattr(value, "__dataclass_params__", None)
+    is_compared = parameters is not None and parameters.eq and not parameters.frozen
+    return copy.copy(value) if is_compared and not isinstance(value, type) else value

@@ -13,7 +13,7 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
-from cgraph._calls import Arguments, Call
+from cgraph._calls import Arguments, Call, hides_tensors
 from cgraph._held import Holding
 from cgraph._keys import Key
 from cgraph._limits import Limits
@@ -381,6 +381,9 @@ class Capturing:
         for leaf in call.leaves:
             if leaf.kind == "constant" and isinstance(leaf.value, Iterator):
                 return f"an iterator, which the first call uses up: {leaf.name}"
+            if hides_tensors(leaf.value):
+                kind = type(leaf.value).__qualname__
+                return f"tensors inside a {kind}, which pytree does not know: {leaf.name}"
         tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
         for leaf in tensors:
             if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _driver, _torch
-from cgraph._calls import Call
+from cgraph._attributes import Attributes
+from cgraph._calls import Call, hides_tensors
 from cgraph._rollback import Rollback
 from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph._torch import tree_flatten
@@ -180,6 +181,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     if plan.preserve or call.mode.grad:
         leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
+    attributes = Attributes(plan.function)
     gradients = [leaf.grad for leaf in leaves]
     began = time.perf_counter()
     has_made_state: Callable[[], bool] = bool
@@ -189,6 +191,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             last.callback(rollback.undo)
             has_made_state = last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
+        last.push(attributes.put_back_after_error)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
         driver.synchronize()
@@ -203,7 +206,21 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 raise NotReadyError("an optimizer makes its state at its first step")
             of_warmup = [leaf.grad for leaf in leaves]
             versions = [static._version for static in statics]
+            # What the first call makes, as a table, is there from then on.
+            of_capture = Attributes(plan.function)
             graph, result = _captured(run, plan, statics)
+            if (name := of_capture.new_tensor()) is not None:
+                graph.reset()
+                raise CaptureError(
+                    f"the function sets the attribute {name} to a tensor, and replays do not: write"
+                    " to it in place, or make it an argument and a result"
+                )
+            if (hidden := _hiding(result)) is not None:
+                graph.reset()
+                raise CaptureError(
+                    f"the result has a {hidden}, whose tensors cannot be told apart from it: return"
+                    " tuples, lists, dictionaries or classes that pytree knows"
+                )
             _require_old_gradients(graph, leaves, gradients, of_warmup)
             recorded = Recorded(graph, statics, result)
             recorded.mutated = [
@@ -275,6 +292,12 @@ class WarmupError(Exception):
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+def _hiding(result: Any) -> str | None:
+    """The class of a value in a result that has tensors and is no container that pytree knows."""
+    leaves = tree_flatten(result)[0]
+    return next((type(leaf).__qualname__ for leaf in leaves if hides_tensors(leaf)), None)
 
 
 def _require_same_arguments(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:

@@ -1,0 +1,55 @@
+"""Attributes that a function sets while it is captured, which no replay sets."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from cgraph._surroundings import modules_of
+
+__all__ = ["Attributes"]
+
+
+class Attributes:
+    """Attributes and buffers of the object of a method and of the modules that a function reaches.
+
+    Args:
+        function: The function.
+    """
+
+    def __init__(self, function: Callable[..., Any]) -> None:
+        self._before = [(one, dict(one)) for one in _dictionaries(function)]
+
+    def new_tensor(self) -> str | None:
+        """The name of an attribute that is another tensor now."""
+        for now, before in self._before:
+            for name, value in now.items():
+                if isinstance(value, torch.Tensor) and before.get(name) is not value:
+                    return name
+        return None
+
+    def put_back_after_error(self, error: object, *_: object) -> None:
+        """Set those back that are another tensor now, at the end of a block that raises."""
+        if error is None:
+            return
+        for now, before in self._before:
+            for name, value in list(now.items()):
+                if not isinstance(value, torch.Tensor) or before.get(name) is value:
+                    continue
+                if name in before:
+                    now[name] = before[name]
+                else:
+                    del now[name]
+
+
+def _dictionaries(function: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+    owner = function.__self__ if isinstance(function, types.MethodType) else None
+    if owner is not None and not isinstance(owner, torch.nn.Module | type):
+        yield getattr(owner, "__dict__", {})
+    for module in modules_of(function):
+        for part in module.modules():
+            yield vars(part)
+            yield part._buffers
