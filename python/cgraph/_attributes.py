@@ -51,5 +51,7 @@ def _dictionaries(function: Callable[..., Any]) -> Iterator[dict[str, Any]]:
         yield getattr(owner, "__dict__", {})
     for module in modules_of(function):
         for part in module.modules():
-            yield vars(part)
-            yield part._buffers
+            # torch's own write to their buffers in place.
+            if not type(part).__module__.startswith("torch.nn."):
+                yield vars(part)
+                yield part._buffers

@@ -67,6 +67,8 @@ class Capturing:
         self.holding = None if options.on_held == "ignore" else Holding(self._name, options.on_held)
         # By the modules among the arguments, which they keep alive.
         self._surroundings: dict[tuple[int, ...], Surroundings] = {}
+        # Of the call whose key was asked for last.
+        self._reached: Surroundings | None = None
         self._turn = turn
         self._padding = Padding(self, options)
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
@@ -186,7 +188,8 @@ class Capturing:
 
     def key(self, call: Call) -> Key:
         """The key of a call, which may be a new one."""
-        identity = self.identity(call)
+        self._reached = self.surroundings(call)
+        identity = self.identity(call, self._reached)
         if identity not in self.keys:
             self.keys[identity] = Key(str(call))
         return self.keys[identity]
@@ -196,9 +199,9 @@ class Capturing:
         key = self.keys.get(self.identity(call))
         return key is not None and key.reason is not None
 
-    def identity(self, call: Call) -> Hashable:
+    def identity(self, call: Call, surroundings: Surroundings | None = None) -> Hashable:
         """What all calls of a key have in common, as the modules are now."""
-        surroundings = self.surroundings(call)
+        surroundings = surroundings or self.surroundings(call)
         training = tuple(training for _, training in surroundings.flags)
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
         return call.key(), training, requires_grad, id(_driver.current())
@@ -207,7 +210,8 @@ class Capturing:
         """Capture a key that was just asked for; nothing has changed if that fails."""
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
-        surroundings = self.surroundings(call)
+        surroundings = self._reached
+        assert surroundings is not None
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
         pool, stream = self._place(driver, needs_grad)
         plan = Plan(
@@ -274,6 +278,7 @@ class Capturing:
         self.keys.clear()
         self._limits.clear()
         self._surroundings.clear()
+        self._reached = None
         self._pools.clear()
         self._buffers.clear()
         self._is_warm = False

@@ -207,7 +207,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             of_warmup = [leaf.grad for leaf in leaves]
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
-            of_capture = Attributes(plan.function)
+            of_capture = Attributes(plan.function) if plan.warmup else attributes
             graph, result = _captured(run, plan, statics)
             if (name := of_capture.new_tensor()) is not None:
                 graph.reset()

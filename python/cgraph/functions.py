@@ -65,14 +65,20 @@ def graphed(
 
     A key is what calls have in common that one graph can serve: how the arguments are put together;
     shape, dtype, strides and device of each tensor; each value that is no tensor; whether gradients
-    are recorded, inference mode and autocast; whether its modules are training. The first call of a
-    key warms up, captures and replays. Modules are found among what the function is, has, closes
-    over or names; their parameters and buffers are read where they lie, and a call after one has
-    moved captures anew. With gradients, backward passes are graphs too, as those of
-    :func:`cgraph.make_graphed_callables`.
+    are recorded, inference mode and autocast; whether its modules are training and, where gradients
+    are recorded, which of their tensors require one. The first call of a key warms up, captures and
+    replays. Modules are found among what the function is, has, closes over, names or is given;
+    their parameters and buffers are read where they lie, and a call after one has moved, or after
+    a module was exchanged, captures anew. If the result requires a gradient, backward passes are
+    graphs too, as those of :func:`cgraph.make_graphed_callables`; a training step with its backward
+    pass and optimizer inside is one graph.
 
     Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
-    that it writes among its arguments are written for the caller as well.
+    that it writes among its arguments are written for the caller as well. What it raises in a
+    warm-up call is raised, and the next call tries again.
+
+    One thread at a time captures or replays a function; others wait. So the function must not wait
+    for a thread that calls it.
 
     Args:
         fn: The function. Without it, a decorator is returned.
