@@ -202,21 +202,6 @@ def test_what_a_capture_raises_comes_out(lab: Lab, on_fail: Any) -> None:
     assert graphed.report().captured == 0
 
 
-def test_graphs_before_a_failed_capture_of_a_ladder_serve_calls(lab: Lab) -> None:
-    def picky(x: Tensor) -> Tensor:
-        if x.shape[0] == 2:
-            raise ValueError("two are not enough")
-        return x * 2
-
-    graphed = cgraph.graphed(picky, sizes=SIZES)
-    with pytest.raises(ValueError, match="two are not enough"):
-        graphed.capture(fresh(lab, 8, 2))
-    graphed.freeze()
-    for rows in (8, 4):
-        x = fresh(lab, rows, 2)
-        assert torch.equal(graphed(x), x * 2)
-
-
 def test_a_capture_that_was_mended_serves_calls_that_ran_eagerly_before(lab: Lab) -> None:
     is_broken = True
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import _thread
 import gc
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -373,85 +371,6 @@ def test_a_function_that_calls_its_graphed_self_is_captured_whole(lab: Lab) -> N
     assert states(power) == ["captured"] * 4
 
 
-def test_two_threads_get_right_results(lab: Lab) -> None:
-    def mixed(x: Tensor, factor: int) -> Tensor:
-        return (x * factor).cumsum(0)
-
-    function = cgraph.graphed(mixed, outputs="clone")
-    wrong: list[object] = []
-    barrier = threading.Barrier(2)
-
-    def work(offset: int) -> None:
-        try:
-            barrier.wait(20)
-            for number in range(30):
-                # torch lets no other thread draw on the device while a capture is open.
-                x = torch.randn(4 + offset).to(lab.device)
-                factor = number % 3
-                if not torch.equal(function(x, factor), mixed(x, factor)):
-                    wrong.append((offset, number))
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work, args=(offset,)) for offset in (0, 1)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
-    assert not wrong
-    assert set(states(function)) == {"captured"}
-
-
-def test_an_interrupt_ends_the_wait_for_the_capture_of_another_thread(lab: Lab) -> None:
-    has_begun, may_end = threading.Event(), threading.Event()
-
-    def slow(x: Tensor) -> Tensor:
-        has_begun.set()
-        may_end.wait(20)
-        return x * 2
-
-    function = cgraph.graphed(slow, outputs="clone")
-    x = torch.ones(4).to(lab.device)
-    other = threading.Thread(target=function, args=(x,))
-    other.start()
-    try:
-        assert has_begun.wait(20)
-        threading.Timer(0.2, _thread.interrupt_main).start()
-        with pytest.raises(KeyboardInterrupt):
-            function(x)
-    finally:
-        may_end.set()
-        other.join(60)
-    assert_close(function(x), x * 2)
-    assert states(function) == ["captured"]
-
-
-def test_two_threads_that_call_a_new_key_at_once_capture_it_once(lab: Lab) -> None:
-    function = cgraph.graphed(lambda x: x * 2, outputs="clone", measure=False)
-    wrong: list[object] = []
-    barrier = threading.Barrier(2)
-
-    def work() -> None:
-        try:
-            barrier.wait(20)
-            for size in range(1, 7):
-                # torch lets no other thread draw on the device while a capture is open.
-                x = torch.randn(size).to(lab.device)
-                if not torch.equal(function(x), x * 2):
-                    wrong.append(size)
-        except BaseException as error:
-            wrong.append(error)
-
-    threads = [threading.Thread(target=work) for _ in range(2)]
-    for one in threads:
-        one.start()
-    for one in threads:
-        one.join(60)
-    assert not wrong
-    assert len(function.report().keys) == 6
-    agree(function, lambda x: x * 2, fresh(lab, 4))
-
-
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, GeneratorExit])
 @pytest.mark.parametrize("number", [1, 2, 4])
 def test_an_interrupt_in_the_body_comes_out_and_the_next_call_works(
@@ -543,3 +462,18 @@ def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_nam
         assert scenario(x)
         gc.collect()
     assert failures > 5
+
+
+def test_graphs_before_a_failed_capture_of_a_ladder_serve_calls(lab: Lab) -> None:
+    def picky(x: Tensor) -> Tensor:
+        if x.shape[0] == 2:
+            raise ValueError("two are not enough")
+        return x * 2
+
+    graphed = cgraph.graphed(picky, sizes=[1, 2, 4, 8])
+    with pytest.raises(ValueError, match="two are not enough"):
+        graphed.capture(fresh(lab, 8, 2))
+    graphed.freeze()
+    for rows in (8, 4):
+        x = fresh(lab, rows, 2)
+        assert torch.equal(graphed(x), x * 2)

@@ -336,6 +336,25 @@ def test_a_pool_dies_beside_an_open_capture_without_harm() -> None:
     assert free() >= before
 
 
+def test_a_pool_dies_while_a_compiler_allocates_in_another_one_without_harm() -> None:
+    # As Inductor's trees of graphs do in their warm-up.
+    x, graph = fresh(lab, 1 << 10), cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        y = x * 2
+    before, other = free(), torch.cuda.graph_pool_handle()
+    torch._C._cuda_beginAllocateCurrentThreadToPool(0, other)
+    try:
+        del y, graph
+        gc.collect()
+        z = x * 3
+    finally:
+        torch._C._cuda_endAllocateToPool(0, other)
+    assert torch.equal(z, x * 3)
+    del z
+    torch._C._cuda_releasePool(0, other)
+    assert free() >= before
+
+
 def test_base_addresses_are_kept() -> None:
     base = 0x6A00_0000_0000
     for _ in range(2):

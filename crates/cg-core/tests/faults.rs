@@ -242,7 +242,7 @@ fn updates() {
 fn inputs_and_plain_replays() {
     with_each_call_failing(|f| {
         let template = Arc::new(Template::new(&f.device)?);
-        let slots: Vec<Memory> = (0..128)
+        let slots: Vec<Memory> = (0..200)
             .map(|i| f.y.slice(i * 8..i * 8 + 8))
             .collect::<Result<_>>()?;
         let set = template.add(&Work::memset(&f.x.slice(2048..BYTES)?, 3)?, &[])?;
@@ -257,12 +257,12 @@ fn inputs_and_plain_replays() {
             2
         );
         let exec = template.instantiate(InstantiateFlags::default())?;
-        let sources: Vec<_> = (0..128).map(|i| f.x.address().offset(i * 8)).collect();
+        let sources: Vec<_> = (0..200).map(|i| f.x.address().offset(i * 8)).collect();
         exec.replay_with(&raw::feed(&inputs, &sources, &[5])?, &f.stream)?;
         exec.replay(&f.stream)?;
         f.stream.synchronize()?;
         let mut expected = random(2);
-        expected[..256].copy_from_slice(&random(1)[..256]);
+        expected[..400].copy_from_slice(&random(1)[..400]);
         expected[512..514].copy_from_slice(&[5, 0]);
         check(&f.y, &expected)
     });

@@ -93,9 +93,9 @@ fn new_sources_cost_one_set_and_old_ones_none() {
 
 #[test]
 fn each_node_is_set_once_whatever_the_size_of_its_parameter() {
-    for slots in [15, 16, 31, 32, 127, 128] {
+    for slots in [4, 5, 66, 67, 170, 171] {
         let f = Fixture::new(slots);
-        let sets = if slots > 127 { 2 } else { 1 };
+        let sets = if slots > 170 { 2 } else { 1 };
         let mut expected = vec![SET; sets];
         expected.push(Call::GraphLaunch);
         let sources = f.sources(&[0, 1]);
@@ -144,9 +144,9 @@ fn a_plain_replay_after_a_feed_sets_once() {
 
 #[test]
 fn after_a_failed_set_nothing_ran_and_the_next_replay_sets_again() {
-    for slots in [1, 130] {
+    for slots in [1, 180] {
         let f = Fixture::new(slots);
-        for failing in 0..slots.div_ceil(127) {
+        for failing in 0..slots.div_ceil(170) {
             let sources = f.sources(&[failing, failing + 1]);
             let calls = f.calls(|| {
                 f.sim.fail_call(failing, Code::OUT_OF_MEMORY);
@@ -165,7 +165,7 @@ fn after_a_failed_set_nothing_ran_and_the_next_replay_sets_again() {
 
 #[test]
 fn a_plain_replay_after_a_failed_set_copies_nothing() {
-    let f = Fixture::new(130);
+    let f = Fixture::new(180);
     // The first of two nodes is set when the second one fails.
     f.sim.fail_call(1, Code::OUT_OF_MEMORY);
     error(f.replay(&f.sources(&[2])));
@@ -251,7 +251,7 @@ fn replays_of_several_threads_copy_and_run_as_one_step() {
 }
 
 #[test]
-#[should_panic(expected = "kernel cg_inputs_512 touches")]
+#[should_panic(expected = "kernel cg_inputs_128 touches")]
 fn a_source_that_was_freed_is_found() {
     let mut f = Fixture::new(1);
     f.replay(&f.sources(&[3])).unwrap();

@@ -103,6 +103,12 @@ def _unmarking(end: Callable[..., Any], ended: Callable[[], None]) -> Callable[.
     return unmarked
 
 
+def _forget_route(handle: Handle) -> None:
+    _routed[handle[0], handle[1]] -= 1
+    if _routed[handle[0], handle[1]] <= 0:
+        del _routed[handle[0], handle[1]]
+
+
 @functools.cache
 def _install() -> None:
     module: Any = torch.cuda.memory
@@ -125,9 +131,21 @@ def _install() -> None:
 
     def watched_end(device: int, handle: Handle) -> None:
         end(device, handle)
-        _routed[handle[0], handle[1]] -= 1
-        if _routed[handle[0], handle[1]] <= 0:
-            del _routed[handle[0], handle[1]]
+        _forget_route(handle)
 
     setattr(module, _BEGIN, watched_begin)
     setattr(module, _END, watched_end)
+    # Inductor's trees of graphs call these directly; their pools are their own affair.
+    below: Any = torch._C
+    begin_below, end_below = getattr(below, _BEGIN), getattr(below, _END)
+
+    def counted_begin(device: int, handle: Handle) -> None:
+        begin_below(device, handle)
+        _routed[handle[0], handle[1]] += 1
+
+    def counted_end(device: int, handle: Handle) -> None:
+        end_below(device, handle)
+        _forget_route(handle)
+
+    setattr(below, _BEGIN, counted_begin)
+    setattr(below, _END, counted_end)

@@ -1,0 +1,94 @@
+"""Graphed functions that several threads call."""
+
+from __future__ import annotations
+
+import _thread
+import threading
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+
+import cgraph
+from graphed_calls import agree, states
+from lab import Lab, fresh
+
+
+def test_two_threads_get_right_results(lab: Lab) -> None:
+    def mixed(x: Tensor, factor: int) -> Tensor:
+        return (x * factor).cumsum(0)
+
+    function = cgraph.graphed(mixed, outputs="clone")
+    wrong: list[object] = []
+    barrier = threading.Barrier(2)
+
+    def work(offset: int) -> None:
+        try:
+            barrier.wait(20)
+            for number in range(30):
+                # torch lets no other thread draw on the device while a capture is open.
+                x = torch.randn(4 + offset).to(lab.device)
+                factor = number % 3
+                if not torch.equal(function(x, factor), mixed(x, factor)):
+                    wrong.append((offset, number))
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work, args=(offset,)) for offset in (0, 1)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not wrong
+    assert set(states(function)) == {"captured"}
+
+
+def test_an_interrupt_ends_the_wait_for_the_capture_of_another_thread(lab: Lab) -> None:
+    has_begun, may_end = threading.Event(), threading.Event()
+
+    def slow(x: Tensor) -> Tensor:
+        has_begun.set()
+        may_end.wait(20)
+        return x * 2
+
+    function = cgraph.graphed(slow, outputs="clone")
+    x = torch.ones(4).to(lab.device)
+    other = threading.Thread(target=function, args=(x,))
+    other.start()
+    try:
+        assert has_begun.wait(20)
+        threading.Timer(0.2, _thread.interrupt_main).start()
+        with pytest.raises(KeyboardInterrupt):
+            function(x)
+    finally:
+        may_end.set()
+        other.join(60)
+    assert_close(function(x), x * 2)
+    assert states(function) == ["captured"]
+
+
+def test_two_threads_that_call_a_new_key_at_once_capture_it_once(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x: x * 2, outputs="clone", measure=False)
+    wrong: list[object] = []
+    barrier = threading.Barrier(2)
+
+    def work() -> None:
+        try:
+            barrier.wait(20)
+            for size in range(1, 7):
+                # torch lets no other thread draw on the device while a capture is open.
+                x = torch.randn(size).to(lab.device)
+                if not torch.equal(function(x), x * 2):
+                    wrong.append(size)
+        except BaseException as error:
+            wrong.append(error)
+
+    threads = [threading.Thread(target=work) for _ in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(60)
+    assert not wrong
+    assert len(function.report().keys) == 6
+    agree(function, lambda x: x * 2, fresh(lab, 4))
