@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
-from cgraph._surroundings import modules_of
-
-__all__ = ["Attributes"]
+__all__ = ["Attributes", "dictionaries_of"]
 
 
 class Attributes:
-    """Attributes and buffers of the object of a method and of the modules that a function reaches.
+    """Attributes and buffers, as they are now.
 
     Args:
-        function: The function.
+        dictionaries: Those that hold them; see :func:`dictionaries_of`.
     """
 
-    def __init__(self, function: Callable[..., Any]) -> None:
-        self._before = [(one, dict(one)) for one in _dictionaries(function)]
+    def __init__(self, dictionaries: Iterable[dict[str, Any]]) -> None:
+        self._before = [(one, dict(one)) for one in dictionaries]
 
     def new_tensor(self) -> str | None:
         """The name of an attribute that is another tensor now."""
@@ -45,11 +43,14 @@ class Attributes:
                     del now[name]
 
 
-def _dictionaries(function: Callable[..., Any]) -> Iterator[dict[str, Any]]:
+def dictionaries_of(
+    function: Callable[..., Any], modules: Iterable[torch.nn.Module]
+) -> Iterator[dict[str, Any]]:
+    """What holds the attributes and buffers of a method's object and of modules."""
     owner = function.__self__ if isinstance(function, types.MethodType) else None
     if owner is not None and not isinstance(owner, torch.nn.Module | type):
         yield getattr(owner, "__dict__", {})
-    for module in modules_of(function):
+    for module in modules:
         for part in module.modules():
             # torch's own write to their buffers in place.
             if not type(part).__module__.startswith("torch.nn."):

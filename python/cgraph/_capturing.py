@@ -21,7 +21,7 @@ from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._source import levels_to_user, place_of, user_line
-from cgraph._surroundings import holders_of, modules_of, tensors_of
+from cgraph._surroundings import modules_of
 from cgraph._text import short_place
 from cgraph._training import NoGradientError, Trained, train
 from cgraph._trying import Padding
@@ -92,9 +92,7 @@ class Capturing:
         known = self._surroundings.get(names)
         if known is None or known.moved is not None:
             modules = [*modules_of(self.function), *given]
-            known = Surroundings(
-                modules, holders_of(self.function), tensors_of(self.function), self._turn
-            )
+            known = Surroundings(self.function, modules, self._turn)
             self._surroundings[names] = known
             if len(self._surroundings) > _SURROUNDINGS:
                 del self._surroundings[next(iter(self._surroundings))]
@@ -224,6 +222,7 @@ class Capturing:
             measure=not self._options.debug
             and (self._options.measure if measure is None else measure),
             keep_template=self._options.keep_templates and not self._options.debug,
+            dictionaries=surroundings.dictionaries,
         )
         with busy():
             # Replays on any stream may still read what is about to be written.

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from cgraph import _core, _torch
+from cgraph._attributes import dictionaries_of
 from cgraph._calls import Call
 from cgraph._held import Holding
 from cgraph._recorded import Recorded
 from cgraph._source import user_frame
-from cgraph._surroundings import Holder
+from cgraph._surroundings import holders_of, tensors_of
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["Flag", "Surroundings", "entry_of_call", "entry_of_graph"]
@@ -27,14 +28,14 @@ class Surroundings:
     """What a function can reach besides its arguments, as it is now.
 
     Args:
-        modules: The modules.
-        holders: Where they were found.
-        tensors: Those that it closes over or names.
+        function: The function.
+        modules: The modules, with those among the arguments.
         turn: What lets one thread at a time replay.
 
     Attributes:
         modules: The same.
         turn: The same.
+        dictionaries: What holds the attributes that it may set.
         fixed: The modules' tensors, where they lie; None if there are none.
         owned: The ``id`` of each of these.
         storages: The numbers of their storages, and of those of the other tensors.
@@ -44,14 +45,14 @@ class Surroundings:
 
     def __init__(
         self,
+        function: Callable[..., Any],
         modules: Sequence[torch.nn.Module],
-        holders: Sequence[Holder],
-        tensors: Iterable[torch.Tensor],
         turn: _core.Turn,
     ) -> None:
         self.modules = modules
         self.turn = turn
-        self._holders = holders
+        self.dictionaries = list(dictionaries_of(function, modules))
+        self._holders = holders_of(function)
         self._with_flags: list[dict[str, Any]] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
@@ -73,8 +74,8 @@ class Surroundings:
         self.fixed: _core.Fixed | None = None
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
         if self._owners:
-            self.fixed = _torch.fixed(holders, self._owners, self._tensors, self._addresses)
-        memories = [_torch.memory_of(tensor) for tensor in tensors]
+            self.fixed = _torch.fixed(self._holders, self._owners, self._tensors, self._addresses)
+        memories = [_torch.memory_of(tensor) for tensor in tensors_of(function)]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -43,6 +43,7 @@ class Plan:
         preserve: Put back what the calls before, the capture and the timed replays change.
         measure: Take the times of eager calls and of replays.
         keep_template: Keep what the graph can be instantiated from again.
+        dictionaries: What holds the attributes that the function may set.
     """
 
     function: Callable[..., Any]
@@ -53,6 +54,7 @@ class Plan:
     preserve: bool
     measure: bool
     keep_template: bool
+    dictionaries: Sequence[dict[str, Any]]
 
 
 class Recorded:
@@ -181,7 +183,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     if plan.preserve or call.mode.grad:
         leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
-    attributes = Attributes(plan.function)
+    attributes = Attributes(plan.dictionaries)
     gradients = [leaf.grad for leaf in leaves]
     began = time.perf_counter()
     has_made_state: Callable[[], bool] = bool
@@ -207,7 +209,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             of_warmup = [leaf.grad for leaf in leaves]
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
-            of_capture = Attributes(plan.function) if plan.warmup else attributes
+            of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             graph, result = _captured(run, plan, statics)
             if (name := of_capture.new_tensor()) is not None:
                 graph.reset()
