@@ -440,3 +440,18 @@ def test_a_table_that_the_first_call_makes_is_no_obstacle(lab: Lab) -> None:
     for _ in range(3):
         x = fresh(lab, 2, 4)
         assert torch.equal(graphed(x), x * torch.arange(4, device=lab.device) * 2)
+
+
+def test_what_the_simulator_cannot_capture_trains_eagerly() -> None:
+    with cgraph.sim.use():
+        net = nn.LSTM(2, 3)
+        eager, graphed = copy.deepcopy(net), cgraph.graphed(net)
+        with pytest.warns(UserWarning, match="the simulator cannot capture aten.mkldnn_rnn"):
+            for _ in range(2):
+                x = torch.randn(4, 1, 2)
+                for run in (graphed, eager):
+                    run(x)[0].sum().backward()
+        for one, other in zip(net.parameters(), eager.parameters(), strict=True):
+            assert one.grad is not None
+            assert other.grad is not None
+            assert near(one.grad, other.grad)

@@ -26,6 +26,7 @@ FIXES = {
     " torch.utils._pytree.register_pytree_node",
     "an iterator": "pass a list or a tuple",
     "no elements": "nothing: there is no work to save",
+    "tensor elsewhere": "move the tensor to the device before the call",
     "CPU tensor": "move the tensor to the device before the call",
     "pageable copy": "make the host's tensor with pin_memory()",
     "default stream": "work on torch.cuda.current_stream(), which is the capture's",

@@ -261,7 +261,8 @@ class Capturing:
         self._is_warm = True
         key.hold(recorded, entry, call, surroundings)
         if again is not None:
-            key.again(again, None, user_line())
+            where = user_line()
+            key.again(again, None, None if where is None else short_place(where))
         self.add(call, entry)
         self._limits.evict(key)
 
@@ -393,7 +394,8 @@ class Capturing:
             if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
                 return f"no memory of its own: {leaf.name} is a {type(leaf.value).__name__}"
             if leaf.value.device.type != device_type:
-                return f"CPU tensor: {leaf.name} is on {leaf.value.device}, not on {device_type}"
+                kind = "CPU tensor" if leaf.value.device.type == "cpu" else "tensor elsewhere"
+                return f"{kind}: {leaf.name} is on {leaf.value.device}, not on {device_type}"
         devices = {leaf.value.device for leaf in tensors}
         if len(devices) > 1:
             return f"tensors on several devices: {', '.join(sorted(map(str, devices)))}"

@@ -216,6 +216,11 @@ class Recorder(TorchDispatchMode):
         if self.over or not stream.is_capturing():
             return func(*args, **kwargs)
         self._check_generator(func, kwargs)
+        if "mkldnn_rnn" in str(func):
+            # Its backward pass reads memory that is not a tensor's.
+            raise CaptureError(
+                f"the simulator cannot capture {func}: set torch.backends.mkldnn.enabled to False"
+            )
         if func is aten.lift_fresh.default and args[0].numel() > 0:
             return self._literal(stream, func, args[0])
         if not _touches_memory(func):

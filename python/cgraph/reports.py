@@ -60,7 +60,7 @@ class KeyReport:
         eager_calls: How many calls ran eagerly, warm-ups left out.
         capture_seconds: Of all its captures, warm-up and instantiation included.
         nodes: How many nodes the graph has.
-        memory_bytes: Of the device: by how much the pool grew, and the exec.
+        memory_bytes: Of the device: what it holds of the pool, and the exec.
         breaks: The eager breaks of a call, in order.
         graph_seconds: Of one replay, measured on this machine when the key was captured.
         eager_seconds: Of one eager call, measured likewise.
