@@ -455,3 +455,16 @@ def test_what_the_simulator_cannot_capture_trains_eagerly() -> None:
             assert one.grad is not None
             assert other.grad is not None
             assert near(one.grad, other.grad)
+
+
+@pytest.mark.parametrize("is_frozen", [False, True])
+def test_arguments_that_python_refuses_leave_no_key(lab: Lab, is_frozen: bool) -> None:
+    graphed = cgraph.graphed(lambda x, y: x + y)
+    if is_frozen:
+        graphed.freeze()
+    for given in ((), (fresh(lab, 3),), (fresh(lab, 3),) * 3):
+        with pytest.raises(TypeError, match="argument"):
+            graphed(*given)
+    with pytest.raises(TypeError, match="z"):
+        graphed(fresh(lab, 3), y=fresh(lab, 3), z=1)
+    assert graphed.report().keys == ()

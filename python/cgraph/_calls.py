@@ -103,8 +103,10 @@ class Arguments:
     ) -> None:
         self._names: list[str] = []
         self._rest = "args"
+        self._signature: inspect.Signature | None = None
         try:
-            parameters = inspect.signature(function).parameters.values()
+            self._signature = inspect.signature(function)
+            parameters = self._signature.parameters.values()
         except (TypeError, ValueError):  # some functions of C have none
             parameters = ()  # type: ignore[assignment]
         self._takes_any = {"place": not parameters, "name": not parameters}
@@ -124,6 +126,16 @@ class Arguments:
                 f"static_argnums is {tuple(static_argnums)}, expected places of"
                 f" {', '.join(self._names) or 'no arguments'}, the first of which is 0"
             )
+
+    def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the function can be called with these arguments, as far as is known."""
+        if self._signature is None:
+            return True
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
 
     def require_names(self, option: str, given: Collection[str]) -> None:
         """Refuse an option that names arguments which the function does not have."""

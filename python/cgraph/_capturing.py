@@ -145,6 +145,10 @@ class Capturing:
         if key.reason is not None:
             key.eager_calls += 1
             return functools.partial(self.function, *args, **kwargs)
+        if not self._arguments.fit(args, kwargs):
+            # Python says what is wrong with them.
+            self.keys.pop(self.identity(whole), None)
+            return functools.partial(self.function, *args, **kwargs)
         self._require_thawed(key, is_frozen)
         reason = self._reason_against(whole) or (None if recurs else self._limits.explosion(key))
         if reason is not None:
