@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 __all__ = ["FIXES", "advice"]
 
 FIXES = {
-    "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name the"
-    " arguments that have some: dim={name: 0}",
+    "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name"
+    " the arguments that have some: dim={name: 0}",
     "too many keys": "give sizes=, so that calls share graphs, and give as tensors the numbers that"
     " change",
     "frozen": "capture this key before freeze(), with .capture()",
