@@ -49,7 +49,11 @@ class CudaLab:
     device = "cuda"
 
     def stream(self) -> torch.cuda.Stream:
-        return torch.cuda.Stream()
+        # torch gives its streams out again and again: this is not to be the one that captures.
+        taken = (torch.cuda.current_stream(), cgraph.graph.default_capture_stream)
+        while (stream := torch.cuda.Stream()) in taken:
+            pass
+        return stream
 
     def use(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
