@@ -468,3 +468,23 @@ def test_arguments_that_python_refuses_leave_no_key(lab: Lab, is_frozen: bool) -
     with pytest.raises(TypeError, match="z"):
         graphed(fresh(lab, 3), y=fresh(lab, 3), z=1)
     assert graphed.report().keys == ()
+
+
+class OfClass:
+    net = nn.Identity()
+
+    @classmethod
+    def run(cls, x: Tensor) -> Tensor:
+        return cls.net(helper(x)) * 2
+
+
+helper = nn.Identity()
+
+
+def test_a_class_method_beside_a_module_is_captured_once(lab: Lab) -> None:
+    graphed = cgraph.graphed(OfClass.run)
+    for _ in range(8):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), x * 2)
+    (key,) = graphed.report().keys
+    assert (key.state, key.rerecorded, key.replays) == ("captured", (), 8)

@@ -8,6 +8,8 @@ from typing import Any
 
 import torch
 
+from cgraph._surroundings import vars_of
+
 __all__ = ["Attributes", "dictionaries_of"]
 
 
@@ -47,9 +49,8 @@ def dictionaries_of(
     function: Callable[..., Any], modules: Iterable[torch.nn.Module]
 ) -> Iterator[dict[str, Any]]:
     """What holds the attributes and buffers of a method's object and of modules."""
-    owner = function.__self__ if isinstance(function, types.MethodType) else None
-    if owner is not None and not isinstance(owner, torch.nn.Module | type):
-        yield getattr(owner, "__dict__", {})
+    if isinstance(function, types.MethodType):
+        yield vars_of(function.__self__)
     for module in modules:
         for part in module.modules():
             # torch's own write to their buffers in place.

@@ -133,8 +133,7 @@ class Key:
             InstantiateError: The driver refuses; it is still away then.
         """
         assert isinstance(self.recorded, Recorded) and self.away is not None
-        self.recorded.instantiate()
-        self.capture_seconds += self.recorded.seconds
+        self.capture_seconds += self.recorded.instantiate()
         known, self.state, self.away = self.away, "captured", None
         return known
 

@@ -58,26 +58,17 @@ class Limits:
         """Count a key that was captured for a call."""
         self._newest.append(key)
 
-    def is_stray(self, key: Key) -> bool:
-        """Whether a key runs eagerly as there are too many, and its calls do not recur."""
-        return (
-            key.reason is not None
-            and key.reason.startswith(self.TOO_MANY)
-            and key.eager_calls + 1 < _RECURRING
-        )
-
     def is_recurring(self, key: Key) -> bool:
         """Whether a key ran eagerly as there are too many, and has come often enough now."""
-        is_of_many = key.reason is not None and key.reason.startswith(self.TOO_MANY)
-        return is_of_many and not self.is_stray(key)
+        return self._is_of_many(key) and key.eager_calls + 1 >= _RECURRING
 
     def remember(self, identity: Hashable) -> None:
-        """Note a stray, and forget the oldest one that is left if there are too many."""
+        """Note a key that is one of too many, and forget the oldest one if these are too many."""
         self._strays.append(identity)
         if len(self._strays) > _STRAYS:
-            oldest = self._keys.get(first := self._strays.popleft())
-            if oldest is not None and self.is_stray(oldest):
-                del self._keys[first]
+            oldest = self._strays.popleft()
+            if oldest in self._keys and self._is_of_many(self._keys[oldest]):
+                del self._keys[oldest]
 
     def evict(self, served: Key) -> None:
         """Let the graphs go that were not used for longest, as long as there are too many.
@@ -113,6 +104,9 @@ class Limits:
         self._newest.clear()
         self._strays.clear()
         self._away.clear()
+
+    def _is_of_many(self, key: Key) -> bool:
+        return key.reason is not None and key.reason.startswith(self.TOO_MANY)
 
     def _has_too_much(self) -> bool:
         most = self._options.max_bytes

@@ -293,8 +293,10 @@ def _resized(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Te
     if pad == "repeat":
         return torch.cat([tensor, tensor.narrow(dim, rows - 1, 1).expand(shape)], dim)
     if pad in ("above", "below"):
-        most = tensor.abs().max() * 2 + 1 if tensor.is_floating_point() else tensor.new_ones(())
-        value = most if pad == "above" else -most if tensor.is_floating_point() else ~most
+        if tensor.dtype is torch.bool:
+            value = tensor.new_full((), pad == "above")
+        else:
+            value = (tensor.abs().max() * 2 + 1) * (1 if pad == "above" else -1)
         return torch.cat([tensor, value.expand(shape)], dim)
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 

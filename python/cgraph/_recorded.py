@@ -129,12 +129,12 @@ class Recorded:
         assert isinstance(self.graph, CUDAGraph)
         self.graph._drop_exec()
 
-    def instantiate(self) -> None:
-        """Make it again."""
+    def instantiate(self) -> float:
+        """Make it again; the seconds that it took."""
         assert isinstance(self.graph, CUDAGraph)
         began = time.perf_counter()
         self.graph.instantiate()
-        self.seconds = time.perf_counter() - began
+        return time.perf_counter() - began
 
     @property
     def nodes(self) -> int:
@@ -211,19 +211,13 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             graph, result = _captured(run, plan, statics)
-            if (name := of_capture.new_tensor()) is not None:
+            try:
+                _require_no_new_attributes(of_capture)
+                _require_known_classes(result)
+                _require_old_gradients(leaves, gradients, of_warmup)
+            except CaptureError:
                 graph.reset()
-                raise CaptureError(
-                    f"the function sets the attribute {name} to a tensor, and replays do not: write"
-                    " to it in place, or make it an argument and a result"
-                )
-            if (hidden := _hiding(result)) is not None:
-                graph.reset()
-                raise CaptureError(
-                    f"the result has a {hidden}, whose tensors cannot be told apart from it: return"
-                    " tuples, lists, dictionaries or classes that pytree knows"
-                )
-            _require_old_gradients(graph, leaves, gradients, of_warmup)
+                raise
             recorded = Recorded(graph, statics, result)
             recorded.mutated = [
                 place
@@ -296,10 +290,23 @@ class WarmupError(Exception):
         self.cause = cause
 
 
-def _hiding(result: Any) -> str | None:
-    """The class of a value in a result that has tensors and is no container that pytree knows."""
-    leaves = tree_flatten(result)[0]
-    return next((type(leaf).__qualname__ for leaf in leaves if hides_tensors(leaf)), None)
+def _require_no_new_attributes(before: Attributes) -> None:
+    """Refuse a function that keeps a tensor where no replay puts one."""
+    if (name := before.new_tensor()) is not None:
+        raise CaptureError(
+            f"the function sets the attribute {name} to a tensor, and replays do not: write to it"
+            " in place, or make it an argument and a result"
+        )
+
+
+def _require_known_classes(result: Any) -> None:
+    """Refuse a result with an object that has tensors and is no container that pytree knows."""
+    for leaf in tree_flatten(result)[0]:
+        if hides_tensors(leaf):
+            raise CaptureError(
+                f"the result has a {type(leaf).__qualname__}, whose tensors cannot be told apart"
+                " from it: return tuples, lists, dictionaries or classes that pytree knows"
+            )
 
 
 def _require_same_arguments(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -324,7 +331,6 @@ class _Whole:
 
 
 def _require_old_gradients(
-    graph: CUDAGraph | SegmentedGraph,
     leaves: list[torch.Tensor],
     before: list[torch.Tensor | None],
     of_warmup: list[torch.Tensor | None],
@@ -332,7 +338,6 @@ def _require_old_gradients(
     """Refuse a graph that adds to gradients which only the warm-up has made."""
     for leaf, old, new in zip(leaves, before, of_warmup, strict=True):
         if leaf.grad is not None and leaf.grad is new and new is not old:
-            graph.reset()
             raise CaptureError(
                 f"the function adds to the gradient of a tensor of shape {list(leaf.shape)} that"
                 " has none before the call: give it zeros as .grad, or let the function begin with"

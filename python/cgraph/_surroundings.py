@@ -13,7 +13,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cgraph._torch import tree_iter
 
-__all__ = ["Holder", "holders_of", "modules_of", "optimizers_put_back", "tensors_of"]
+__all__ = ["Holder", "holders_of", "modules_of", "optimizers_put_back", "tensors_of", "vars_of"]
 
 Holder = tuple[Any, str, Any]
 """A dictionary or an object, the name of an item or attribute, and what is there."""
@@ -55,8 +55,8 @@ def holders_of(function: object) -> list[Holder]:
 
 
 def vars_of(one: object) -> dict[str, Any]:
-    """The attributes of an object that keeps them in a dictionary; a module has its own way."""
-    return {} if isinstance(one, torch.nn.Module) else getattr(one, "__dict__", {})
+    """The attributes of an object that keeps them in a dictionary; modules have their own way."""
+    return {} if isinstance(one, torch.nn.Module | type) else getattr(one, "__dict__", {})
 
 
 def _modules_in(values: dict[str, Any], names: Iterable[str] | None = None) -> list[Holder]:

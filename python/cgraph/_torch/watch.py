@@ -103,12 +103,6 @@ def _unmarking(end: Callable[..., Any], ended: Callable[[], None]) -> Callable[.
     return unmarked
 
 
-def _forget_route(handle: Handle) -> None:
-    _routed[handle[0], handle[1]] -= 1
-    if _routed[handle[0], handle[1]] <= 0:
-        del _routed[handle[0], handle[1]]
-
-
 @functools.cache
 def _install() -> None:
     module: Any = torch.cuda.memory
@@ -118,34 +112,33 @@ def _install() -> None:
             f"torch {torch.__version__} has no torch.cuda.memory.{missing[0]}, through which cgraph"
             " sees the pools of use_mem_pool: use a torch that this cgraph supports (2.8 to 2.15)"
         )
-    begin, end = getattr(module, _BEGIN), getattr(module, _END)
 
-    def watched_begin(device: int, handle: Handle) -> None:
+    def tell(device: int, handle: Handle) -> None:
         for check in _checks:
             check(handle)
         watcher = _watchers.get((threading.get_ident(), device))
         if watcher is not None:
             watcher(handle)
+
+    _count_routes(module, tell)
+    # Inductor's trees of graphs call these directly; their pools are their own affair.
+    _count_routes(torch._C, lambda device, handle: None)
+
+
+def _count_routes(module: Any, before: Callable[[int, Handle], None]) -> None:
+    """Count what a module's functions route to pools, and call ``before`` where they begin."""
+    begin, end = getattr(module, _BEGIN), getattr(module, _END)
+
+    def counted_begin(device: int, handle: Handle) -> None:
+        before(device, handle)
         begin(device, handle)
         _routed[handle[0], handle[1]] += 1
 
-    def watched_end(device: int, handle: Handle) -> None:
-        end(device, handle)
-        _forget_route(handle)
-
-    setattr(module, _BEGIN, watched_begin)
-    setattr(module, _END, watched_end)
-    # Inductor's trees of graphs call these directly; their pools are their own affair.
-    below: Any = torch._C
-    begin_below, end_below = getattr(below, _BEGIN), getattr(below, _END)
-
-    def counted_begin(device: int, handle: Handle) -> None:
-        begin_below(device, handle)
-        _routed[handle[0], handle[1]] += 1
-
     def counted_end(device: int, handle: Handle) -> None:
-        end_below(device, handle)
-        _forget_route(handle)
+        end(device, handle)
+        _routed[handle[0], handle[1]] -= 1
+        if _routed[handle[0], handle[1]] <= 0:
+            del _routed[handle[0], handle[1]]
 
-    setattr(below, _BEGIN, counted_begin)
-    setattr(below, _END, counted_end)
+    setattr(module, _BEGIN, counted_begin)
+    setattr(module, _END, counted_end)

@@ -99,7 +99,7 @@ impl Entry {
     }
 
     /// Serves a call whose arguments were taken apart: `tensors` are those of the patterns, in their
-    /// order, however they are laid out.
+    /// order, however they are laid out. The caller has the turn.
     fn call(
         slf: &Bound<'_, Self>,
         args: &Bound<'_, PyTuple>,
@@ -111,12 +111,6 @@ impl Entry {
             .into_iter()
             .map(|tensor| Found { tensor, fit })
             .collect();
-        let _turn = loop {
-            match slf.get().try_take() {
-                Ok(turn) => break turn,
-                Err(turn) => turn.wait(slf.py())?,
-            }
-        };
         Self::run(slf, args, Some(kwargs), &found, Caller::Cgraph)
     }
 

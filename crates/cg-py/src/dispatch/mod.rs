@@ -86,29 +86,18 @@ impl Dispatcher {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
         let mut found: Vec<Found<'_>> = Vec::with_capacity(args.len());
-        'again: loop {
-            let entries = this.entries();
-            for (place, entry) in entries.iter().enumerate() {
-                found.clear();
-                if entry.get().fits(&mode, args, kwargs, &mut found)? {
-                    if entry.get().is_blocked(py, &this.is_capturing)? {
-                        break;
-                    }
-                    let _turn = match entry.get().try_take() {
-                        Ok(turn) => turn,
-                        Err(turn) => {
-                            turn.wait(py)?;
-                            // The thread that had it may have taken the entry out.
-                            continue 'again;
-                        }
-                    };
+        while let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)? {
+            let entry = entry.bind(py);
+            match entry.get().try_take() {
+                Ok(_turn) => {
                     if place > 0 {
-                        this.put_first(entry.bind(py));
+                        this.put_first(entry);
                     }
-                    return Entry::run(entry.bind(py), args, kwargs, &found, Caller::User);
+                    return Entry::run(entry, args, kwargs, &found, Caller::User);
                 }
+                // The thread that has it may take the entry out.
+                Err(turn) => turn.wait(py)?,
             }
-            break;
         }
         let kwargs = kwargs.map_or_else(|| PyDict::new(py), Clone::clone);
         let missed = slf.call_method1(intern!(py, "_miss"), (args, kwargs))?;
@@ -150,6 +139,26 @@ impl Dispatcher {
 }
 
 impl Dispatcher {
+    /// The entry that a call is a replay of, and its place; its tensors are put into `found`.
+    #[inline]
+    fn fitting<'py>(
+        &self,
+        mode: &Mode,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+        found: &mut Vec<Found<'py>>,
+    ) -> PyResult<Option<(usize, Py<Entry>)>> {
+        let py = args.py();
+        for (place, entry) in self.entries().iter().enumerate() {
+            found.clear();
+            if entry.get().fits(mode, args, kwargs, found)? {
+                let is_blocked = entry.get().is_blocked(py, &self.is_capturing)?;
+                return Ok((!is_blocked).then(|| (place, entry.clone_ref(py))));
+            }
+        }
+        Ok(None)
+    }
+
     fn put_first(&self, entry: &Bound<'_, Entry>) {
         let before = self.entries();
         let first = std::iter::once(entry.clone().unbind());

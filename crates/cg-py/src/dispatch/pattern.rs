@@ -80,26 +80,16 @@ impl Pattern {
         grad: bool,
         found: &mut Vec<Found<'py>>,
     ) -> PyResult<bool> {
-        let Self::Tensor(slot) = self else {
-            return self.fits_other(&value, grad, found);
-        };
-        let Some(fit) = slot.fits(&value, grad)? else {
-            return Ok(false);
-        };
-        found.push(Found { tensor: value, fit });
-        Ok(true)
-    }
-
-    fn fits_other<'py>(
-        &self,
-        value: &Bound<'py, PyAny>,
-        grad: bool,
-        found: &mut Vec<Found<'py>>,
-    ) -> PyResult<bool> {
         match self {
-            Self::Tensor(_) => Ok(false),
-            Self::Fixed(slot) => Ok(slot.fits(value, grad)? == Some(Match::Same)),
-            Self::Constant(constant) => Ok(equals(value, constant.bind(value.py()))),
+            Self::Tensor(slot) => {
+                let Some(fit) = slot.fits(&value, grad)? else {
+                    return Ok(false);
+                };
+                found.push(Found { tensor: value, fit });
+                Ok(true)
+            }
+            Self::Fixed(slot) => Ok(slot.fits(&value, grad)? == Some(Match::Same)),
+            Self::Constant(constant) => Ok(equals(&value, constant.bind(value.py()))),
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
                 Ok(tuple) => all_fit(patterns, tuple.len(), tuple.iter(), grad, found),
                 Err(_) => Ok(false),
