@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import pytest
@@ -336,6 +337,22 @@ def test_trap_T90_hooks_of_submodules_are_captured_with_a_warning(lab: Lab) -> N
     result = module(x)
     assert len(calls) == before
     assert_close(result, eager(x))
+
+
+class LateBuffers(nn.BatchNorm1d):
+    """Whoever reads its buffers has to wait for a while, on the current stream."""
+
+    def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
+        if torch.cuda.is_available():
+            torch.cuda._sleep(100_000_000)
+        return super().buffers(recurse)
+
+
+def test_state_is_noted_before_the_warm_up_changes_it(lab: Lab) -> None:
+    module = LateBuffers(6).to(lab.device)
+    make_graphed_callables(module, (fresh(lab, 4, 6),), preserve_state=True)
+    assert module.num_batches_tracked == 0
+    assert torch.equal(module.running_var.cpu(), torch.ones(6))
 
 
 def test_trap_T98_the_warm_up_leaves_traces_unless_state_is_preserved(lab: Lab) -> None:

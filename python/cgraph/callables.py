@@ -96,9 +96,10 @@ def make_graphed_callables(
         sample.separate(_parameters(function))
     if not isinstance(num_warmup_iters, int) or num_warmup_iters < 0:
         raise ArgumentError(f"num_warmup_iters is {num_warmup_iters!r}, expected a number >= 0")
-    driver.synchronize()
     stream = driver.new_stream()
-    with _preserved(functions, driver.device_type) if preserve_state else _unchanged():
+    with _preserved(functions, driver) if preserve_state else _unchanged():
+        # For work on other streams, and for the copies of what is to be preserved.
+        driver.synchronize()
         with driver.stream(stream):
             for function, sample in zip(functions, samples, strict=True):
                 _warm_up(function, sample, num_warmup_iters, allow_unused_input)
@@ -420,15 +421,17 @@ class _Forward:
 
 
 @contextmanager
-def _preserved(functions: Sequence[Any], device_type: str) -> Iterator[None]:
+def _preserved(functions: Sequence[Any], driver: _driver.Driver) -> Iterator[None]:
     """Put random state and buffers back."""
     buffers = [b for f in functions if isinstance(f, torch.nn.Module) for b in f.buffers()]
     before = [buffer.clone() for buffer in buffers]
-    devices = [torch.cuda.current_device()] if device_type == "cuda" else []
+    devices = [torch.cuda.current_device()] if driver.device_type == "cuda" else []
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
+        # What raised may have left work on the stream of the warm-up.
+        driver.synchronize()
         with torch.no_grad():
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.copy_(value)
