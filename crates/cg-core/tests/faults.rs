@@ -5,6 +5,7 @@
 
 mod support;
 
+use std::num::NonZeroUsize;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -418,5 +419,24 @@ fn a_capture_that_is_tracked_and_copied() {
         assert_eq!(nodes.len(), 3);
         f.replay(&copy.instantiate(InstantiateFlags::default())?)?;
         check(&f.x, &all(8))
+    });
+}
+
+#[test]
+fn many_templates_that_are_instantiated_at_once() {
+    with_each_call_failing(|f| {
+        let template = |value| {
+            let template = Template::new(&f.device)?;
+            template.add(&Work::memset(&f.x, value)?, &[])?;
+            Ok(Arc::new(template))
+        };
+        let templates = (1..4).map(template).collect::<Result<Vec<_>>>()?;
+        let threads = NonZeroUsize::new(2).unwrap();
+        let flags = InstantiateFlags::default();
+        for (value, exec) in (1..).zip(Template::instantiate_all(&templates, flags, threads)?) {
+            f.replay(&exec?)?;
+            check(&f.x, &all(value))?;
+        }
+        Ok(())
     });
 }

@@ -1,17 +1,17 @@
 //! [`Template`]: a graph that can change and cannot run.
 
+mod instantiate;
+
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
-use crate::driver::InstantiateFlags;
 use crate::driver::handle::{GraphHandle, NodeHandle};
 use crate::driver::owned::{OwnedGraph, same_driver};
 use crate::driver::spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec};
 use crate::error::{Error, Result};
-use crate::exec::Exec;
 use crate::inputs::Shared;
 use crate::retain::Retained;
 use crate::stream::Event;
@@ -300,30 +300,6 @@ impl Template {
         Ok((copy, copies))
     }
 
-    /// Makes an exec. The template stays and may be changed and instantiated again; execs made
-    /// before do not see the change.
-    ///
-    /// # Errors
-    /// [`Error::Instantiate`] with the node at fault, where the driver names one; for a template that
-    /// [allocates](Self::allocates), also while it has an exec.
-    #[doc(alias = "cuGraphInstantiateWithParams")]
-    pub fn instantiate(&self, flags: InstantiateFlags) -> Result<Exec> {
-        self.device.collect();
-        let state = self.state();
-        // CUDA counts it among the calls that break a capture of another thread.
-        let (instantiated, bytes) = self.device.measure(|| state.graph.instantiate(flags))?;
-        let owned = instantiated.map_err(|failure| {
-            let node = failure.node.map(|node| describe(&state.graph, node));
-            Error::Instantiate {
-                code: failure.code,
-                node,
-            }
-        })?;
-        let (device, retained) = (&self.device, state.all_retained());
-        let inputs = state.inputs.clone();
-        Ok(Exec::new(device, self.id, owned, bytes, retained, inputs))
-    }
-
     /// Keeps something alive as long as the template and its execs.
     pub fn retain(&self, what: Retained) {
         self.state().retained.push(what);
@@ -489,12 +465,4 @@ fn allocates(graph: &OwnedGraph) -> Result<bool> {
         }
     }
     Ok(false)
-}
-
-/// A node of a graph in words.
-fn describe(graph: &OwnedGraph, node: NodeHandle) -> String {
-    match graph.detail(node) {
-        Ok(detail) => format!("{:#x}: {detail:?}", node.0),
-        Err(_) => format!("{:#x}", node.0),
-    }
 }

@@ -1,10 +1,13 @@
 //! Replays: where they run, in which order, and what they keep alive.
 
+use std::num::NonZeroUsize;
+use std::sync::Arc;
+
 use cg_core::{Device, Event, InstantiateFlags, Memory, Stream, Template, Work};
 
 use crate::support::kernels::Kernels;
 use crate::support::{
-    Gate, POISON, Words, all, axpy, memory, poisoned, random, random_word, words,
+    Gate, POISON, Words, all, axpy, bytes, memory, poisoned, random, random_word, words,
 };
 
 on_every_driver! {
@@ -17,6 +20,7 @@ on_every_driver! {
     everything_may_be_dropped_right_after_a_replay,
     everything_may_be_dropped_after_replays_on_two_streams,
     an_exec_runs_on_the_legacy_stream,
+    many_templates_are_instantiated_at_once,
 }
 
 /// A template of two kernels, `y = a * x + y` and then `x = y + x`, as an exec.
@@ -180,4 +184,27 @@ fn an_exec_runs_on_the_legacy_stream(device: &Device) {
     legacy.synchronize().unwrap();
     let expected = after_two_sums(13, &random(10), &random(11));
     assert_eq!((words(&x), words(&y)), expected);
+}
+
+fn many_templates_are_instantiated_at_once(device: &Device) {
+    let (stream, kernels) = (Stream::new(device).unwrap(), Kernels::load(device));
+    let (x, y) = (memory(device, &random(1)), memory(device, &random(2)));
+    let template = |factor: u32| {
+        let template = Template::new(device).unwrap();
+        template.add(&kernels.axpy(factor, &x, &y), &[]).unwrap();
+        Arc::new(template)
+    };
+    let templates: Vec<Arc<Template>> = (0..40).map(template).collect();
+    let flags = InstantiateFlags::default();
+    for (threads, count) in [(1, 40), (4, 40), (64, 3), (4, 0)] {
+        let threads = NonZeroUsize::new(threads).unwrap();
+        let execs = Template::instantiate_all(&templates[..count], flags, threads).unwrap();
+        assert_eq!(execs.len(), count);
+        for (factor, exec) in (0..).zip(execs) {
+            y.write(&bytes(&random(3))).unwrap();
+            exec.unwrap().replay(&stream).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(words(&y), axpy(factor, &random(1), &random(3)));
+        }
+    }
 }
