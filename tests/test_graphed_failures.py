@@ -438,7 +438,7 @@ def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_nam
     simulator.synchronize()
     baseline = simulator.live()
     request.addfinalizer(gc.unfreeze)
-    gc.freeze()  # each capture collects what is not frozen
+    gc.freeze()  # there is less to collect after each scenario
     failures = 0
     for n in range(calls):
         simulator.fail_call(n, 719)

@@ -12,6 +12,7 @@ from torch._subclasses import FakeTensorMode
 
 import cgraph
 from cgraph import _core
+from cgraph._torch.tensors import stable_functions
 from cgraph.errors import ArgumentError
 from lab import Lab, SimLab, fresh
 
@@ -22,10 +23,19 @@ class Plain(Tensor):
     """A subclass without behaviour of its own."""
 
 
-@pytest.fixture(params=["by_python"] if EXCHANGE_API is None else ["by_c", "by_python"])
+def samples() -> list[Tensor]:
+    return [torch.empty(0), torch.nn.Parameter(torch.empty(0))]
+
+
+@pytest.fixture(
+    params=["by_stable_functions", "by_python", *(["by_dlpack", "by_both"] if EXCHANGE_API else [])]
+)
 def reader(request: pytest.FixtureRequest) -> _core.TensorReader:
-    """Each way of reading; torch before 2.10 has only the second."""
-    return _core.TensorReader(Tensor, EXCHANGE_API if request.param == "by_c" else None)
+    """Each way of reading; torch before 2.10 has no DLPack's table."""
+    api = EXCHANGE_API if request.param in ("by_dlpack", "by_both") else None
+    if request.param in ("by_stable_functions", "by_both"):
+        return _core.TensorReader(Tensor, api, stable_functions(), samples())
+    return _core.TensorReader(Tensor, api)
 
 
 def check(reader: _core.TensorReader, static: object, live: object) -> tuple[str, int]:
@@ -135,6 +145,26 @@ def test_quantized_tensors_are_left_to_torch(reader: _core.TensorReader) -> None
     x = torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8)
     with pytest.raises(ArgumentError, match=r"dequantize\(\)"):
         _core.Signature(reader, x)
+
+
+def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
+    x, y = fresh(lab, 3), fresh(lab, 3)
+    all_of = stable_functions()
+    assert len(all_of) == 8
+    for functions, given in [
+        ({}, samples()),
+        ({name: at for name, at in all_of.items() if "sizes" not in name}, samples()),
+        (dict.fromkeys(all_of, 0), samples()),
+        (all_of, []),
+        (all_of, [Plain(torch.empty(0))]),
+    ]:
+        reader = _core.TensorReader(Tensor, EXCHANGE_API, functions, given)
+        assert check(reader, x, y) == ("copy", y.data_ptr())
+
+
+def test_samples_that_are_no_tensors_are_refused() -> None:
+    with pytest.raises(AttributeError, match="_cdata"):
+        _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), [object()])
 
 
 def dtypes() -> list[torch.dtype]:

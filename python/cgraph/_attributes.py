@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -26,6 +27,8 @@ class Attributes:
     def new_tensor(self) -> str | None:
         """The name of an attribute that is another tensor now."""
         for now, before in self._before:
+            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
+                continue
             for name, value in now.items():
                 if isinstance(value, torch.Tensor) and before.get(name) is not value:
                     return name

@@ -68,6 +68,8 @@ class Leaf:
         if self.kind == "constant":
             return _Constant(self.value)
         tensor = self.value
+        if (form := _torch.form_of(tensor)) is not None:
+            return self.kind, form, tensor.dtype
         strides = None
         if tensor.layout is torch.strided and not tensor.is_contiguous():
             strides = dense_like(tensor).stride()
@@ -79,6 +81,8 @@ class Leaf:
         if self.kind == "constant":
             return f"{self.name}={self.value!r:.40}"
         dtype = str(self.value.dtype).removeprefix("torch.")
+        if (form := _torch.form_of(self.value)) is not None:
+            return f"{self.name}: {form} {dtype}"
         grad = " with grad" if self.value.requires_grad else ""
         return f"{self.name}: {dtype}{list(self.value.shape)}{grad}"
 
@@ -215,6 +219,12 @@ class Call:
         return [leaf.value for leaf in self.leaves if isinstance(leaf.value, torch.nn.Module)]
 
     @property
+    def odd_one(self) -> Leaf | None:
+        """The first tensor that is more than plain elements side by side in memory."""
+        tensors = (leaf for leaf in self.leaves if leaf.kind != "constant")
+        return next((one for one in tensors if _torch.form_of(one.value) is not None), None)
+
+    @property
     def needs_grad(self) -> bool:
         """Whether a tensor among the arguments gets a gradient."""
         tensors = (leaf.value for leaf in self.leaves if leaf.kind != "constant")
@@ -295,8 +305,9 @@ class Call:
         # Nothing native compares the elements of an array.
         self.is_native &= not _is_array(value)
         if isinstance(value, torch.Tensor):
-            # Nothing native knows where it lies.
+            # Nothing native knows where it lies, or what is in it.
             self.is_native &= _torch.memory_of(value) is not None
+            self.is_native &= _torch.form_of(value) is None
             kind = "fixed" if static or id(value) in self._owned else "tensor"
         self.leaves.append(Leaf(name, value, kind))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 import warnings
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
@@ -13,16 +13,18 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
-from cgraph._calls import Arguments, Call, hides_tensors
+from cgraph._calls import Arguments, Call
 from cgraph._held import Holding
 from cgraph._keys import Key
 from cgraph._limits import Limits
 from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
+from cgraph._refusals import reason_against
 from cgraph._source import levels_to_user, place_of, user_line
 from cgraph._surroundings import modules_of
 from cgraph._text import short_place
+from cgraph._together import Together
 from cgraph._training import NoGradientError, Trained, train
 from cgraph._trying import Padding
 from cgraph.errors import CaptureError, InstantiateError, StateError, add_note
@@ -48,6 +50,7 @@ class Capturing:
         function: What is captured.
         holding: Who is told of results that a caller still has.
         keys: All that were ever met, the first one first.
+        limits: How many of them are captured and kept.
     """
 
     def __init__(
@@ -75,7 +78,7 @@ class Capturing:
         self._lanes: dict[int, _core.Lane] = {}
         self._pools: dict[object, tuple[Any, Any]] = {}
         self._is_warm = False
-        self._limits = Limits(self.keys, dispatcher, options)
+        self.limits = Limits(self.keys, dispatcher, options)
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call, taken apart."""
@@ -109,7 +112,9 @@ class Capturing:
             kwargs: Its keyword arguments.
             is_frozen: Whether captures are forbidden.
         """
-        served = self._padding.serve(call, args, kwargs, is_frozen)
+        served = None
+        if call.odd_one is None:
+            served = self._padding.serve(call, args, kwargs, is_frozen)
         if served is not None:
             return served
         key = self.key(call)
@@ -140,7 +145,7 @@ class Capturing:
         """
         if self._is_ready(key, whole, is_frozen):
             return None
-        if recurs := self._limits.is_recurring(key):
+        if recurs := self.limits.is_recurring(key):
             key.reason = None
         if key.reason is not None:
             key.eager_calls += 1
@@ -150,7 +155,7 @@ class Capturing:
             self.keys.pop(self.identity(whole), None)
             return functools.partial(self.function, *args, **kwargs)
         self._require_thawed(key, is_frozen)
-        reason = self._reason_against(whole) or (None if recurs else self._limits.explosion(key))
+        reason = reason_against(whole) or (None if recurs else self.limits.explosion(key))
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
         try:
@@ -167,22 +172,28 @@ class Capturing:
         except Exception as error:
             return self._failed(key, call, error, args, kwargs)
         if key.state == "captured":
-            self._limits.captured(key)
+            self.limits.captured(key)
         return None
 
-    def ahead(self, call: Call, is_frozen: bool) -> None:
-        """Capture the key of a call, unless it is; errors come out."""
+    def ahead(self, call: Call, is_frozen: bool, together: Together | None = None) -> None:
+        """Capture the key of a call, unless it is; errors come out.
+
+        Args:
+            call: The call.
+            is_frozen: Whether captures are forbidden.
+            together: What instantiates the graph at its end; None to do so here.
+        """
         key = self.key(call)
         if self._is_ready(key, call, is_frozen):
             return
         self._require_thawed(key, is_frozen)
-        reason = self._reason_against(call)
+        reason = reason_against(call)
         if reason is not None:
             raise CaptureError(f"{self._name} cannot be captured for ({key.text}): {reason}")
         # Its calls may have run eagerly until now.
-        self._limits.drop(key, key.state)
+        self.limits.drop(key, key.state)
         try:
-            self.capture(key, call, measure=False)
+            self.capture(key, call, measure=False, together=together)
         except WarmupError as error:
             raise error.cause from None
         except NotReadyError as error:
@@ -208,7 +219,13 @@ class Capturing:
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
         return call.key(), training, requires_grad, id(_driver.current())
 
-    def capture(self, key: Key, call: Call, measure: bool | None = None) -> None:
+    def capture(
+        self,
+        key: Key,
+        call: Call,
+        measure: bool | None = None,
+        together: Together | None = None,
+    ) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails."""
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
@@ -226,6 +243,7 @@ class Capturing:
             measure=not self._options.debug
             and (self._options.measure if measure is None else measure),
             keep_template=self._options.keep_templates and not self._options.debug,
+            instantiates=together is None or bool(self._options.debug),
             dictionaries=surroundings.dictionaries,
         )
         with busy():
@@ -264,11 +282,13 @@ class Capturing:
                 )
         self._is_warm = True
         key.hold(recorded, entry, call, surroundings)
+        if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
+            together.add(key, recorded)
         if again is not None:
             where = user_line()
             key.again(again, None, None if where is None else short_place(where))
         self.add(call, entry)
-        self._limits.evict(key)
+        self.limits.evict(key)
 
     def add(self, call: Call, entry: _core.Entry) -> None:
         """Let calls like this one find an entry."""
@@ -278,9 +298,9 @@ class Capturing:
     def reset(self) -> None:
         """Forget everything."""
         for key in self.keys.values():
-            self._limits.drop(key, "evicted")
+            self.limits.drop(key, "evicted")
         self.keys.clear()
-        self._limits.clear()
+        self.limits.clear()
         self._surroundings.clear()
         self._reached = None
         self._pools.clear()
@@ -293,7 +313,8 @@ class Capturing:
         Those with gradients have a pool of their own: what a forward pass has saved must outlast
         the replays of other keys until the backward pass.
         """
-        place = getattr(driver.current_stream(), "device", None), needs_grad
+        ordinal = torch.cuda.current_device() if driver.device_type == "cuda" else None
+        place = ordinal, needs_grad
         if place not in self._pools:
             given = None if needs_grad else self._options.pool
             pool = graph_pool_handle() if given is None else given
@@ -356,7 +377,7 @@ class Capturing:
         """Whether a key has a graph for a call; one that was put away is brought back."""
         if key.away is not None:
             if key.moved(call) is not None:
-                self._limits.drop(key, "evicted")
+                self.limits.drop(key, "evicted")
                 return False
             try:
                 known = key.bring_back()
@@ -364,11 +385,11 @@ class Capturing:
                 if is_frozen:
                     raise
                 # There may be memory for a new one once this is gone.
-                self._limits.drop(key, "evicted")
+                self.limits.drop(key, "evicted")
                 return False
             for entry in known:
                 self._dispatcher.add(entry)
-            self._limits.evict(key)
+            self.limits.evict(key)
         return key.state == "captured" and self._is_in_place(key, call)
 
     def _is_in_place(self, key: Key, call: Call) -> bool:
@@ -378,34 +399,11 @@ class Capturing:
             return True
         where = user_line()
         count = key.again("moved", moved, None if where is None else short_place(where))
-        self._limits.drop(key, "eager")
+        self.limits.drop(key, "eager")
         if count > self._options.max_recording:
             key.reason = f"moved too often: {moved}, {count} times"
             _warn_eager(self._name, key)
         return False
-
-    def _reason_against(self, call: Call) -> str | None:
-        """Why a call is better not captured."""
-        device_type = _driver.current().device_type
-        for leaf in call.leaves:
-            if leaf.kind == "constant" and isinstance(leaf.value, Iterator):
-                return f"an iterator, which the first call uses up: {leaf.name}"
-            if hides_tensors(leaf.value):
-                kind = type(leaf.value).__qualname__
-                return f"tensors inside a {kind}, which pytree does not know: {leaf.name}"
-        tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
-        for leaf in tensors:
-            if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
-                return f"no memory of its own: {leaf.name} is a {type(leaf.value).__name__}"
-            if leaf.value.device.type != device_type:
-                kind = "CPU tensor" if leaf.value.device.type == "cpu" else "tensor elsewhere"
-                return f"{kind}: {leaf.name} is on {leaf.value.device}, not on {device_type}"
-        devices = {leaf.value.device for leaf in tensors}
-        if len(devices) > 1:
-            return f"tensors on several devices: {', '.join(sorted(map(str, devices)))}"
-        if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
-            return "no elements in any tensor"
-        return None
 
     def _require_thawed(self, key: Key, is_frozen: bool) -> None:
         if is_frozen:
@@ -465,7 +463,7 @@ class Capturing:
     def _stay_eager(self, key: Key, call: Call, reason: str, where: str | None) -> None:
         entry = None
         if reason.startswith(Limits.TOO_MANY):
-            self._limits.remember(self.identity(call))
+            self.limits.remember(self.identity(call))
         elif call.is_native:
             entry = entry_of_call(self.function, call, self.surroundings(call))
             self._dispatcher.add(entry)

@@ -248,12 +248,30 @@ class HookHandle:
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
 
+def instantiate_all(graphs: Sequence[Graph], threads: int) -> list[Exception | None]:
+    """Instantiate graphs in so many threads, all of one device and with their templates alone.
+
+    For each an error or None. Hooks do not run.
+    """
+
 @final
 class TensorReader:
     """Reads address, layout and device of tensors."""
 
-    def __new__(cls, tensor_type: type, exchange_api: object | None) -> Self:
-        """``exchange_api`` is the type's ``__dlpack_c_exchange_api__``, if it has one."""
+    def __new__(
+        cls,
+        tensor_type: type,
+        exchange_api: object | None,
+        functions: dict[str, int] | None = None,
+        samples: Sequence[object] = ...,
+    ) -> Self:
+        """``exchange_api`` is the type's ``__dlpack_c_exchange_api__``, if it has one.
+
+        torch's stable C functions, of which ``functions`` has the addresses, are faster; they read
+        tensors that are of just the classes of the samples. Where some are missing, or the samples'
+        objects are built in another way than in the torch versions known, the exchange API reads
+        all.
+        """
 
 @final
 class Signature:
@@ -419,6 +437,7 @@ class Dispatcher:
     def __new__(
         cls,
         is_capturing: Callable[[], bool],
+        is_transformed: Callable[[], bool],
         is_grad_enabled: Callable[[], bool],
         is_inference: Callable[[], bool],
         is_autocast: Callable[[], bool],

@@ -57,7 +57,7 @@ class Cuda:
         ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
         device = _core.Device.cuda(ordinal)
         stream = torch.cuda.current_stream()
-        if stream == torch.cuda.default_stream():
+        if not stream.cuda_stream:
             raise CaptureError(
                 f"capture on the default stream of cuda:{ordinal}: CUDA graphs must be captured on"
                 " another stream; use cgraph.graph, or make a torch.cuda.Stream() current"
@@ -211,8 +211,9 @@ class Recording:
 
     def finish(self) -> Captured:
         """End the capture; on an error nothing is left behind."""
-        current = torch.cuda.current_stream()
-        if current != self._stream:
+        here = torch.cuda.current_device(), _torch.current_raw_stream(self._ordinal)
+        if here != (self._ordinal, self._stream.cuda_stream):
+            current = torch.cuda.current_stream()
             reason = f"the current stream is {current}, and the capture began on {self._stream}"
             self.abandon()
             raise CaptureError(

@@ -13,6 +13,7 @@ from cgraph._calls import Call
 from cgraph._capturing import Capturing
 from cgraph._options import Options, Pad
 from cgraph._padding import fit, resized
+from cgraph._together import instantiated_together
 from cgraph.errors import ArgumentError
 
 __all__ = ["capture_ladder"]
@@ -67,9 +68,10 @@ def capture_ladder(
         disable=None if progress else True,
         file=sys.stderr,
     )
-    with _gc_frozen(), bar:
+    with _gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
         for size in bar:
-            capturing.ahead(call.replaced(resized(call.tensors, found, size, pad)), is_frozen)
+            resized_call = call.replaced(resized(call.tensors, found, size, pad))
+            capturing.ahead(resized_call, is_frozen, together)
 
 
 @contextmanager
@@ -85,7 +87,6 @@ def _gc_frozen() -> Iterator[None]:
             if was_enabled:
                 gc.enable()
         return
-    gc.collect()
     gc.freeze()
     try:
         yield

@@ -70,6 +70,11 @@ class Limits:
             if oldest in self._keys and self._is_of_many(self._keys[oldest]):
                 del self._keys[oldest]
 
+    def have_room(self, count: int) -> bool:
+        """Whether so many keys more can be captured, and none has to go."""
+        captured = sum(key.state == "captured" for key in self._keys.values())
+        return self._options.max_bytes is None and captured + count <= self._options.most_graphs
+
     def evict(self, served: Key) -> None:
         """Let the graphs go that were not used for longest, as long as there are too many.
 

@@ -43,6 +43,7 @@ class Plan:
         preserve: Put back what the calls before, the capture and the timed replays change.
         measure: Take the times of eager calls and of replays.
         keep_template: Keep what the graph can be instantiated from again.
+        instantiates: Make the exec as well; otherwise the template waits for it.
         dictionaries: What holds the attributes that the function may set.
     """
 
@@ -54,6 +55,7 @@ class Plan:
     preserve: bool
     measure: bool
     keep_template: bool
+    instantiates: bool
     dictionaries: Sequence[dict[str, Any]]
 
 
@@ -67,6 +69,7 @@ class Recorded:
         spec: How they are put together.
         mutated: The places of the static tensors that the function writes.
         in_place: The numbers of the storages of arguments that are read where they lie.
+        is_waiting: Whether the graph is still to be instantiated, by somebody else.
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
@@ -81,6 +84,8 @@ class Recorded:
         self.graph = graph
         self.statics = statics
         self.outputs, self.spec = tree_flatten(result)
+        self.is_waiting = False
+        self._keeps_template = False
         self.mutated: list[int] = []
         self.in_place: set[int] = set()
         self.seconds = 0.0
@@ -135,6 +140,15 @@ class Recorded:
         began = time.perf_counter()
         self.graph.instantiate()
         return time.perf_counter() - began
+
+    def was_instantiated(self) -> None:
+        """Go on after somebody has instantiated the graph, which was waiting for it."""
+        assert isinstance(self.graph, CUDAGraph)
+        self.is_waiting = False
+        self.graph._run_hooks("instantiate")
+        if not self._keeps_template:
+            self.graph._keep_graph = False
+            self.graph._release_template()
 
     @property
     def nodes(self) -> int:
@@ -219,6 +233,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 graph.reset()
                 raise
             recorded = Recorded(graph, statics, result)
+            recorded.is_waiting = not plan.instantiates and isinstance(graph, CUDAGraph)
+            recorded._keeps_template = plan.keep_template
             recorded.mutated = [
                 place
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))
@@ -244,7 +260,7 @@ def _captured(
     run: Callable[[], Any], plan: Plan, statics: list[torch.Tensor]
 ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
     """Capture on the current stream, which has just been waited for."""
-    graph = CUDAGraph(keep_graph=plan.keep_template)
+    graph = CUDAGraph(keep_graph=plan.keep_template or not plan.instantiates)
     graph._statics = tuple(statics)
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
     try:
@@ -257,7 +273,7 @@ def _captured(
         raise
     else:
         graph.capture_end()
-        if plan.keep_template:
+        if plan.keep_template and plan.instantiates:
             try:
                 graph.instantiate()
             except BaseException:

@@ -184,6 +184,7 @@ class GraphedFunction(_core.Dispatcher):
         return super().__new__(
             cls,
             _is_capturing,
+            _torch.is_transformed,
             torch.is_grad_enabled,
             torch.is_inference_mode_enabled,
             _torch.is_any_autocast_enabled,
@@ -279,8 +280,9 @@ class GraphedFunction(_core.Dispatcher):
         if self._class is not None and args and isinstance(args[0], self._class):
             # Called on the class: the graphs are those of the object.
             return self.__get__(args[0])(*args[1:], **kwargs)
-        if _is_capturing():
-            # Inside a capture and its warm-up, its work becomes part of that one.
+        if _is_capturing() or _torch.is_transformed():
+            # Inside a capture and its warm-up, its work becomes part of that one. A transform of
+            # torch.func has to see the operators.
             return self._fn(*args, **kwargs)
         with self._turn:
             call = self._capturing.taken(args, kwargs)

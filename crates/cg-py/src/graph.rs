@@ -1,5 +1,6 @@
 //! `Graph`: the state machine behind `cgraph.CUDAGraph`, with `replay()` as one native call.
 
+use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -11,7 +12,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::cycle::Cycle;
 use crate::enter::enter;
-use crate::error::state;
+use crate::error::{state, to_py};
 use crate::fed::{Fed, Given};
 use crate::hook::{self, HookHandle, Hooks};
 use crate::inputs::Inputs;
@@ -34,6 +35,30 @@ struct State {
     template: Option<Arc<cg_core::Template>>,
     ready: Option<Arc<Ready>>,
     environment: Option<Environment>,
+}
+
+/// Instantiates graphs in so many threads, all of one device and with their templates alone; for each
+/// an error or none. Hooks do not run.
+#[pyfunction]
+pub(crate) fn instantiate_all(
+    py: Python<'_>,
+    graphs: Vec<PyRef<'_, Graph>>,
+    threads: NonZeroUsize,
+) -> PyResult<Vec<Option<PyErr>>> {
+    let templates = graphs.iter().map(|graph| graph.template());
+    let templates = templates.collect::<PyResult<Vec<_>>>()?;
+    let flags = InstantiateFlags::default();
+    let made = enter(py, || {
+        cg_core::Template::instantiate_all(&templates, flags, threads)
+    })?;
+    let taken = graphs
+        .into_iter()
+        .zip(made)
+        .map(|(graph, made)| match made {
+            Ok(exec) => graph.take_exec(py, exec).err(),
+            Err(error) => Some(to_py(py, &error)),
+        });
+    Ok(taken.collect())
 }
 
 /// What a capture leaves for the execs that are made of it.
@@ -179,34 +204,8 @@ impl Graph {
     /// the graph allocates memory.
     fn _instantiate(&self, py: Python<'_>) -> PyResult<()> {
         let template = self.template()?;
-        let (exec, id) = enter(py, || {
-            let exec = self.make_exec(&template)?;
-            let id = exec.graph_id()?;
-            Ok((exec, id))
-        })?;
-        self.cycle.captured(id);
-        let mut locked = self.state();
-        let environment = locked
-            .environment
-            .as_ref()
-            .ok_or_else(|| state("the graph was reset while it was instantiated"))?;
-        exec.retain(Arc::clone(&environment.retained) as cg_core::Retained);
-        let ready = Ready {
-            exec,
-            current: Arc::clone(&environment.current),
-            check: environment.check.as_ref().map(|check| check.clone_ref(py)),
-            random_step: environment.random_step.as_ref().map(|s| s.clone_ref(py)),
-            fed: environment.fed.clone(),
-            drive: environment.drive.as_ref().map(|sim| sim.clone_ref(py)),
-        };
-        let before = locked.ready.replace(Arc::new(ready));
-        drop(locked);
-        if let Some(before) = &before {
-            // As in `Cycle::end`: not while the interpreter is held.
-            py.detach(|| self.cycle.replaced(&before.exec));
-        }
-        py.detach(|| drop(before));
-        Ok(())
+        let exec = enter(py, || self.make_exec(&template))?;
+        self.take_exec(py, exec)
     }
 
     /// Drops the template; the exec stays.
@@ -336,6 +335,37 @@ impl Graph {
         slf.call_method0("_instantiate_for_replay")?;
         let ready = slf.get().ready();
         ready.ok_or_else(|| state("the graph was reset while it replayed"))
+    }
+
+    /// Takes an exec of the template; the one before goes.
+    fn take_exec(&self, py: Python<'_>, exec: cg_core::Exec) -> PyResult<()> {
+        let (exec, id) = enter(py, move || {
+            let id = exec.graph_id()?;
+            Ok((exec, id))
+        })?;
+        self.cycle.captured(id);
+        let mut locked = self.state();
+        let environment = locked
+            .environment
+            .as_ref()
+            .ok_or_else(|| state("the graph was reset while it was instantiated"))?;
+        exec.retain(Arc::clone(&environment.retained) as cg_core::Retained);
+        let ready = Ready {
+            exec,
+            current: Arc::clone(&environment.current),
+            check: environment.check.as_ref().map(|check| check.clone_ref(py)),
+            random_step: environment.random_step.as_ref().map(|s| s.clone_ref(py)),
+            fed: environment.fed.clone(),
+            drive: environment.drive.as_ref().map(|sim| sim.clone_ref(py)),
+        };
+        let before = locked.ready.replace(Arc::new(ready));
+        drop(locked);
+        if let Some(before) = &before {
+            // As in `Cycle::end`: not while the interpreter is held.
+            py.detach(|| self.cycle.replaced(&before.exec));
+        }
+        py.detach(|| drop(before));
+        Ok(())
     }
 
     fn make_exec(&self, template: &cg_core::Template) -> cg_core::Result<cg_core::Exec> {

@@ -36,7 +36,7 @@ mod _core {
     #[pymodule_export]
     use super::dispatch::{Dispatcher, Entry, Fixed, Lane, Storage, Turn};
     #[pymodule_export]
-    use super::graph::Graph;
+    use super::graph::{Graph, instantiate_all};
     #[pymodule_export]
     use super::hook::{HookHandle, register_for_all};
     #[pymodule_export]

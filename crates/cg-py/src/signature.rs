@@ -2,10 +2,11 @@
 
 use std::ops::Range;
 
+use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::error::argument;
-use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, is_lazy};
+use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 
 /// How a tensor gets into a static one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -110,7 +111,9 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Signature {
     layout: Layout,
-    words: String,
+    /// torch's objects, for messages.
+    dtype: Py<PyAny>,
+    device: Py<PyAny>,
     reader: Py<TensorReader>,
 }
 
@@ -125,8 +128,8 @@ impl Signature {
         let (layout, lazy) = reader
             .get()
             .with(tensor, |view| (Layout::of(view), view.lazy))?;
-        let words = describe(tensor)?;
-        let refused = |expected| Err(argument("a static input", &words, expected));
+        let py = tensor.py();
+        let refused = |expected| Err(argument("a static input", &describe(tensor)?, expected));
         if layout.address == 0 && layout.bytes > 0 {
             return refused("a tensor with memory of its own");
         }
@@ -140,7 +143,8 @@ impl Signature {
         }
         Ok(Self {
             layout,
-            words,
+            dtype: tensor.getattr(intern!(py, "dtype"))?.unbind(),
+            device: tensor.getattr(intern!(py, "device"))?.unbind(),
             reader: reader.clone().unbind(),
         })
     }
@@ -191,13 +195,13 @@ impl Signature {
             Ok((Some(Match::Torch), _)) => Ok(Match::Torch),
             Ok((Some(_), Lazy::Unknown)) if is_lazy(tensor)? => Ok(Match::Torch),
             Ok((Some(found), _)) => Ok(found),
-            Ok((None, _)) => Err(self.misfit(&describe(tensor)?, index)),
+            Ok((None, _)) => Err(self.misfit(tensor.py(), &describe(tensor)?, index)),
             Err(error) => Err(self.unreadable(tensor, index, error)),
         }
     }
 
     /// As [`Self::fit`], but none for whatever is not copied as it is: another value than a tensor,
-    /// another shape, dtype, device or strides, and where only torch can copy.
+    /// another shape, dtype, device or strides, what cannot be read, and where only torch can copy.
     #[inline]
     pub(crate) fn matches(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
         let reader = self.reader.get();
@@ -205,7 +209,9 @@ impl Signature {
             return Ok(None);
         }
         let compare = |view: &View<'_>| (self.layout.compare(view), view.lazy);
-        let (found, lazy) = reader.with(value, compare)?;
+        let Ok((found, lazy)) = reader.with(value, compare) else {
+            return Ok(None);
+        };
         let plain = found.filter(|found| *found != Match::Torch);
         if plain.is_some() && lazy == Lazy::Unknown && is_lazy(value)? {
             return Ok(None);
@@ -214,8 +220,10 @@ impl Signature {
     }
 
     #[cold]
-    fn misfit(&self, given: &str, index: usize) -> PyErr {
-        argument(&format!("argument {index}"), given, &self.words)
+    fn misfit(&self, py: Python<'_>, given: &str, index: usize) -> PyErr {
+        let (dtype, device) = (self.dtype.bind(py), self.device.bind(py));
+        let expected = in_words(dtype, &self.layout.shape, device);
+        argument(&format!("argument {index}"), given, &expected)
     }
 
     #[cold]
@@ -225,7 +233,7 @@ impl Signature {
         let class = class
             .name()
             .map_or_else(|_| "?".into(), |name| name.to_string());
-        let misfit = self.misfit(&format!("a {class} that cannot be read"), index);
+        let misfit = self.misfit(py, &format!("a {class} that cannot be read"), index);
         misfit.set_cause(py, Some(error));
         misfit
     }

@@ -1,4 +1,7 @@
-//! What a torch tensor is: read by torch's C function where there is one, else by Python calls.
+//! What a torch tensor is: read by C functions of torch's where they can, else by Python calls.
+
+use std::collections::HashMap;
+use std::sync::OnceLock;
 
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
@@ -6,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{self, ReadTensor};
+use crate::raw::{self, ReadPlain, ReadTensor};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -19,6 +22,28 @@ pub(crate) struct View<'a> {
     pub(crate) place: Place,
     pub(crate) lazy: Lazy,
 }
+
+/// What torch's stable functions say of a tensor.
+pub(crate) struct Plain<'a> {
+    pub(crate) address: u64,
+    pub(crate) shape: &'a [i64],
+    /// In elements.
+    pub(crate) strides: &'a [i64],
+    /// torch's number of the dtype.
+    pub(crate) scalar_type: usize,
+    pub(crate) place: Place,
+}
+
+/// What all tensors of a dtype have in common.
+#[derive(Debug, Clone, Copy)]
+struct Kind {
+    dtype: Dtype,
+    element_bytes: u64,
+    is_complex: bool,
+}
+
+/// torch numbers its dtypes from 0; it has 46 today.
+const KINDS: usize = 64;
 
 /// A dtype, as far as two of them can be told apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,20 +75,32 @@ pub(crate) enum Lazy {
 /// Reads tensors.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct TensorReader {
+    plain: Option<ReadPlain>,
+    /// By torch's numbers: each is learned from the first tensor that has it.
+    kinds: [OnceLock<Kind>; KINDS],
     function: Option<ReadTensor>,
     class: Py<PyType>,
 }
 
 #[pymethods]
 impl TensorReader {
-    /// `tensor_type` is `torch.Tensor`, `exchange_api` its `__dlpack_c_exchange_api__` or `None`.
+    /// `tensor_type` is `torch.Tensor`, `exchange_api` its `__dlpack_c_exchange_api__` or `None`,
+    /// `functions` the addresses of torch's stable functions, by their names. These read what is of
+    /// just the classes of the samples.
     #[new]
+    #[pyo3(signature = (tensor_type, exchange_api, functions=None, samples=Vec::new()))]
+    #[expect(clippy::needless_pass_by_value, reason = "a list of Python's")]
     fn new(
         tensor_type: &Bound<'_, PyType>,
         exchange_api: Option<&Bound<'_, PyCapsule>>,
+        functions: Option<HashMap<String, usize>>,
+        samples: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
+        let plain = functions.map(|known| ReadPlain::new(&known, &samples));
         let function = exchange_api.map(|capsule| ReadTensor::new(capsule, tensor_type));
         Ok(Self {
+            plain: plain.transpose()?.flatten(),
+            kinds: [const { OnceLock::new() }; KINDS],
             function: function.transpose()?,
             class: tensor_type.clone().unbind(),
         })
@@ -84,11 +121,51 @@ impl TensorReader {
         tensor: &Bound<'_, PyAny>,
         mut with: impl FnMut(&View<'_>) -> T,
     ) -> PyResult<T> {
+        if let Some(plain) = self.plain.as_ref().and_then(|plain| plain.read(tensor))
+            && let Some(kind) = self.kinds.get(plain.scalar_type)
+        {
+            return match kind.get() {
+                Some(kind) => Ok(with(&kind.view(&plain))),
+                None => self.learn(tensor, kind, with),
+            };
+        }
+        self.with_any(tensor, with)
+    }
+
+    /// The same for a tensor of any class.
+    #[inline]
+    fn with_any<T>(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        mut with: impl FnMut(&View<'_>) -> T,
+    ) -> PyResult<T> {
         let read = self.function.as_ref();
         match read.and_then(|function| function.with(tensor, &mut with)) {
             Some(result) => Ok(result),
             None => self.with_python(tensor, with),
         }
+    }
+
+    /// The same for the first tensor of a dtype.
+    #[cold]
+    fn learn<T>(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        known: &OnceLock<Kind>,
+        mut with: impl FnMut(&View<'_>) -> T,
+    ) -> PyResult<T> {
+        let py = tensor.py();
+        let is = |name| tensor.getattr(name)?.extract::<bool>();
+        if !is(intern!(py, "is_quantized"))? {
+            let is_complex = tensor.call_method0(intern!(py, "is_complex"))?.extract()?;
+            let kind = self.with_any(tensor, |view| Kind {
+                dtype: view.dtype,
+                element_bytes: view.element_bytes,
+                is_complex,
+            })?;
+            known.get_or_init(|| kind);
+        }
+        self.with_any(tensor, &mut with)
     }
 
     /// The same by Python calls, whose errors say why a tensor cannot be read.
@@ -125,6 +202,33 @@ impl TensorReader {
     }
 }
 
+impl Kind {
+    #[inline]
+    fn view<'a>(&self, plain: &Plain<'a>) -> View<'a> {
+        View {
+            address: plain.address,
+            element_bytes: self.element_bytes,
+            shape: plain.shape,
+            strides: plain.strides,
+            dtype: self.dtype,
+            place: plain.place,
+            lazy: Lazy::of(self.is_complex, plain.shape),
+        }
+    }
+}
+
+impl Lazy {
+    /// What dtype and shape tell: a real view of a conjugate has gaps, but for one element.
+    #[inline]
+    pub(crate) fn of(is_complex: bool, shape: &[i64]) -> Self {
+        if is_complex || shape.iter().all(|size| *size == 1) {
+            Self::Unknown
+        } else {
+            Self::No
+        }
+    }
+}
+
 /// Whether the memory holds the conjugate or the negative of the values.
 pub(crate) fn is_lazy(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = tensor.py();
@@ -140,10 +244,18 @@ pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
         .map(|size| Ok(size?.str()?.to_string()))
         .collect::<PyResult<_>>()?;
     let (dtype, device) = (tensor.getattr("dtype")?, tensor.getattr("device")?);
-    Ok(format!(
-        "a {dtype} tensor of shape [{}] on {device}",
-        sizes.join(", ")
-    ))
+    Ok(in_words(&dtype, &sizes, &device))
+}
+
+/// A tensor of this kind in words.
+pub(crate) fn in_words(
+    dtype: &Bound<'_, PyAny>,
+    shape: &[impl ToString],
+    device: &Bound<'_, PyAny>,
+) -> String {
+    let sizes: Vec<String> = shape.iter().map(ToString::to_string).collect();
+    let sizes = sizes.join(", ");
+    format!("a {dtype} tensor of shape [{sizes}] on {device}")
 }
 
 fn place(device: &Bound<'_, PyAny>) -> PyResult<Place> {

@@ -137,7 +137,8 @@ def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
     finally:
         # Setting a stream also sets its device, which need not be the one of before.
         _set_stream(*before)
-        torch.cuda.set_device(device)
+        if device != stream.device_index:
+            torch.cuda.set_device(device)
 
 
 def _set_stream(number: int, device_index: int, device_type: int) -> None:

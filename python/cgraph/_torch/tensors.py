@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import os
 import sys
@@ -25,7 +26,9 @@ __all__ = [
     "demangled",
     "enter_mode",
     "evaluating_node",
+    "form_of",
     "is_same",
+    "is_transformed",
     "lazy_view",
     "leaf_names",
     "leave_mode",
@@ -42,9 +45,12 @@ __all__ = [
 ]
 
 
+is_transformed = torch._C._are_functorch_transforms_active
+
+
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
     """``function.apply(*args)``, without a search for what functorch left where it is not used."""
-    if torch._C._are_functorch_transforms_active():
+    if is_transformed():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
@@ -62,10 +68,34 @@ def names_in(name: str, tree: Any) -> list[str]:
     return [name + keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
 
 
+@functools.cache
 def tensor_reader() -> _core.TensorReader:
-    """What reads tensors natively, through DLPack's table where this torch has one."""
+    """What reads tensors natively: through torch's stable C functions, which are the fastest, or
+    through DLPack's table where this torch has one.
+    """  # noqa: D205
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    return _core.TensorReader(torch.Tensor, api)
+    with without_modes():
+        tensor = torch.empty(0, device="cpu")
+        samples = [tensor, torch.nn.Parameter(tensor, requires_grad=False)]
+    return _core.TensorReader(torch.Tensor, api, stable_functions(), samples)
+
+
+def stable_functions() -> dict[str, int]:
+    """The addresses of torch's stable C functions for what a tensor is, as far as there are any."""
+    names = ("data_ptr", "dim", "sizes", "strides", "dtype", "layout", "device_type")
+    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    try:
+        library = ctypes.CDLL(path)
+        functions = {
+            name: getattr(library, name)
+            for name in (f"aoti_torch_get_{one}" for one in (*names, "device_index"))
+        }
+    except (OSError, AttributeError):
+        return {}
+    return {
+        name: ctypes.cast(function, ctypes.c_void_p).value or 0
+        for name, function in functions.items()
+    }
 
 
 def autograd_sequence() -> int:
@@ -168,6 +198,15 @@ def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     except RuntimeError:
         return None
     return storage
+
+
+def form_of(tensor: torch.Tensor) -> str | None:
+    """What a tensor is if it is more than its elements side by side: sparse, nested, quantized."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    return None if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def references_of_torch(tensor: torch.Tensor) -> int:

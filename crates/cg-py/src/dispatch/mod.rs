@@ -28,6 +28,7 @@ use outputs::Caller;
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Dispatcher {
     is_capturing: Py<PyAny>,
+    is_transformed: Py<PyAny>,
     modes: Modes,
     /// The one that was used last comes first. Replaced as a whole: a call goes through what it
     /// found, whatever other threads do.
@@ -52,12 +53,12 @@ pub(crate) struct Mode {
 
 #[pymethods]
 impl Dispatcher {
-    /// Functions that tell whether the current stream captures, and torch's modes; `autocast` is
-    /// called only while `is_autocast` is true.
+    /// Functions that tell whether the current stream captures, whether a transform of `torch.func`
+    /// is under way, and torch's modes; `autocast` is called only while `is_autocast` is true.
     #[new]
-    #[pyo3(signature = (is_capturing, is_grad_enabled, is_inference, is_autocast, autocast))]
     fn new(
         is_capturing: Py<PyAny>,
+        is_transformed: Py<PyAny>,
         is_grad_enabled: Py<PyAny>,
         is_inference: Py<PyAny>,
         is_autocast: Py<PyAny>,
@@ -65,6 +66,7 @@ impl Dispatcher {
     ) -> Self {
         Self {
             is_capturing,
+            is_transformed,
             modes: Modes {
                 is_grad_enabled,
                 is_inference,
@@ -86,7 +88,11 @@ impl Dispatcher {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
         let mut found: Vec<Found<'_>> = Vec::with_capacity(args.len());
-        while let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)? {
+        // Tensors of transforms have no memory of their own.
+        let is_transformed = this.is_transformed.bind(py).call0()?.is_truthy()?;
+        while !is_transformed
+            && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
+        {
             let entry = entry.bind(py);
             match entry.get().try_take() {
                 Ok(_turn) => {
@@ -126,6 +132,7 @@ impl Dispatcher {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.is_capturing)?;
+        visit.call(&self.is_transformed)?;
         visit.call(&self.modes.autocast)?;
         match self.entries.try_lock() {
             Ok(entries) => entries.iter().try_for_each(|entry| visit.call(entry)),

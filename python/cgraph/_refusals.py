@@ -1,0 +1,37 @@
+"""Calls that are better not captured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from cgraph import _driver, _torch
+from cgraph._calls import Call, hides_tensors
+
+__all__ = ["reason_against"]
+
+
+def reason_against(call: Call) -> str | None:
+    """Why a call is better not captured."""
+    device_type = _driver.current().device_type
+    for leaf in call.leaves:
+        if leaf.kind == "constant" and isinstance(leaf.value, Iterator):
+            return f"an iterator, which the first call uses up: {leaf.name}"
+        if hides_tensors(leaf.value):
+            kind = type(leaf.value).__qualname__
+            return f"tensors inside a {kind}, which pytree does not know: {leaf.name}"
+    tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
+    for leaf in tensors:
+        if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
+            kind = _torch.form_of(leaf.value) or type(leaf.value).__name__
+            return f"no memory of its own: {leaf.name} is {kind}"
+        if (form := _torch.form_of(leaf.value)) is not None:
+            return f"more than its elements: {leaf.name} is {form}"
+        if leaf.value.device.type != device_type:
+            kind = "CPU tensor" if leaf.value.device.type == "cpu" else "tensor elsewhere"
+            return f"{kind}: {leaf.name} is on {leaf.value.device}, not on {device_type}"
+    devices = {leaf.value.device for leaf in tensors}
+    if len(devices) > 1:
+        return f"tensors on several devices: {', '.join(sorted(map(str, devices)))}"
+    if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
+        return "no elements in any tensor"
+    return None

@@ -1,0 +1,111 @@
+"""Graphs of many sizes, which are captured one after the other and instantiated at once."""
+
+from __future__ import annotations
+
+import gc
+import threading
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from cgraph.errors import CgraphError, InstantiateError
+from graphed_calls import misses, states
+from lab import Lab, SimLab, fresh
+
+SIZES = [1, 2, 3, 4, 6, 8]
+
+
+def doubled(x: Tensor) -> Tensor:
+    return torch.relu(x * 2)
+
+
+def require_right(function: cgraph.functions.GraphedFunction, lab: Lab, sizes: list[int]) -> None:
+    for rows in sizes:
+        x = fresh(lab, rows, 5)
+        assert torch.equal(function(x), torch.relu(x * 2))
+
+
+@pytest.mark.parametrize("keep_templates", [False, True])
+def test_every_size_of_a_ladder_is_instantiated_and_right(lab: Lab, keep_templates: bool) -> None:
+    function = cgraph.graphed(doubled, sizes=SIZES, keep_templates=keep_templates)
+    function.capture(fresh(lab, 3, 5)).freeze()
+    with misses() as seen:
+        require_right(function, lab, SIZES)
+    assert not seen
+    kept = [key.recorded.is_kept for key in function._capturing.keys.values()]  # type: ignore[union-attr]
+    assert kept == [keep_templates] * len(SIZES)
+    assert all(key.capture_seconds > 0 for key in function.report().keys)
+
+
+def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> None:
+    seen: list[tuple[str, int]] = []
+
+    def note(what: str) -> None:
+        seen.append((what, threading.get_ident()))
+
+    with (
+        cgraph.register_graph_capture_end_hook(lambda graph: note("captured")),
+        cgraph.register_graph_instantiate_hook(lambda graph: note("instantiated")),
+    ):
+        cgraph.graphed(doubled, sizes=SIZES).capture(fresh(lab, 3, 5))
+    words = [what for what, _ in seen]
+    assert words == ["captured"] * len(SIZES) + ["instantiated"] * len(SIZES)
+    assert {thread for _, thread in seen} == {threading.get_ident()}
+
+
+def test_graphs_that_do_not_fit_at_once_are_instantiated_one_by_one(lab: Lab) -> None:
+    function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3)
+    function.capture(fresh(lab, 3, 5))
+    assert states(function).count("captured") == 3
+    require_right(function, lab, SIZES)
+
+
+def test_a_ladder_goes_on_beside_keys_that_were_captured_before(lab: Lab) -> None:
+    function = cgraph.graphed(doubled, sizes=SIZES)
+    require_right(function, lab, [4])
+    function.capture(fresh(lab, 3, 5), sizes=[4, 8])
+    function.capture(fresh(lab, 3, 5))
+    assert sorted(states(function)) == ["captured"] * len(SIZES)
+    require_right(function, lab, SIZES)
+
+
+def test_a_ladder_with_breaks_or_gradients_is_captured_whole(lab: Lab) -> None:
+    broken = cgraph.graphed(lambda x: cgraph.eager_break(torch.relu)(x * 2), sizes=[2, 4])
+    broken.capture(fresh(lab, 4, 5))
+    require_right(broken, lab, [2, 4])
+    net = nn.Linear(5, 5).to(lab.device)
+    trained = cgraph.graphed(net, sizes=[2, 4])
+    trained.capture(fresh(lab, 4, 5))
+    x = fresh(lab, 2, 5)
+    found = torch.autograd.grad(trained(x).square().sum(), net.weight)[0]
+    expected = torch.autograd.grad(net(x).square().sum(), net.weight)[0]
+    torch.testing.assert_close(found, expected)
+
+
+def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(sim: SimLab) -> None:
+    simulator, x = sim.simulator, fresh(sim, 3, 5)
+    cgraph.graphed(doubled, sizes=SIZES).capture(x)
+    start = len(simulator.calls())
+    cgraph.graphed(doubled, sizes=SIZES).capture(x)
+    calls = [call for call in simulator.calls()[start:]]
+    fallible = [n for n, call in enumerate(calls) if "Instantiate" in str(call)]
+    assert len(fallible) == len(SIZES)
+    gc.collect()
+    baseline = simulator.live()
+    function = cgraph.graphed(doubled, sizes=SIZES)
+    simulator.fail_call(fallible[2], 2)
+    try:
+        with pytest.raises(CgraphError) as caught:
+            function.capture(x)
+    finally:
+        simulator.clear_faults()
+    assert isinstance(caught.value, InstantiateError)
+    assert states(function).count("captured") == len(SIZES) - 1
+    require_right(function, sim, SIZES)
+    assert states(function) == ["captured"] * len(SIZES)
+    del function, caught
+    gc.collect()
+    simulator.synchronize()
+    assert simulator.live() == baseline
