@@ -29,7 +29,7 @@ def require_right(function: cgraph.functions.GraphedFunction, lab: Lab, sizes: l
 
 @pytest.mark.parametrize("keep_templates", [False, True])
 def test_every_size_of_a_ladder_is_instantiated_and_right(lab: Lab, keep_templates: bool) -> None:
-    function = cgraph.graphed(doubled, sizes=SIZES, keep_templates=keep_templates)
+    function = cgraph.graphed(doubled, sizes=SIZES, keep_templates=keep_templates, measure=False)
     function.capture(fresh(lab, 3, 5)).freeze()
     with misses() as seen:
         require_right(function, lab, SIZES)
@@ -37,6 +37,15 @@ def test_every_size_of_a_ladder_is_instantiated_and_right(lab: Lab, keep_templat
     kept = [key.recorded.is_kept for key in function._capturing.keys.values()]  # type: ignore[union-attr]
     assert kept == [keep_templates] * len(SIZES)
     assert all(key.capture_seconds > 0 for key in function.report().keys)
+
+
+def test_sizes_that_are_to_be_measured_are_instantiated_one_by_one(lab: Lab) -> None:
+    function = cgraph.graphed(doubled, sizes=SIZES)
+    function.capture(fresh(lab, 3, 5))
+    for key in function.report().keys:
+        assert key.graph_seconds is not None
+        assert key.eager_seconds is not None
+    require_right(function, lab, SIZES)
 
 
 def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> None:
@@ -49,21 +58,21 @@ def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> 
         cgraph.register_graph_capture_end_hook(lambda graph: note("captured")),
         cgraph.register_graph_instantiate_hook(lambda graph: note("instantiated")),
     ):
-        cgraph.graphed(doubled, sizes=SIZES).capture(fresh(lab, 3, 5))
+        cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(fresh(lab, 3, 5))
     words = [what for what, _ in seen]
     assert words == ["captured"] * len(SIZES) + ["instantiated"] * len(SIZES)
     assert {thread for _, thread in seen} == {threading.get_ident()}
 
 
 def test_graphs_that_do_not_fit_at_once_are_instantiated_one_by_one(lab: Lab) -> None:
-    function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3)
+    function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3, measure=False)
     function.capture(fresh(lab, 3, 5))
     assert states(function).count("captured") == 3
     require_right(function, lab, SIZES)
 
 
 def test_a_ladder_goes_on_beside_keys_that_were_captured_before(lab: Lab) -> None:
-    function = cgraph.graphed(doubled, sizes=SIZES)
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     require_right(function, lab, [4])
     function.capture(fresh(lab, 3, 5), sizes=[4, 8])
     function.capture(fresh(lab, 3, 5))
@@ -72,11 +81,13 @@ def test_a_ladder_goes_on_beside_keys_that_were_captured_before(lab: Lab) -> Non
 
 
 def test_a_ladder_with_breaks_or_gradients_is_captured_whole(lab: Lab) -> None:
-    broken = cgraph.graphed(lambda x: cgraph.eager_break(torch.relu)(x * 2), sizes=[2, 4])
+    broken = cgraph.graphed(
+        lambda x: cgraph.eager_break(torch.relu)(x * 2), sizes=[2, 4], measure=False
+    )
     broken.capture(fresh(lab, 4, 5))
     require_right(broken, lab, [2, 4])
     net = nn.Linear(5, 5).to(lab.device)
-    trained = cgraph.graphed(net, sizes=[2, 4])
+    trained = cgraph.graphed(net, sizes=[2, 4], measure=False)
     trained.capture(fresh(lab, 4, 5))
     x = fresh(lab, 2, 5)
     found = torch.autograd.grad(trained(x).square().sum(), net.weight)[0]
@@ -86,15 +97,15 @@ def test_a_ladder_with_breaks_or_gradients_is_captured_whole(lab: Lab) -> None:
 
 def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(sim: SimLab) -> None:
     simulator, x = sim.simulator, fresh(sim, 3, 5)
-    cgraph.graphed(doubled, sizes=SIZES).capture(x)
+    cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
     start = len(simulator.calls())
-    cgraph.graphed(doubled, sizes=SIZES).capture(x)
+    cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
     calls = [call for call in simulator.calls()[start:]]
     fallible = [n for n, call in enumerate(calls) if "Instantiate" in str(call)]
     assert len(fallible) == len(SIZES)
     gc.collect()
     baseline = simulator.live()
-    function = cgraph.graphed(doubled, sizes=SIZES)
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     simulator.fail_call(fallible[2], 2)
     try:
         with pytest.raises(CgraphError) as caught:

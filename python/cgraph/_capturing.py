@@ -193,7 +193,7 @@ class Capturing:
         # Its calls may have run eagerly until now.
         self.limits.drop(key, key.state)
         try:
-            self.capture(key, call, measure=False, together=together)
+            self.capture(key, call, together)
         except WarmupError as error:
             raise error.cause from None
         except NotReadyError as error:
@@ -219,13 +219,7 @@ class Capturing:
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
         return call.key(), training, requires_grad, id(_driver.current())
 
-    def capture(
-        self,
-        key: Key,
-        call: Call,
-        measure: bool | None = None,
-        together: Together | None = None,
-    ) -> None:
+    def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails."""
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
@@ -233,6 +227,7 @@ class Capturing:
         assert surroundings is not None
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
         pool, stream = self._place(driver, needs_grad)
+        measures = self._options.measure and not self._options.debug
         plan = Plan(
             function=self.function,
             pool=pool,
@@ -240,10 +235,9 @@ class Capturing:
             mode=self._options.capture_error_mode,
             warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
             preserve=self._options.preserve_state,
-            measure=not self._options.debug
-            and (self._options.measure if measure is None else measure),
+            measure=measures,
             keep_template=self._options.keep_templates and not self._options.debug,
-            instantiates=together is None or bool(self._options.debug),
+            instantiates=together is None or measures or bool(self._options.debug),
             dictionaries=surroundings.dictionaries,
         )
         with busy():

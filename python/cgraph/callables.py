@@ -430,11 +430,13 @@ def _preserved(functions: Sequence[Any], driver: _driver.Driver) -> Iterator[Non
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        # What raised may have left work on the stream of the warm-up.
-        driver.synchronize()
-        with torch.no_grad():
-            for buffer, value in zip(buffers, before, strict=True):
-                buffer.copy_(value)
+        try:
+            # What raised may have left work on the stream of the warm-up.
+            driver.synchronize()
+        finally:
+            with torch.no_grad():
+                for buffer, value in zip(buffers, before, strict=True):
+                    buffer.copy_(value)
 
 
 @contextmanager
