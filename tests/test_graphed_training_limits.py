@@ -271,3 +271,35 @@ def test_what_raises_in_training_comes_out_and_the_next_call_works(lab: Lab) -> 
     x = fresh(lab, 4, 6)
     assert near(graphed(x).detach(), net(x))
     assert graphed.report().captured == 1
+
+
+def test_a_break_with_gradients_runs_eagerly_and_says_what_to_do(lab: Lab) -> None:
+    net = nn.Linear(3, 3).to(lab.device)
+    calls: list[int] = []
+
+    @cgraph.eager_break
+    def look(x: Tensor) -> Tensor:
+        calls.append(1)
+        return x * 2
+
+    def looked(x: Tensor) -> Tensor:
+        return look(net(x)).relu()
+
+    graphed = cgraph.graphed(looked)
+    with pytest.warns(UserWarning, match=r"the break .*look was called while gradients") as caught:
+        for _ in range(2):
+            x = fresh(lab, 2, 3)
+            found, expected = graphed(x), looked(x)
+            assert torch.equal(found, expected)
+            gradients = [torch.autograd.grad(one.sum(), net.weight)[0] for one in (found, expected)]
+            assert torch.equal(*gradients)
+    assert len(caught) == 1
+    (key,) = graphed.report().keys
+    assert key.advice is not None
+    assert "torch.no_grad()" in key.advice
+    with torch.no_grad():
+        graphed(x)
+        calls.clear()
+        assert torch.equal(graphed(x), looked(x))
+    assert graphed.report().keys[1].breaks
+    assert len(calls) == 2

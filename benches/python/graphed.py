@@ -3,8 +3,8 @@
 P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs at each call and
 with those of the call before; the result is dropped before the next call. P8: a 16-layer decode
 model at 51 batch sizes, captured by ``.capture`` and by a loop over ``torch.cuda.graph``, both
-after one call at the largest size. Then every size is compared with eager, and so are sizes between
-them, which are padded.
+after one call at the largest size, nine times in turn. Then every size is compared with eager, and
+so are sizes between them, which are padded.
 
     python benches/python/graphed.py [--markdown results.md]
 """
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import time
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,11 @@ def ladder(model: Decode, tokens: torch.Tensor, place: torch.Tensor, check: bool
     return [theirs * 1e3, ours * 1e3, ours / theirs, memory, error, between]
 
 
+def in_text(values: list[float]) -> list[str]:
+    """Numbers for a table."""
+    return [f"{value:.4g}" for value in values]
+
+
 def difference(got: torch.Tensor, right: torch.Tensor) -> float:
     """The largest difference, in units of the largest value."""
     return float((got.float() - right.float()).abs().max() / right.float().abs().max())
@@ -122,11 +128,11 @@ def main() -> None:
         place = torch.tensor([3], device="cuda")
         model(tokens, place)
         ladder(model, tokens, place, False)
-        rows = [
-            [f"{value:.4g}" for value in ladder(model, tokens, place, check)]
-            for check in (False, False, True)
-        ]
-    head = ["torch ms", "cgraph ms", "cgraph / torch", "MiB", "error", "error, padded"]
+        found = [ladder(model, tokens, place, check) for check in (*[False] * 8, True)]
+    rows = [[str(place), *in_text(values)] for place, values in enumerate(found, 1)]
+    middle = [statistics.median(values) for values in zip(*found, strict=True)][:4]
+    rows.append(["median", *in_text(middle), "", ""])
+    head = ["run", "torch ms", "cgraph ms", "cgraph / torch", "MiB", "error", "error, padded"]
     publish("P8: 51 batch sizes of a decode model", head, rows, options.markdown)
 
 

@@ -243,10 +243,12 @@ class Capturing:
         with busy():
             # Replays on any stream may still read what is about to be written.
             driver.synchronize()
-            statics = [
-                self._static(place, tensor, not needs_grad)
-                for place, tensor in enumerate(call.tensors)
-            ]
+            # A tensor of inference mode would not show that the function has written it.
+            with torch.inference_mode(False), torch.no_grad():
+                statics = [
+                    self._static(place, tensor, not needs_grad)
+                    for place, tensor in enumerate(call.tensors)
+                ]
             copies = self._options.outputs == "clone"
             lane = self.lane()
             recorded: Recorded | Trained | None = None
@@ -332,19 +334,17 @@ class Capturing:
         Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
         a backward pass may come after calls of other keys, and reads what its forward pass got.
         """
-        # A tensor of inference mode would not show that the function has written it.
-        with torch.inference_mode(False), torch.no_grad():
-            if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
-                return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-            form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
-            known = self._buffers.get(form)
-            whole = None if known is None else known.get()
-            if whole is None or whole.nbytes() < tensor.nbytes:
-                static = tensor.detach().clone()
-                self._buffers[form] = _torch.WeakStorage(static)
-                return static
-            static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
-            return static.copy_(tensor)
+        if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
+            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
+        known = self._buffers.get(form)
+        whole = None if known is None else known.get()
+        if whole is None or whole.nbytes() < tensor.nbytes:
+            static = tensor.detach().clone()
+            self._buffers[form] = _torch.WeakStorage(static)
+            return static
+        static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
+        return static.copy_(tensor)
 
     def _debugged(self, plan: Plan, key: Key, call: Call, recorded: Recorded) -> Any:
         """What replays a key for debugging; captures it in steps of one operator."""

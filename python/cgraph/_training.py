@@ -15,8 +15,9 @@ from cgraph._held import Holding, Lent
 from cgraph._recorded import Plan, WarmupError
 from cgraph._rollback import Rollback, leaves_behind
 from cgraph._surroundings import optimizers_put_back, tensors_of
+from cgraph.breaks import breakable
 from cgraph.callables import graphed_of, make_graphed_callables
-from cgraph.errors import CallableError
+from cgraph.errors import CallableError, CaptureError
 
 __all__ = ["NoGradientError", "Trained", "train"]
 
@@ -76,6 +77,20 @@ class Trained:
     def reset(self) -> None:
         """Let the graphs go with the last call that needs them."""
         self._graphs = ()
+
+
+class _Passes:
+    """Captures of a forward and a backward pass, which are not divided."""
+
+    def run(self, fn: Callable[..., Any], title: str, args: Any, kwargs: Any) -> Any:
+        """Run a break in a warm-up call; refuse it in a capture."""
+        if _driver.current().is_capturing():
+            raise CaptureError(
+                f"the break {title} was called while gradients are recorded, which cannot flow back"
+                " through it: call under torch.no_grad(), or graph what is before and behind it on"
+                " its own"
+            )
+        return fn(*args, **kwargs)
 
 
 class _Surface(torch.nn.Module):
@@ -177,7 +192,7 @@ def train(
             last.callback(rollback.undo)
             last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
-        with _stand_ins(modules) as parameters:
+        with _stand_ins(modules) as parameters, breakable(_Passes()):
             surface = _Surface(plan.function, modules)
             make_graphed_callables(
                 surface,
