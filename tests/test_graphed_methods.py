@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import gc
 import threading
+import warnings
 import weakref
 
 import pytest
@@ -389,3 +391,26 @@ def test_methods_of_many_objects_leave_nothing_behind(lab: Lab) -> None:
         del one
     gc.collect()
     assert [ref() for ref in died] == [None] * 5
+
+
+def test_attributes_that_change_their_names_are_no_constants(lab: Lab) -> None:
+    class Turning(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = fresh(lab, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            values = vars(self)
+            if "first" in values:
+                values["second"] = values.pop("first")
+                return x + self.second
+            values["first"] = values.pop("second")
+            return x - self.first
+
+    eager = Turning()
+    graphed = cgraph.graphed(copy.deepcopy(eager))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            x = fresh(lab, 4)
+            assert torch.equal(graphed(x), eager(x))

@@ -64,6 +64,46 @@ def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> 
     assert {thread for _, thread in seen} == {threading.get_ident()}
 
 
+def test_an_interrupt_leaves_no_key_half_done(lab: Lab) -> None:
+    seen: list[object] = []
+
+    def interrupt(graph: object) -> None:
+        seen.append(graph)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+    with (
+        cgraph.register_graph_instantiate_hook(interrupt),
+        pytest.raises(KeyboardInterrupt),
+    ):
+        function.capture(fresh(lab, 3, 5))
+    seen.clear()
+    assert states(function) == ["captured"] + ["eager"] * (len(SIZES) - 1)
+    require_right(function, lab, SIZES)
+    assert states(function) == ["captured"] * len(SIZES)
+
+
+def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(lab: Lab) -> None:
+    seen: list[cgraph.CUDAGraph] = []
+
+    def reset_second(graph: cgraph.CUDAGraph) -> None:
+        seen.append(graph)
+        if len(seen) == 4:
+            seen[1].reset()
+
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+    with (
+        cgraph.register_graph_capture_end_hook(reset_second),
+        pytest.raises(CgraphError, match=r"no live template") as caught,
+    ):
+        function.capture(fresh(lab, 3, 5))
+    assert "float32[6, 5]" in str(getattr(caught.value, "__notes__", caught.value))
+    seen.clear()
+    assert states(function).count("captured") == len(SIZES) - 1
+    require_right(function, lab, SIZES)
+
+
 def test_graphs_that_do_not_fit_at_once_are_instantiated_one_by_one(lab: Lab) -> None:
     function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3, measure=False)
     function.capture(fresh(lab, 3, 5))

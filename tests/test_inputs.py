@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from torch import Tensor
 from torch._subclasses import FakeTensorMode
 
 import cgraph
-from cgraph import _core
+from cgraph import _core, _torch
 from cgraph._torch.tensors import stable_functions
 from cgraph.errors import ArgumentError
 from lab import Lab, SimLab, fresh
@@ -160,6 +161,39 @@ def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     ]:
         reader = _core.TensorReader(Tensor, EXCHANGE_API, functions, given)
         assert check(reader, x, y) == ("copy", y.data_ptr())
+
+
+def test_tensors_of_this_torch_are_read_by_its_stable_functions(lab: Lab) -> None:
+    reader = _torch.tensor_reader()
+    x, y = fresh(lab, 3), fresh(lab, 3)
+    assert check(reader, x, y) == ("copy", y.data_ptr())
+    assert check(reader, torch.nn.Parameter(x), torch.nn.Parameter(y)) == ("copy", y.data_ptr())
+    assert reader.uses_stable_functions
+    assert not _core.TensorReader(Tensor, EXCHANGE_API).uses_stable_functions
+
+
+@pytest.mark.parametrize(
+    "first",
+    [
+        lambda x: torch.nn.Parameter(x),
+        lambda x: x.requires_grad_() * 2,
+        lambda x: x.conj(),
+        lambda x: x.conj().imag,
+        lambda x: x.new_empty(0),
+    ],
+)
+def test_the_first_tensor_of_a_dtype_does_not_change_how_others_are_read(
+    lab: Lab, first: Callable[[Tensor], Tensor]
+) -> None:
+    x, y = (torch.complex(fresh(lab, 4), fresh(lab, 4)) for _ in range(2))
+    reader = _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), samples())
+    given = first(x.clone())
+    with suppress(ArgumentError):
+        check(reader, given, given)
+    for static, live in ((x, y), (x.real.clone(), y.imag.clone())):
+        assert check(reader, static, live) == ("copy", live.data_ptr())
+        assert _core.Signature(reader, static).nbytes == static.nbytes
+    assert check(reader, x, y.conj()) == ("torch", 0)
 
 
 def test_samples_that_are_no_tensors_are_refused() -> None:

@@ -25,10 +25,8 @@ FIXES = {
     " @cgraph.eager_break",
     "tensors inside": "pass them as arguments of their own, or register the class with"
     " torch.utils._pytree.register_pytree_node",
-    "no memory of its own": "pass the tensors that it consists of, or make it dense before the"
-    " call",
-    "more than its elements": "pass the tensors that it consists of, or make it dense before the"
-    " call",
+    "no memory of its own": "pass the tensors that it consists of, or a dense copy",
+    "more than its elements": "pass the tensors that it consists of, or a dense copy",
     "an iterator": "pass a list or a tuple",
     "no elements": "nothing: there is no work to save",
     "tensor elsewhere": "move the tensor to the device before the call",

@@ -27,8 +27,8 @@ class Attributes:
     def new_tensor(self) -> str | None:
         """The name of an attribute that is another tensor now."""
         for now, before in self._before:
-            if len(now) == len(before) and all(map(operator.is_, now.values(), before.values())):
-                continue
+            if [*now] == [*before] and all(map(operator.is_, now.values(), before.values())):
+                continue  # as most are
             for name, value in now.items():
                 if isinstance(value, torch.Tensor) and before.get(name) is not value:
                     return name

@@ -187,9 +187,7 @@ class Capturing:
         if self._is_ready(key, call, is_frozen):
             return
         self._require_thawed(key, is_frozen)
-        reason = reason_against(call)
-        if reason is not None:
-            raise CaptureError(f"{self._name} cannot be captured for ({key.text}): {reason}")
+        self.require_no_reason_against(call)
         # Its calls may have run eagerly until now.
         self.limits.drop(key, key.state)
         try:
@@ -206,6 +204,16 @@ class Capturing:
         if identity not in self.keys:
             self.keys[identity] = Key(str(call))
         return self.keys[identity]
+
+    def require_no_reason_against(self, call: Call) -> None:
+        """Refuse a call that is better not captured.
+
+        Raises:
+            CaptureError: It is.
+        """
+        reason = reason_against(call)
+        if reason is not None:
+            raise CaptureError(f"{self._name} cannot be captured for ({call}): {reason}")
 
     def is_eager(self, call: Call) -> bool:
         """Whether it is decided that calls of this key run eagerly."""

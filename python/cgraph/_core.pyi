@@ -270,8 +270,11 @@ class TensorReader:
         torch's stable C functions, of which ``functions`` has the addresses, are faster; they read
         tensors that are of just the classes of the samples. Where some are missing, or the samples'
         objects are built in another way than in the torch versions known, the exchange API reads
-        all.
+        all. So it does after a tensor that they could not read.
         """
+    @property
+    def uses_stable_functions(self) -> bool:
+        """Whether torch's stable functions read what they can."""
 
 @final
 class Signature:
@@ -438,6 +441,7 @@ class Dispatcher:
         cls,
         is_capturing: Callable[[], bool],
         is_transformed: Callable[[], bool],
+        forward_ad: dict[str, Any],
         is_grad_enabled: Callable[[], bool],
         is_inference: Callable[[], bool],
         is_autocast: Callable[[], bool],
@@ -445,6 +449,9 @@ class Dispatcher:
     ) -> Self: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the entry that the arguments fit."""
+    @property
+    def _is_followed(self) -> bool:
+        """Whether a transform of ``torch.func`` or forward-mode differentiation sees operators."""
     def add(self, entry: Entry) -> None:
         """Add an entry, as the one that was used last."""
     def remove(self, entry: Entry) -> bool:

@@ -47,6 +47,7 @@ def capture_ladder(
         with _gc_frozen():
             capturing.ahead(call, is_frozen)
         return
+    capturing.require_no_reason_against(call)
     found = fit(Options(sizes=wanted, dim=options.dim), call, set())
     if found is None:
         raise ArgumentError(

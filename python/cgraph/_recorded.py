@@ -79,13 +79,17 @@ class Recorded:
     debugged: Debugged | None = None
 
     def __init__(
-        self, graph: CUDAGraph | SegmentedGraph, statics: list[torch.Tensor], result: Any
+        self,
+        plan: Plan,
+        graph: CUDAGraph | SegmentedGraph,
+        statics: list[torch.Tensor],
+        result: Any,
     ) -> None:
         self.graph = graph
         self.statics = statics
         self.outputs, self.spec = tree_flatten(result)
-        self.is_waiting = False
-        self._keeps_template = False
+        self.is_waiting = not plan.instantiates and isinstance(graph, CUDAGraph)
+        self._keeps_template = plan.keep_template
         self.mutated: list[int] = []
         self.in_place: set[int] = set()
         self.seconds = 0.0
@@ -125,30 +129,30 @@ class Recorded:
         return self.graph.breaks if isinstance(self.graph, SegmentedGraph) else ()
 
     @property
+    def whole(self) -> CUDAGraph:
+        """The graph of a function without breaks."""
+        assert isinstance(self.graph, CUDAGraph)
+        return self.graph
+
+    @property
     def is_kept(self) -> bool:
         """Whether the graph can do without its exec, as it has a template to make it from."""
         return isinstance(self.graph, CUDAGraph) and self.graph._has_template
 
     def drop_exec(self) -> None:
         """Let the exec of a graph go that is kept."""
-        assert isinstance(self.graph, CUDAGraph)
-        self.graph._drop_exec()
+        self.whole._drop_exec()
 
     def instantiate(self) -> float:
         """Make it again; the seconds that it took."""
-        assert isinstance(self.graph, CUDAGraph)
         began = time.perf_counter()
-        self.graph.instantiate()
+        self.whole.instantiate()
         return time.perf_counter() - began
 
     def was_instantiated(self) -> None:
         """Go on after somebody has instantiated the graph, which was waiting for it."""
-        assert isinstance(self.graph, CUDAGraph)
+        self.whole._finish_instantiation(self._keeps_template)
         self.is_waiting = False
-        self.graph._run_hooks("instantiate")
-        if not self._keeps_template:
-            self.graph._keep_graph = False
-            self.graph._release_template()
 
     @property
     def nodes(self) -> int:
@@ -232,9 +236,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             except CaptureError:
                 graph.reset()
                 raise
-            recorded = Recorded(graph, statics, result)
-            recorded.is_waiting = not plan.instantiates and isinstance(graph, CUDAGraph)
-            recorded._keeps_template = plan.keep_template
+            recorded = Recorded(plan, graph, statics, result)
             recorded.mutated = [
                 place
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))

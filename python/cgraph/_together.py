@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
@@ -10,7 +11,7 @@ from cgraph import _core
 from cgraph._keys import Key
 from cgraph._limits import Limits
 from cgraph._recorded import Recorded
-from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import add_note
 
 __all__ = ["Together", "instantiated_together"]
 
@@ -34,32 +35,30 @@ class Together:
         self._waiting.append((key, recorded))
 
     def finish(self) -> None:
-        """Instantiate all; those for which that fails are let go, and the first error comes out."""
-        waiting, self._waiting = self._waiting, []
-        if not waiting:
-            return
-        began = time.perf_counter()
-        errors = _errors([recorded for _, recorded in waiting])
-        seconds = (time.perf_counter() - began) / len(waiting)
-        first: Exception | None = None
-        for (key, recorded), error in zip(waiting, errors, strict=True):
-            key.capture_seconds += seconds
-            if error is None:
-                recorded.was_instantiated()
-                continue
-            self._drop(key, "eager")
-            first = first or error
-        if first is not None:
-            raise first
-
-
-def _errors(waiting: list[Recorded]) -> list[Exception | None]:
-    """Instantiate all; for each an error or None."""
-    graphs = [one.graph for one in waiting if isinstance(one.graph, CUDAGraph)]
-    try:
-        return _core.instantiate_all(graphs, _THREADS)
-    except Exception as error:
-        return [error] * len(waiting)
+        """Instantiate all. Those for which that fails are let go, and the first error comes out."""
+        # Some may have been let go meanwhile, by hooks.
+        waiting = deque(one for one in self._waiting if one[0].recorded is one[1])
+        self._waiting = []
+        failures: list[Exception] = []
+        try:
+            began = time.perf_counter()
+            errors = _core.instantiate_all([one.whole for _, one in waiting], _THREADS)
+            seconds = (time.perf_counter() - began) / max(1, len(waiting))
+            for error in errors:
+                key, recorded = waiting[0]
+                key.capture_seconds += seconds
+                if error is None:
+                    recorded.was_instantiated()
+                else:
+                    self._drop(key, "eager")
+                    add_note(error, f"cgraph: the graph was that of the key ({key.text})")
+                    failures.append(error)
+                waiting.popleft()
+        finally:
+            for key, _ in waiting:
+                self._drop(key, "eager")
+        if failures:
+            raise failures[0]
 
 
 @contextmanager

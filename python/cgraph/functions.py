@@ -30,7 +30,7 @@ from cgraph._ladder import capture_ladder
 from cgraph._options import OnHeld, Options, Pad
 from cgraph._text import short_place
 from cgraph.breaks import require_work_in_call
-from cgraph.errors import ArgumentError
+from cgraph.errors import ArgumentError, CaptureError
 from cgraph.reports import FunctionReport, Report
 
 __all__ = ["GraphedFunction", "graphed", "report"]
@@ -186,6 +186,7 @@ class GraphedFunction(_core.Dispatcher):
             cls,
             _is_capturing,
             _torch.is_transformed,
+            _torch.forward_ad,
             torch.is_grad_enabled,
             torch.is_inference_mode_enabled,
             _torch.is_any_autocast_enabled,
@@ -239,6 +240,11 @@ class GraphedFunction(_core.Dispatcher):
         Raises:
             Exception: What the function or its capture raised, whatever ``on_fail`` says.
         """
+        if self._is_followed:
+            raise CaptureError(
+                f"{self._name} was to be captured inside a transform of torch.func or forward-mode"
+                " differentiation, where calls run eagerly: capture it before"
+            )
         with self._turn:
             call = self._capturing.taken(args, kwargs)
             capture_ladder(
@@ -281,9 +287,9 @@ class GraphedFunction(_core.Dispatcher):
         if self._class is not None and args and isinstance(args[0], self._class):
             # Called on the class: the graphs are those of the object.
             return self.__get__(args[0])(*args[1:], **kwargs)
-        if _is_capturing() or _torch.is_transformed():
+        if _is_capturing() or self._is_followed:
             # Inside a capture and its warm-up, its work becomes part of that one. A transform of
-            # torch.func has to see the operators.
+            # torch.func and forward-mode differentiation have to see the operators.
             return self._fn(*args, **kwargs)
         with self._turn:
             call = self._capturing.taken(args, kwargs)

@@ -45,19 +45,25 @@ pub(crate) fn instantiate_all(
     graphs: Vec<PyRef<'_, Graph>>,
     threads: NonZeroUsize,
 ) -> PyResult<Vec<Option<PyErr>>> {
-    let templates = graphs.iter().map(|graph| graph.template());
-    let templates = templates.collect::<PyResult<Vec<_>>>()?;
+    let mut templates = Vec::new();
+    let found: Vec<PyResult<()>> = graphs
+        .iter()
+        .map(|graph| graph.template().map(|template| templates.push(template)))
+        .collect();
     let flags = InstantiateFlags::default();
     let made = enter(py, || {
         cg_core::Template::instantiate_all(&templates, flags, threads)
     })?;
-    let taken = graphs
-        .into_iter()
-        .zip(made)
-        .map(|(graph, made)| match made {
+    let mut made = made.into_iter();
+    let taken = graphs.into_iter().zip(found).map(|(graph, found)| {
+        if let Err(error) = found {
+            return Some(error);
+        }
+        match made.next()? {
             Ok(exec) => graph.take_exec(py, exec).err(),
             Err(error) => Some(to_py(py, &error)),
-        });
+        }
+    });
     Ok(taken.collect())
 }
 

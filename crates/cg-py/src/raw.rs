@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, transmute};
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use cg_core::{
     Address, Device, Error, Feed, GraphHandle, Memory, Result, Stream, StreamHandle, Template,
@@ -182,9 +183,8 @@ impl ReadTensor {
 /// Asks for one property of a tensor; what is not 0 says that there was an error.
 type Get<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> i32;
 
-/// torch's stable C functions for what a tensor is, which take a third of the time of DLPack's: they
-/// count no reference. Source: torch's
-/// notes on its "`LibTorch` Stable ABI".
+/// torch's stable C functions for what a tensor is. They take a third of the time of DLPack's, as they
+/// count no reference. Source: torch's notes on its "`LibTorch` Stable ABI".
 pub(crate) struct ReadPlain {
     data_ptr: Get<*mut c_void>,
     dim: Get<i64>,
@@ -197,6 +197,8 @@ pub(crate) struct ReadPlain {
     classes: Box<[Py<PyType>]>,
     /// Where in a tensor's object the functions' handle is, in bytes.
     offset: usize,
+    /// torch writes a trace to stderr for each failure: after one there are no more.
+    has_failed: AtomicBool,
 }
 
 impl ReadPlain {
@@ -235,21 +237,27 @@ impl ReadPlain {
             device_index: function(functions, "aoti_torch_get_device_index")?,
             classes,
             offset,
+            has_failed: AtomicBool::new(false),
         })
     }
 
-    /// What a tensor with memory of its own is; none for all others, also those of classes that are
-    /// derived from `torch.Tensor`.
+    /// Runs `with` on what a tensor with memory of its own is; none for all others, also those of
+    /// classes that are derived from `torch.Tensor`. `with` runs no Python code, which might change
+    /// the tensor.
     #[inline]
-    pub(crate) fn read<'a>(&self, tensor: &'a Bound<'_, PyAny>) -> Option<Plain<'a>> {
+    pub(crate) fn with<T>(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        with: impl FnOnce(&Plain<'_>) -> T,
+    ) -> Option<T> {
         let class = tensor.get_type_ptr();
         let mut classes = self.classes.iter();
-        if !classes.any(|one| one.as_ptr().cast() == class) {
+        let is_known = classes.any(|one| one.as_ptr().cast() == class);
+        if !is_known || self.has_failed() {
             return None;
         }
         // SAFETY: the offset is within the objects of this class.
         let handle = unsafe { tensor.as_ptr().byte_add(self.offset) }.cast();
-        // Before the address, of which torch complains on stderr where there is none.
         // SAFETY: `new` has found the handle of a tensor of this class there; for these functions
         // that is the address of an `at::Tensor`, and all of torch's classes begin alike.
         if unsafe { ask(self.layout, handle) } != Some(STRIDED) {
@@ -263,20 +271,38 @@ impl ReadPlain {
             _ => return None,
         };
         // SAFETY: as for the layout.
+        let plain = unsafe { self.plain(handle, place) };
+        if plain.is_none() {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        plain.map(|plain| with(&plain))
+    }
+
+    /// Whether a tensor could not be read, so that none is any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// What may fail: for nested tensors, and for those without memory of their own.
+    ///
+    /// # Safety
+    /// The handle is a tensor's, and nothing changes the tensor for `'a`.
+    #[inline]
+    unsafe fn plain<'a>(&self, handle: *mut c_void, place: Place) -> Option<Plain<'a>> {
+        // SAFETY: the handle is a tensor's, by the contract; so for all that is asked here.
         let ndim = usize::try_from(unsafe { ask(self.dim, handle) }?).ok()?;
-        // SAFETY: as for the layout.
+        // SAFETY: as above.
         let sizes = unsafe { ask(self.sizes, handle) }?;
-        // SAFETY: as for the layout.
+        // SAFETY: as above.
         let strides = unsafe { ask(self.strides, handle) }?;
         Some(Plain {
-            // SAFETY: as for the layout.
+            // SAFETY: as above.
             address: unsafe { ask(self.data_ptr, handle) }? as u64,
-            // SAFETY: there are `ndim` numbers, which live as long as the tensor; the caller lets
-            // nothing change it while it looks at them.
+            // SAFETY: there are `ndim` numbers, which stay as they are for `'a`, by the contract.
             shape: unsafe { numbers(sizes, ndim) },
             // SAFETY: as for the shape.
             strides: unsafe { numbers(strides, ndim) },
-            // SAFETY: as for the layout.
+            // SAFETY: as above.
             scalar_type: usize::try_from(unsafe { ask(self.dtype, handle) }?).ok()?,
             place,
         })
@@ -317,9 +343,10 @@ fn handle_offset(tensor: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     let wanted: usize = tensor.getattr(intern!(py, "_cdata"))?.extract()?;
     let (begin, end): (usize, usize) = (size(&py.get_type::<PyAny>())?, size(&tensor.get_type())?);
     // Up to torch 2.9, a word before it says who owns it.
-    let mut offsets = (begin..end).step_by(size_of::<usize>()).take(2);
+    let words = (begin..end).step_by(size_of::<usize>()).take(2);
+    let mut offsets = words.filter(|offset| offset + size_of::<usize>() <= end);
     Ok(offsets.find(|offset| {
-        // SAFETY: an object has as many bytes as its class says, of which these are some; what
+        // SAFETY: an object has as many bytes as its class says, and the word ends before them; what
         // begins at a multiple of a word is aligned for one.
         let word = unsafe { tensor.as_ptr().byte_add(*offset) }.cast::<usize>();
         // SAFETY: as above; nothing writes to it while the interpreter is held.

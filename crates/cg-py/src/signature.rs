@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 
@@ -209,8 +210,9 @@ impl Signature {
             return Ok(None);
         }
         let compare = |view: &View<'_>| (self.layout.compare(view), view.lazy);
-        let Ok((found, lazy)) = reader.with(value, compare) else {
-            return Ok(None);
+        let (found, lazy) = match reader.with(value, compare) {
+            Err(error) if error.is_instance_of::<PyException>(value.py()) => return Ok(None),
+            read => read?,
         };
         let plain = found.filter(|found| *found != Match::Torch);
         if plain.is_some() && lazy == Lazy::Unknown && is_lazy(value)? {

@@ -105,6 +105,12 @@ impl TensorReader {
             class: tensor_type.clone().unbind(),
         })
     }
+
+    /// Whether torch's stable functions read what they can.
+    #[getter]
+    fn uses_stable_functions(&self) -> bool {
+        self.plain.as_ref().is_some_and(|plain| !plain.has_failed())
+    }
 }
 
 impl TensorReader {
@@ -121,15 +127,18 @@ impl TensorReader {
         tensor: &Bound<'_, PyAny>,
         mut with: impl FnMut(&View<'_>) -> T,
     ) -> PyResult<T> {
-        if let Some(plain) = self.plain.as_ref().and_then(|plain| plain.read(tensor))
-            && let Some(kind) = self.kinds.get(plain.scalar_type)
-        {
-            return match kind.get() {
-                Some(kind) => Ok(with(&kind.view(&plain))),
-                None => self.learn(tensor, kind, with),
-            };
+        let read = self.plain.as_ref().and_then(|plain| {
+            plain.with(tensor, |plain| {
+                let kind = self.kinds.get(plain.scalar_type).ok_or(None)?;
+                let known = kind.get().ok_or(Some(kind))?;
+                Ok(with(&known.view(plain)))
+            })
+        });
+        match read {
+            Some(Ok(result)) => Ok(result),
+            Some(Err(Some(unknown))) => self.learn(tensor, unknown, with),
+            Some(Err(None)) | None => self.with_any(tensor, with),
         }
-        self.with_any(tensor, with)
     }
 
     /// The same for a tensor of any class.

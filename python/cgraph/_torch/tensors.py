@@ -27,6 +27,7 @@ __all__ = [
     "enter_mode",
     "evaluating_node",
     "form_of",
+    "forward_ad",
     "is_same",
     "is_transformed",
     "lazy_view",
@@ -46,6 +47,8 @@ __all__ = [
 
 
 is_transformed = torch._C._are_functorch_transforms_active
+# Its ``_current_level`` is from 0 on inside ``dual_level()``.
+forward_ad = vars(torch.autograd.forward_ad)
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:

@@ -82,8 +82,9 @@ impl Template {
         let count = made.iter().filter(|one| one.is_ok()).count().max(1) as u64;
         let mut rest = bytes % count;
         let execs = templates.iter().zip(made).map(|(template, made)| {
+            let made = made?;
             let share = bytes / count + std::mem::take(&mut rest);
-            Ok(template.exec(made?, share))
+            Ok(template.exec(made, share))
         });
         Ok(execs.collect())
     }

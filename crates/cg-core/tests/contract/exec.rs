@@ -21,6 +21,7 @@ on_every_driver! {
     everything_may_be_dropped_after_replays_on_two_streams,
     an_exec_runs_on_the_legacy_stream,
     many_templates_are_instantiated_at_once,
+    the_execs_of_many_templates_share_what_they_take,
 }
 
 /// A template of two kernels, `y = a * x + y` and then `x = y + x`, as an exec.
@@ -207,4 +208,28 @@ fn many_templates_are_instantiated_at_once(device: &Device) {
             assert_eq!(words(&y), axpy(factor, &random(1), &random(3)));
         }
     }
+}
+
+fn the_execs_of_many_templates_share_what_they_take(device: &Device) {
+    let memory = memory(device, &random(1));
+    let template = |_| {
+        let template = Template::new(device).unwrap();
+        template
+            .add(&Work::memset(&memory, 1).unwrap(), &[])
+            .unwrap();
+        Arc::new(template)
+    };
+    let templates: Vec<Arc<Template>> = (0..7).map(template).collect();
+    let threads = NonZeroUsize::new(3).unwrap();
+    let flags = InstantiateFlags::default();
+    let execs = Template::instantiate_all(&templates, flags, threads).unwrap();
+    let bytes: Vec<u64> = execs
+        .iter()
+        .map(|e| e.as_ref().unwrap().device_bytes())
+        .collect();
+    assert!(bytes[0] < bytes[1] + 7, "{bytes:?}");
+    assert!(
+        bytes[1..].iter().all(|share| *share == bytes[1]),
+        "{bytes:?}"
+    );
 }

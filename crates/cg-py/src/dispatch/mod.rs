@@ -29,6 +29,8 @@ use outputs::Caller;
 pub(crate) struct Dispatcher {
     is_capturing: Py<PyAny>,
     is_transformed: Py<PyAny>,
+    /// The variables of `torch.autograd.forward_ad`.
+    forward_ad: Py<PyDict>,
     modes: Modes,
     /// The one that was used last comes first. Replaced as a whole: a call goes through what it
     /// found, whatever other threads do.
@@ -55,10 +57,12 @@ pub(crate) struct Mode {
 impl Dispatcher {
     /// Functions that tell whether the current stream captures, whether a transform of `torch.func`
     /// is under way, and torch's modes; `autocast` is called only while `is_autocast` is true.
+    /// `forward_ad` has the variables of `torch.autograd.forward_ad`.
     #[new]
     fn new(
         is_capturing: Py<PyAny>,
         is_transformed: Py<PyAny>,
+        forward_ad: Py<PyDict>,
         is_grad_enabled: Py<PyAny>,
         is_inference: Py<PyAny>,
         is_autocast: Py<PyAny>,
@@ -67,6 +71,7 @@ impl Dispatcher {
         Self {
             is_capturing,
             is_transformed,
+            forward_ad,
             modes: Modes {
                 is_grad_enabled,
                 is_inference,
@@ -88,9 +93,8 @@ impl Dispatcher {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
         let mut found: Vec<Found<'_>> = Vec::with_capacity(args.len());
-        // Tensors of transforms have no memory of their own.
-        let is_transformed = this.is_transformed.bind(py).call0()?.is_truthy()?;
-        while !is_transformed
+        let is_followed = this.is_followed(py)?;
+        while !is_followed
             && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
         {
             let entry = entry.bind(py);
@@ -108,6 +112,20 @@ impl Dispatcher {
         let kwargs = kwargs.map_or_else(|| PyDict::new(py), Clone::clone);
         let missed = slf.call_method1(intern!(py, "_miss"), (args, kwargs))?;
         Ok(missed.unbind())
+    }
+
+    /// Whether somebody has to see the operators: a transform of `torch.func`, whose tensors have no
+    /// memory of their own, or forward-mode differentiation.
+    #[getter(_is_followed)]
+    fn is_followed(&self, py: Python<'_>) -> PyResult<bool> {
+        if self.is_transformed.bind(py).call0()?.is_truthy()? {
+            return Ok(true);
+        }
+        let level = self
+            .forward_ad
+            .bind(py)
+            .get_item(intern!(py, "_current_level"))?;
+        level.map_or(Ok(false), |level| Ok(level.extract::<i64>()? >= 0))
     }
 
     /// Adds an entry, as the one that was used last.
@@ -133,6 +151,7 @@ impl Dispatcher {
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.is_capturing)?;
         visit.call(&self.is_transformed)?;
+        visit.call(&self.forward_ad)?;
         visit.call(&self.modes.autocast)?;
         match self.entries.try_lock() {
             Ok(entries) => entries.iter().try_for_each(|entry| visit.call(entry)),
