@@ -25,7 +25,7 @@ from cgraph._source import levels_to_user, place_of, user_line
 from cgraph._surroundings import modules_of
 from cgraph._text import short_place
 from cgraph._together import Together
-from cgraph._training import NoGradientError, Trained, train
+from cgraph._training import GradientBreakError, NoGradientError, Trained, train
 from cgraph._trying import Padding
 from cgraph.errors import CaptureError, InstantiateError, StateError, add_note
 from cgraph.graphs import graph_pool_handle
@@ -436,7 +436,9 @@ class Capturing:
         if self._options.on_fail == "raise":
             raise self._with_note(error, key)
 
-        reason = f"raised in the capture: {type(error).__name__}: {_first_line(error)}"
+        reason = _first_line(error)
+        if not isinstance(error, GradientBreakError):
+            reason = f"raised in the capture: {type(error).__name__}: {reason}"
         where = place_of(error)
         # What the frames still hold of the capture would meet the eager call in autograd.
         traceback.clear_frames(error.__traceback__)

@@ -31,6 +31,7 @@ __all__ = [
     "begin_and_hand_over",
     "begin_exit",
     "end_broken",
+    "instantiate_all",
     "register_for_all",
     "settle_pools",
     "take_refusal",

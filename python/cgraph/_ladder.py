@@ -47,7 +47,8 @@ def capture_ladder(
         with _gc_frozen():
             capturing.ahead(call, is_frozen)
         return
-    capturing.require_no_reason_against(call)
+    if call.odd_one is not None:
+        capturing.require_no_reason_against(call)
     found = fit(Options(sizes=wanted, dim=options.dim), call, set())
     if found is None:
         raise ArgumentError(

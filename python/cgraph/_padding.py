@@ -11,6 +11,7 @@ from typing import Any, Literal
 import torch
 
 from cgraph._calls import Call
+from cgraph._noise import Noise
 from cgraph._options import Options, Pad
 from cgraph._recorded import Recorded
 from cgraph._torch import tree_flatten, tree_unflatten
@@ -23,8 +24,6 @@ AnyPad = Pad | Literal["first", "above", "below"]
 
 # An element that was written holds by chance what it held before, less often than one in so many.
 _BY_CHANCE = 4
-# How much further apart than equal replays those with other padding may be.
-_NOISE = 4
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -230,12 +229,8 @@ def leaks(
             [leaf if dim is None else leaf.narrow(dim, 0, rows) for leaf in leaves]
             for leaves in ((one, *others), (leaves[place] for leaves in again))
         )
-        noise = _noise(heads[0], sames)
-        if not all(
-            _same_bits(heads[0], head)
-            or (noise is not None and _is_within(heads[0], head, noise * _NOISE))
-            for head in heads
-        ):
+        noise = Noise(heads[0], sames, dim)
+        if not all(_same_bits(heads[0], head) or noise.explains(head) for head in heads):
             return [], f"output {place} depends on what the padding rows contain"
         if not is_random and not _is_near(heads[0], right):
             return [], f"output {place} depends on the number of rows"
@@ -341,24 +336,6 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
 
 def _bytes_of(content: torch.Tensor) -> torch.Tensor:
     return content.view(torch.uint8)
-
-
-def _noise(one: torch.Tensor, sames: Sequence[torch.Tensor]) -> torch.Tensor | None:
-    """How far apart equal replays come, for each element; None if no distance can be told."""
-    if not sames or not (one.is_floating_point() or one.is_complex()):
-        return None
-    nan = one.isnan()
-    if any(not torch.equal(nan, same.isnan()) for same in sames):
-        return None
-    apart = torch.stack([(one - same).abs().nan_to_num(0.0) for same in sames]).amax(0)
-    # An element may have been lucky.
-    return apart.clamp_min(apart.mean()) if apart.numel() else apart
-
-
-def _is_within(one: torch.Tensor, other: torch.Tensor, distance: torch.Tensor) -> bool:
-    if not torch.equal(one.isnan(), other.isnan()):
-        return False
-    return bool(((one - other).abs().nan_to_num(0.0) <= distance.nan_to_num(0.0)).all())
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

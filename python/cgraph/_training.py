@@ -19,11 +19,15 @@ from cgraph.breaks import breakable
 from cgraph.callables import graphed_of, make_graphed_callables
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["NoGradientError", "Trained", "train"]
+__all__ = ["GradientBreakError", "NoGradientError", "Trained", "train"]
 
 
 class NoGradientError(Exception):
     """No result requires a gradient: backward passes are inside the function, if anywhere."""
+
+
+class GradientBreakError(CaptureError):
+    """A break was called in the capture of a forward pass."""
 
 
 class Trained:
@@ -85,10 +89,8 @@ class _Passes:
     def run(self, fn: Callable[..., Any], title: str, args: Any, kwargs: Any) -> Any:
         """Run a break in a warm-up call; refuse it in a capture."""
         if _driver.current().is_capturing():
-            raise CaptureError(
-                f"the break {title} was called while gradients are recorded, which cannot flow back"
-                " through it: call under torch.no_grad(), or graph what is before and behind it on"
-                " its own"
+            raise GradientBreakError(
+                f"a break while gradients are recorded, which cannot flow back through it: {title}"
             )
         return fn(*args, **kwargs)
 

@@ -1,0 +1,72 @@
+"""How padding trials tell noise of kernels from padding that shows."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from cgraph._noise import Noise
+
+ROWS = 50
+
+
+def result() -> Tensor:
+    """Scores as of a model in bf16, of very different sizes."""
+    return (torch.randn(ROWS, 400) * torch.randn(400).exp()).bfloat16()
+
+
+def again(x: Tensor, share: float = 0.05) -> Tensor:
+    """The same with some elements rounded in another way."""
+    step = 2**-7 * torch.randint(-1, 2, x.shape) * (torch.rand(x.shape) < share)
+    return (x.float() * (1 + step)).bfloat16()
+
+
+def test_results_that_differ_as_equal_replays_do_are_noise() -> None:
+    for _ in range(20):
+        x = result()
+        noise = Noise(x, [again(x) for _ in range(8)], 0)
+        assert all(noise.explains(again(x)) for _ in range(4))
+
+
+@pytest.mark.parametrize(
+    "leak",
+    [
+        lambda x: x * 1.02,
+        lambda x: x + 0.05 * x.float().mean().abs().bfloat16() + 0.05,
+        lambda x: torch.cat([x[:-1], x[-1:] * 1.02]),
+        lambda x: x.index_fill(0, torch.tensor([3]), 0.0),
+        lambda x: torch.where(torch.arange(400) == 7, x.float().amax().bfloat16() * 2, x),
+        lambda x: torch.where(torch.arange(400) == 7, torch.nan, x),
+        lambda x: torch.where(torch.arange(400) == 7, torch.inf, x),
+    ],
+)
+def test_padding_that_shows_is_more_than_noise(leak: object) -> None:
+    x = result()
+    noise = Noise(x, [again(x) for _ in range(8)], 0)
+    assert not noise.explains(again(leak(x)))  # type: ignore[operator]
+
+
+def test_without_noise_nothing_is_explained() -> None:
+    x = result()
+    assert not Noise(x, [], 0).explains(again(x))
+    assert not Noise(x, [x.clone() for _ in range(8)], 0).explains(again(x))
+    assert not Noise(x.int(), [x.int()], 0).explains(x.int() + 1)
+
+
+def test_infinite_elements_are_compared_as_they_are() -> None:
+    x = result()
+    x[3, 4], x[5, 6], x[7, 8] = torch.inf, -torch.inf, torch.nan
+    noise = Noise(x, [again(x) for _ in range(8)], 0)
+    assert noise.explains(again(x))
+    other = again(x)
+    other[3, 4] = -torch.inf
+    assert not noise.explains(other)
+    assert not Noise(x, [other, again(x)], 0).explains(other)
+
+
+def test_results_without_rows_are_compared_as_a_whole() -> None:
+    x = result()
+    noise = Noise(x, [again(x) for _ in range(8)], None)
+    assert noise.explains(again(x))
+    assert not noise.explains(again(x * 1.02))
