@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import random
+import warnings
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
+import cgraph
+from cgraph import _trying
 from cgraph._noise import Noise
+from lab import SimLab, fresh
 
 ROWS = 50
 
@@ -63,6 +70,33 @@ def test_infinite_elements_are_compared_as_they_are() -> None:
     other[3, 4] = -torch.inf
     assert not noise.explains(other)
     assert not Noise(x, [other, again(x)], 0).explains(other)
+
+
+@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("is_leaking", [False, True])
+def test_a_row_that_flips_now_and_then_is_no_leak(
+    sim: SimLab, monkeypatch: pytest.MonkeyPatch, seed: int, is_leaking: bool
+) -> None:
+    replayed, chance = _trying._replayed, random.Random(seed)
+
+    def noisy(*args: Any) -> Any:
+        leaves, spec = replayed(*args)
+        leaves[0][1] *= 1 + 1e-4 * (chance.random() < 0.2)
+        return leaves, spec
+
+    def score(x: Tensor) -> Tensor:
+        return x * 2 + (x.mean() if is_leaking else 0)
+
+    monkeypatch.setattr(_trying, "_replayed", noisy)
+    graphed = cgraph.graphed(score, sizes=[8])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            x = fresh(sim, 6, 100)
+            torch.testing.assert_close(graphed(x), score(x), rtol=1e-3, atol=1e-3)
+    reasons = [key.reason for key in graphed.report().keys if key.state == "eager"]
+    assert len(reasons) == is_leaking
+    assert all("output 0 depends on" in str(one) for one in reasons)
 
 
 def test_results_without_rows_are_compared_as_a_whole() -> None:

@@ -182,35 +182,34 @@ def cut_leaves(leaves: Sequence[Any], batched: Sequence[int | None], rows: int) 
 
 
 def leaks(
-    results: Sequence[Sequence[Any]],
+    sames: Sequence[Sequence[Any]],
+    other: Sequence[Any],
     eager: Sequence[Any],
     rows: int,
     size: int,
     is_random: bool,
-    again: Sequence[Sequence[Any]],
 ) -> tuple[list[int | None], str | None]:
     """Whether padding shows in the rows of a result.
 
     Args:
-        results: The leaves of replays that differ in their padding alone.
+        sames: The leaves of replays with one padding, of which there may be several as kernels may
+            be noisy.
+        other: Those of a replay with another padding.
         eager: Those of the function for the call as it is.
         rows: How many the call has.
         size: How many the graph has.
         is_random: Whether the function draws random numbers: with more rows, it draws others.
-        again: Those of more replays with the first padding; other padding may change a result a
-            little more than those differ.
 
     Returns:
         For each leaf the dimension of its rows, and what leaks, in words.
     """
     batched: list[int | None] = []
-    for place, (right, one, *others) in enumerate(zip(eager, *results, strict=True)):
+    for place, (right, one, its_other) in enumerate(zip(eager, sames[0], other, strict=True)):
         if not isinstance(one, torch.Tensor) or not isinstance(right, torch.Tensor):
-            if type(one) is not type(right) or one != right:
-                return (
-                    [],
-                    f"output {place} is {one!r:.40} for {size} rows, {right!r:.40} for {rows}",
-                )
+            for value in (one, its_other):
+                if type(value) is not type(right) or value != right:
+                    text = f"output {place} is {value!r:.40} for {size} rows, {right!r:.40} for"
+                    return [], f"{text} {rows}"
             batched.append(None)
             continue
         if right.dim() != one.dim():
@@ -225,14 +224,14 @@ def leaks(
             return [], f"output {place} has the rows in {len(differing)} dimensions"
         dim = differing[0] if differing else None
         batched.append(dim)
-        heads, sames = (
-            [leaf if dim is None else leaf.narrow(dim, 0, rows) for leaf in leaves]
-            for leaves in ((one, *others), (leaves[place] for leaves in again))
+        first, *others, last = (
+            leaf if dim is None else leaf.narrow(dim, 0, rows)
+            for leaf in (*(leaves[place] for leaves in sames), its_other)
         )
-        noise = Noise(heads[0], sames, dim)
-        if not all(_same_bits(heads[0], head) or noise.explains(head) for head in heads):
+        is_same = any(_same_bits(same, last) for same in (first, *others))
+        if not is_same and not Noise(first, others, dim).explains(last):
             return [], f"output {place} depends on what the padding rows contain"
-        if not is_random and not _is_near(heads[0], right):
+        if not is_random and not _is_near(first, right):
             return [], f"output {place} depends on the number of rows"
     return batched, None
 
