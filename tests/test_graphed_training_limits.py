@@ -286,7 +286,7 @@ def test_a_break_with_gradients_runs_eagerly_and_says_what_to_do(lab: Lab) -> No
         return look(net(x)).relu()
 
     graphed = cgraph.graphed(looked)
-    with pytest.warns(UserWarning, match=r"a break while gradients .*look") as caught:
+    with pytest.warns(UserWarning, match=r"a break in .*look") as caught:
         for _ in range(2):
             x = fresh(lab, 2, 3)
             found, expected = graphed(x), looked(x)
@@ -303,3 +303,20 @@ def test_a_break_with_gradients_runs_eagerly_and_says_what_to_do(lab: Lab) -> No
         assert torch.equal(graphed(x), looked(x))
     assert graphed.report().keys[1].breaks
     assert len(calls) == 2
+
+
+def test_a_break_whose_refusal_is_caught_does_not_vanish(lab: Lab) -> None:
+    net = nn.Linear(3, 3).to(lab.device)
+    look = cgraph.eager_break(lambda x: x * 2)
+
+    def caught(x: Tensor) -> Tensor:
+        try:
+            return look(net(x))
+        except Exception:
+            return net(x)
+
+    graphed = cgraph.graphed(caught)
+    with pytest.warns(UserWarning, match="a break in a function whose result requires gradients"):
+        for _ in range(2):
+            x = fresh(lab, 2, 3)
+            assert torch.equal(graphed(x), caught(x))

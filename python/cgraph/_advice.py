@@ -34,8 +34,8 @@ FIXES = {
     "pageable copy": "make the host's tensor with pin_memory()",
     "default stream": "work on torch.cuda.current_stream(), which is the capture's",
     "unjoined stream": "let the current stream wait for the other before the function returns",
-    "a break while gradients": "call under torch.no_grad(), or graph what is before and behind the"
-    " break on its own",
+    "a break in a function whose": "call under torch.no_grad(), or graph what is before and behind"
+    " the break on its own",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
     " cgraph.explain(fn, *args) lists all that a capture refuses",
     "padding": "let padding rows write nothing that others read, give sizes= without gaps, or"

@@ -15,9 +15,9 @@ _FACTOR = 3
 class Noise:
     """The distances of equal replays, which say whether that of another one is more.
 
-    All distances are in units of an element's size and the usual size of all, so that the few large
-    ones of many elements tell what to expect of others. Something that shifts all elements of a row
-    by little is told by the row's mean.
+    Each row has its own: that of its elements which differ most, and the mean of all, by which
+    something that shifts them all by little is told. The distance of an element is in units of its
+    size and the usual size in the row, so that large and small ones can be compared.
 
     Args:
         one: What a replay has left.
@@ -28,23 +28,22 @@ class Noise:
     def __init__(self, one: torch.Tensor, sames: Sequence[torch.Tensor], dim: int | None) -> None:
         self._one = one
         self._dim = dim
-        self._most: tuple[float, float] | None = None
+        self._most: torch.Tensor | None = None
         if not sames or not one.numel() or not (one.is_floating_point() or one.is_complex()):
             return
         found = [self._distances(same) for same in sames]
-        if None not in found:
-            elements, rows = zip(*filter(None, found), strict=True)
-            self._most = max(elements), max(rows)
+        if all(one is not None for one in found):
+            self._most = torch.stack([one for one in found if one is not None]).amax(0)
 
     def explains(self, other: torch.Tensor) -> bool:
         """Whether another result is no further from the first one than equal replays come."""
         if self._most is None or (found := self._distances(other)) is None:
             return False
-        return all(one <= most * _FACTOR for one, most in zip(found, self._most, strict=True))
+        return bool((found <= self._most * _FACTOR).all())
 
-    def _distances(self, other: torch.Tensor) -> tuple[float, float] | None:
-        """The largest distance of an element, and the largest mean of a row; None for infinity."""
-        one, other = _in_float(self._one), _in_float(other)
+    def _distances(self, other: torch.Tensor) -> torch.Tensor | None:
+        """For each row the largest distance and the mean one: [2, rows]; None for infinity."""
+        one, other = self._rows(self._one), self._rows(other)
         is_finite = one.isfinite()
         if not torch.equal(one.isnan(), other.isnan()) or not torch.equal(
             one[~is_finite].nan_to_num(0.0), other[~is_finite].nan_to_num(0.0)
@@ -52,14 +51,17 @@ class Noise:
             return None
         one, other = (part.masked_fill(~is_finite, 0.0) for part in (one, other))
         size = one.abs()
-        usual = size.square().mean().sqrt()
-        apart = (one - other).abs() / (size + usual).clamp_min(torch.finfo(size.dtype).tiny)
+        least = torch.finfo(size.dtype).tiny
+        largest = size.amax(1, keepdim=True).clamp_min(least)
+        usual = largest * (size / largest).square().mean(1, keepdim=True).sqrt()
+        apart = (one - other).abs() / (size + usual).clamp_min(least)
         if not apart.isfinite().all():
             return None
-        rows = apart if self._dim is None else apart.movedim(self._dim, 0).flatten(1).mean(1)
-        return float(apart.max()), float(rows.mean() if self._dim is None else rows.max())
+        return torch.stack([apart.amax(1), apart.mean(1)])
 
-
-def _in_float(tensor: torch.Tensor) -> torch.Tensor:
-    """Numbers of small types are too coarse for means."""
-    return tensor.float() if tensor.dtype.itemsize < 4 else tensor
+    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The elements of each row, exact enough for means."""
+        wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+        if self._dim is None:
+            return wide.reshape(1, -1)
+        return wide.movedim(self._dim, 0).reshape(wide.shape[self._dim], -1)

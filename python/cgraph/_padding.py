@@ -6,7 +6,7 @@ import bisect
 import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -17,7 +17,18 @@ from cgraph._recorded import Recorded
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import ArgumentError
 
-__all__ = ["AnyPad", "Fit", "Padded", "cut", "cut_leaves", "fit", "leaks", "resized", "spoils"]
+__all__ = [
+    "AnyPad",
+    "Fit",
+    "Leak",
+    "Padded",
+    "cut",
+    "cut_leaves",
+    "fit",
+    "leaks",
+    "resized",
+    "spoils",
+]
 
 AnyPad = Pad | Literal["first", "above", "below"]
 """What padding contains; for a trial, also the first row again, or more or less than in any row."""
@@ -181,6 +192,18 @@ def cut_leaves(leaves: Sequence[Any], batched: Sequence[int | None], rows: int) 
     ]
 
 
+class Leak(NamedTuple):
+    """How padding shows in other rows.
+
+    Attributes:
+        text: It, in words.
+        may_be_noise: Whether another replay may tell that it was none.
+    """
+
+    text: str
+    may_be_noise: bool = False
+
+
 def leaks(
     sames: Sequence[Sequence[Any]],
     other: Sequence[Any],
@@ -188,7 +211,7 @@ def leaks(
     rows: int,
     size: int,
     is_random: bool,
-) -> tuple[list[int | None], str | None]:
+) -> tuple[list[int | None], Leak | None]:
     """Whether padding shows in the rows of a result.
 
     Args:
@@ -201,7 +224,7 @@ def leaks(
         is_random: Whether the function draws random numbers: with more rows, it draws others.
 
     Returns:
-        For each leaf the dimension of its rows, and what leaks, in words.
+        For each leaf the dimension of its rows, and what leaks.
     """
     batched: list[int | None] = []
     for place, (right, one, its_other) in enumerate(zip(eager, sames[0], other, strict=True)):
@@ -209,30 +232,30 @@ def leaks(
             for value in (one, its_other):
                 if type(value) is not type(right) or value != right:
                     text = f"output {place} is {value!r:.40} for {size} rows, {right!r:.40} for"
-                    return [], f"{text} {rows}"
+                    return [], Leak(f"{text} {rows}")
             batched.append(None)
             continue
         if right.dim() != one.dim():
-            return [], f"output {place} has another form than without padding"
+            return [], Leak(f"output {place} has another form than without padding")
         differing = [dim for dim in range(one.dim()) if one.shape[dim] != right.shape[dim]]
         if any((one.shape[d], right.shape[d]) != (size, rows) for d in differing):
-            return [], (
-                f"output {place} has the shape {list(one.shape)} for {size} rows and"
-                f" {list(right.shape)} for {rows}"
-            )
+            text = f"output {place} has the shape {list(one.shape)} for {size} rows and"
+            return [], Leak(f"{text} {list(right.shape)} for {rows}")
         if len(differing) > 1:
-            return [], f"output {place} has the rows in {len(differing)} dimensions"
+            return [], Leak(f"output {place} has the rows in {len(differing)} dimensions")
         dim = differing[0] if differing else None
         batched.append(dim)
         first, *others, last = (
             leaf if dim is None else leaf.narrow(dim, 0, rows)
             for leaf in (*(leaves[place] for leaves in sames), its_other)
         )
-        is_same = any(_same_bits(same, last) for same in (first, *others))
-        if not is_same and not Noise(first, others, dim).explains(last):
-            return [], f"output {place} depends on what the padding rows contain"
         if not is_random and not _is_near(first, right):
-            return [], f"output {place} depends on the number of rows"
+            return [], Leak(f"output {place} depends on the number of rows")
+        is_same = any(_same_bits(same, last) for same in (first, *others))
+        is_right = is_random or all(_is_near(one, right) for one in (*others, last))
+        if not is_right or not (is_same or Noise(first, others, dim).explains(last)):
+            text = f"output {place} depends on what the padding rows contain"
+            return [], Leak(text, is_right)
     return batched, None
 
 
@@ -260,7 +283,7 @@ def spoils(
     if any(not before.shape == right.shape == one.shape for one in padded):
         return True
     touched = _differs(right, before)
-    if not is_random and not _is_near(padded[0][touched], right[touched]):
+    if not is_random and not all(_is_near(one[touched], right[touched]) for one in padded):
         return True
     if is_free:
         return False

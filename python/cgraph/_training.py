@@ -84,15 +84,28 @@ class Trained:
 
 
 class _Passes:
-    """Captures of a forward and a backward pass, which are not divided."""
+    """Captures of a forward and a backward pass, which are not divided.
+
+    Attributes:
+        refused: The break that was called in one; None if there was none.
+    """
+
+    refused: str | None = None
 
     def run(self, fn: Callable[..., Any], title: str, args: Any, kwargs: Any) -> Any:
         """Run a break in a warm-up call; refuse it in a capture."""
         if _driver.current().is_capturing():
-            raise GradientBreakError(
-                f"a break while gradients are recorded, which cannot flow back through it: {title}"
-            )
+            self.refused = title
+            self.require_none()
         return fn(*args, **kwargs)
+
+    def require_none(self) -> None:
+        """Refuse a break that was called, also where the function has caught the refusal."""
+        if self.refused is not None:
+            raise GradientBreakError(
+                "a break in a function whose result requires gradients, whose passes are captured"
+                f" whole: {self.refused}"
+            )
 
 
 class _Surface(torch.nn.Module):
@@ -194,7 +207,8 @@ def train(
             last.callback(rollback.undo)
             last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
-        with _stand_ins(modules) as parameters, breakable(_Passes()):
+        passes = _Passes()
+        with _stand_ins(modules) as parameters, breakable(passes):
             surface = _Surface(plan.function, modules)
             make_graphed_callables(
                 surface,
@@ -207,6 +221,7 @@ def train(
                 preserve_state=plan.preserve,
                 clone_outputs=copies,
             )
+        passes.require_none()
         graphed_of(surface).stand_for(parameters)
         driver.synchronize()
     if not call.consists_of(args, kwargs):

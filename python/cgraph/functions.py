@@ -117,7 +117,8 @@ def graphed(
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing.
         measure: Take the times of eager calls and replays at a capture, for the report. Without it
-            :meth:`capture` instantiates all sizes at once, which takes less time.
+            :meth:`capture` instantiates all sizes at once, which takes less time, if ``max_graphs``
+            and ``max_bytes`` leave room for all.
         capture_error_mode: As for :class:`cgraph.graph`.
         debug: What calls do to find a mistake: one or more of these words, joined by commas. By
             default those of the environment variable ``CGRAPH_DEBUG`` as it is now. An empty text

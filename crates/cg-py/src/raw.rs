@@ -259,22 +259,12 @@ impl ReadPlain {
         // SAFETY: the offset is within the objects of this class.
         let handle = unsafe { tensor.as_ptr().byte_add(self.offset) }.cast();
         // SAFETY: `new` has found the handle of a tensor of this class there; for these functions
-        // that is the address of an `at::Tensor`, and all of torch's classes begin alike.
-        if unsafe { ask(self.layout, handle) } != Some(STRIDED) {
-            return None;
-        }
-        // SAFETY: as for the layout.
-        let place = match unsafe { ask(self.device_type, handle) }? {
-            CPU => Place::Cpu,
-            // SAFETY: as for the layout.
-            CUDA => Place::Cuda(unsafe { ask(self.device_index, handle) }?),
-            _ => return None,
-        };
-        // SAFETY: as for the layout.
-        let plain = unsafe { self.plain(handle, place) };
-        if plain.is_none() {
+        // that is the address of an `at::Tensor`, and all of torch's classes begin alike. `with`
+        // runs no Python code, so that nothing changes the tensor.
+        let Some(plain) = (unsafe { self.plain(handle) }) else {
             self.has_failed.store(true, Ordering::Relaxed);
-        }
+            return None;
+        };
         plain.map(|plain| with(&plain))
     }
 
@@ -283,19 +273,32 @@ impl ReadPlain {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// What may fail: for nested tensors, and for those without memory of their own.
+    /// What a tensor is, or none if it has another layout or is elsewhere; none of both if torch
+    /// fails to say it, as for nested tensors and for those without memory of their own.
     ///
     /// # Safety
     /// The handle is a tensor's, and nothing changes the tensor for `'a`.
     #[inline]
-    unsafe fn plain<'a>(&self, handle: *mut c_void, place: Place) -> Option<Plain<'a>> {
+    #[expect(clippy::option_option, reason = "one is for a failure of torch's")]
+    unsafe fn plain<'a>(&self, handle: *mut c_void) -> Option<Option<Plain<'a>>> {
         // SAFETY: the handle is a tensor's, by the contract; so for all that is asked here.
+        if unsafe { ask(self.layout, handle) }? != STRIDED {
+            return Some(None);
+        }
+        // SAFETY: as above.
+        let place = match unsafe { ask(self.device_type, handle) }? {
+            CPU => Place::Cpu,
+            // SAFETY: as above.
+            CUDA => Place::Cuda(unsafe { ask(self.device_index, handle) }?),
+            _ => return Some(None),
+        };
+        // SAFETY: as above.
         let ndim = usize::try_from(unsafe { ask(self.dim, handle) }?).ok()?;
         // SAFETY: as above.
         let sizes = unsafe { ask(self.sizes, handle) }?;
         // SAFETY: as above.
         let strides = unsafe { ask(self.strides, handle) }?;
-        Some(Plain {
+        Some(Some(Plain {
             // SAFETY: as above.
             address: unsafe { ask(self.data_ptr, handle) }? as u64,
             // SAFETY: there are `ndim` numbers, which stay as they are for `'a`, by the contract.
@@ -305,7 +308,7 @@ impl ReadPlain {
             // SAFETY: as above.
             scalar_type: usize::try_from(unsafe { ask(self.dtype, handle) }?).ok()?,
             place,
-        })
+        }))
     }
 }
 
