@@ -7,6 +7,7 @@ import io
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -185,6 +186,26 @@ def test_what_is_refused_makes_a_capture_fail(lab: Lab, body: Body) -> None:
     with pytest.raises(RuntimeError), cgraph.graph(cgraph.CUDAGraph()):
         x + 1
         body(lab, x)
+
+
+@pytest.mark.parametrize(
+    ("body", "kind", "operator"),
+    [
+        (lambda x: f"{x}", "host read", "Tensor.__format__"),
+        (lambda x: f"{x.sum():.2f}", "host read", "aten.item"),
+        (lambda x: x.numpy(), "host read", "Tensor.numpy"),
+        (lambda x: np.asarray(x), "host read", "Tensor.__array__"),
+        (lambda x: x * torch.tensor([2.0] * 64), "host copy", "aten.lift_fresh"),
+        (lambda x: x * torch.tensor(2.0), None, None),
+        (lambda x: f"{x.shape} {x.dtype}", None, None),
+    ],
+)
+def test_the_simulator_finds_what_would_be_copies_between_host_and_device(
+    sim: SimLab, body: Callable[[torch.Tensor], object], kind: str | None, operator: str | None
+) -> None:
+    explanation = cgraph.explain(body, fresh(sim, 64))
+    found = [(one.kind, one.operator, one.count) for one in explanation.findings]
+    assert found == ([] if kind is None else [(kind, operator, 1)])
 
 
 def test_work_on_a_stream_that_was_not_forked_is_frozen(lab: Lab) -> None:

@@ -71,20 +71,26 @@ class _Calls(TorchFunctionMode):
         self._log = log
         self._here = here
         # On the simulator these do nothing, which would be copies from a GPU.
-        moves = ("cpu", "tolist") if driver.device_type == "cpu" else ()
-        self._reads = {"__repr__", *moves}
+        moves = ("cpu", "tolist", "numpy", "__array__", "__format__")
+        self._reads = {"__repr__", *(moves if driver.device_type == "cpu" else ())}
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Note the call and make it."""
         before, self.running = self.running, getattr(func, "__name__", "")
-        if self.running in self._reads and args[0].device.type == self._device_type:
+        if self._is_read(args):
             self._log.add("host read", f"Tensor.{self.running}", self._here())
         try:
             return func(*args, **(kwargs or {}))
         finally:
             self.running = before
+
+    def _is_read(self, args: Any) -> bool:
+        if self.running not in self._reads or args[0].device.type != self._device_type:
+            return False
+        # Of one number an operator reads it.
+        return self.running != "__format__" or bool(args[0].dim())
 
 
 class _Operators(TorchDispatchMode):
@@ -165,8 +171,9 @@ class _Operators(TorchDispatchMode):
         if name in _COPIES:
             yield from self._copied(name, args, kwargs)
         elif name == "lift_fresh":
-            if self._device_type != "cpu":
-                yield "host copy"  # of a literal
+            if self._device_type != "cpu" or args[0].dim():
+                # Of a literal; on the simulator one of a number may also be on the host.
+                yield "host copy"
         elif name in ("index", *_INDEXED_WRITES):
             yield from self._indexed(name, args, kwargs)
         elif on_device and self._reads(func, name, kwargs):
