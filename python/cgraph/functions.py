@@ -88,8 +88,9 @@ def graphed(
             tensor and a size that returns the padded tensor.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Try out, once for each size, whether padding changes other rows or what the
-            function writes. It takes a call, up to thirteen replays, and a few times the memory of
-            what is written. What shows for other contents of the rows alone may be missed.
+            function writes. It takes a call and five replays, up to 45 where equal replays differ,
+            and a few times the memory of what is written. What shows for other contents of the rows
+            alone may be missed.
         outputs: ``"static"``: results lie in memory of the graph, and the next call of the same key
             overwrites them. ``"clone"``: results are copies.
         on_held: What happens to a static result that is still referenced when a call is about to
@@ -230,8 +231,8 @@ class GraphedFunction(_core.Dispatcher):
         Args:
             *args: The arguments of one call, from which those of the other sizes are made: its rows
                 are cut, or repeated.
-            sizes: The numbers of rows. By default those of :func:`cgraph.graphed`; without any,
-                only the key of these arguments is captured.
+            sizes: The numbers of rows. By default those of :func:`cgraph.graphed`, to which alone
+                calls are padded; without any, only the key of these arguments is captured.
             progress: Show a bar.
             **kwargs: Its keyword arguments.
 
