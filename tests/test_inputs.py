@@ -18,6 +18,8 @@ from cgraph.errors import ArgumentError
 from lab import Lab, SimLab, fresh
 
 EXCHANGE_API = getattr(Tensor, "__dlpack_c_exchange_api__", None)
+# torch 2.8 has all but one; where there is DLPack's table, all are there.
+HAS_STABLE_FUNCTIONS = EXCHANGE_API is not None or bool(stable_functions())
 
 
 class Plain(Tensor):
@@ -151,7 +153,7 @@ def test_quantized_tensors_are_left_to_torch(reader: _core.TensorReader) -> None
 def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     x, y = fresh(lab, 3), fresh(lab, 3)
     all_of = stable_functions()
-    assert len(all_of) == 8
+    assert len(all_of) == (8 if HAS_STABLE_FUNCTIONS else 0)
     for functions, given in [
         ({}, samples()),
         ({name: at for name, at in all_of.items() if "sizes" not in name}, samples()),
@@ -168,7 +170,7 @@ def test_tensors_of_this_torch_are_read_by_its_stable_functions(lab: Lab) -> Non
     x, y = fresh(lab, 3), fresh(lab, 3)
     assert check(reader, x, y) == ("copy", y.data_ptr())
     assert check(reader, torch.nn.Parameter(x), torch.nn.Parameter(y)) == ("copy", y.data_ptr())
-    assert reader.uses_stable_functions
+    assert reader.uses_stable_functions is HAS_STABLE_FUNCTIONS
     assert not _core.TensorReader(Tensor, EXCHANGE_API).uses_stable_functions
 
 
