@@ -69,7 +69,6 @@ class Recorded:
         spec: How they are put together.
         mutated: The places of the static tensors that the function writes.
         in_place: The numbers of the storages of arguments that are read where they lie.
-        is_waiting: Whether the graph is still to be instantiated, by somebody else.
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
@@ -79,17 +78,11 @@ class Recorded:
     debugged: Debugged | None = None
 
     def __init__(
-        self,
-        plan: Plan,
-        graph: CUDAGraph | SegmentedGraph,
-        statics: list[torch.Tensor],
-        result: Any,
+        self, graph: CUDAGraph | SegmentedGraph, statics: list[torch.Tensor], result: Any
     ) -> None:
         self.graph = graph
         self.statics = statics
         self.outputs, self.spec = tree_flatten(result)
-        self.is_waiting = not plan.instantiates and isinstance(graph, CUDAGraph)
-        self._keeps_template = plan.keep_template
         self.mutated: list[int] = []
         self.in_place: set[int] = set()
         self.seconds = 0.0
@@ -135,6 +128,11 @@ class Recorded:
         return self.graph
 
     @property
+    def is_waiting(self) -> bool:
+        """Whether the graph is whole and has no exec."""
+        return isinstance(self.graph, CUDAGraph) and not self.graph._has_exec
+
+    @property
     def is_kept(self) -> bool:
         """Whether the graph can do without its exec, as it has a template to make it from."""
         return isinstance(self.graph, CUDAGraph) and self.graph._has_template
@@ -151,8 +149,8 @@ class Recorded:
 
     def was_instantiated(self) -> None:
         """Go on after somebody has instantiated the graph, which was waiting for it."""
-        self.whole._finish_instantiation(self._keeps_template)
-        self.is_waiting = False
+        self.whole._run_hooks("instantiate")
+        self.whole.capture_end_post()
 
     @property
     def nodes(self) -> int:
@@ -236,7 +234,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             except CaptureError:
                 graph.reset()
                 raise
-            recorded = Recorded(plan, graph, statics, result)
+            recorded = Recorded(graph, statics, result)
             recorded.mutated = [
                 place
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))
@@ -262,7 +260,7 @@ def _captured(
     run: Callable[[], Any], plan: Plan, statics: list[torch.Tensor]
 ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
     """Capture on the current stream, which has just been waited for."""
-    graph = CUDAGraph(keep_graph=plan.keep_template or not plan.instantiates)
+    graph = CUDAGraph(keep_graph=plan.keep_template)
     graph._statics = tuple(statics)
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
     try:
@@ -274,13 +272,7 @@ def _captured(
         graph._abandon(error)
         raise
     else:
-        graph.capture_end()
-        if plan.keep_template and plan.instantiates:
-            try:
-                graph.instantiate()
-            except BaseException:
-                graph.reset()
-                raise
+        _end(graph, plan)
         return graph, result
     # Only a function with a break is captured in segments, which costs more.
     return SegmentedGraph.capture(
@@ -290,6 +282,21 @@ def _captured(
         capture_error_mode=plan.mode,
         statics=statics,
     )
+
+
+def _end(graph: CUDAGraph, plan: Plan) -> None:
+    """End a capture, up to the instantiation where somebody else does that."""
+    if not plan.instantiates:
+        graph.capture_end_pre()
+        graph._run_hooks("capture_end")
+        return
+    graph.capture_end()
+    if plan.keep_template:
+        try:
+            graph.instantiate()
+        except BaseException:
+            graph.reset()
+            raise
 
 
 class NotReadyError(Exception):

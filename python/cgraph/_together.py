@@ -47,12 +47,14 @@ class Together:
             for error in errors:
                 key, recorded = waiting[0]
                 key.capture_seconds += seconds
-                if error is None:
+                try:
+                    if error is not None:
+                        raise error
                     recorded.was_instantiated()
-                else:
+                except Exception as failure:
                     self._drop(key, "eager")
-                    add_note(error, f"cgraph: the graph was that of the key ({key.text})")
-                    failures.append(error)
+                    add_note(failure, f"cgraph: the graph was that of the key ({key.text})")
+                    failures.append(failure)
                 waiting.popleft()
         finally:
             for key, _ in waiting:

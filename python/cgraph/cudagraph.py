@@ -374,15 +374,6 @@ class CUDAGraph(_core.Graph):
 
         return replay
 
-    def _finish_instantiation(self, keep_graph: bool) -> None:
-        """Go on after somebody else has instantiated the template, which was kept for it."""
-        try:
-            self._run_hooks("instantiate")
-        finally:
-            if not keep_graph:
-                self._keep_graph = False
-                self._release_template()
-
     def _require_empty(self) -> None:
         if self._recording is not None:
             raise StateError(
