@@ -144,7 +144,8 @@ class Padding:
     ) -> tuple[list[int | None] | None, str | None]:
         """Run the call without padding, and with paddings that differ; what shows."""
         recorded, function = large.recorded, self._capturing.function
-        assert recorded is not None and found.size is not None
+        rows, size = found.rows, found.size
+        assert recorded is not None and size is not None
         rollback = Rollback(leaves=tensors_of((function, call.arguments(call.tensors))))
         devices = _torch.random_devices()
         # Replays on any stream may still read what is about to be written.
@@ -172,9 +173,9 @@ class Padding:
                         return _replayed(recorded, call, found, *pads)
 
                 def shows(other: list[Any]) -> tuple[list[int | None], Leak | None]:
-                    return leaks(sames, other, eager, found.rows, found.size or 0, is_random)
+                    return leaks(sames, other, eager, rows, size, is_random)
 
-                first, *others = _trials(self._options.pad, found.rows)
+                first, *others = _trials(self._options.pad, rows)
                 result, its_spec = trial(first)
                 if its_spec != spec:
                     return None, "the result is put together in another way"

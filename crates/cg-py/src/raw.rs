@@ -180,6 +180,11 @@ impl ReadTensor {
     }
 }
 
+/// torch could not say it, as for nested tensors and for those without memory of their own.
+struct Failed;
+
+type Answer<T> = std::result::Result<T, Failed>;
+
 /// Asks for one property of a tensor; what is not 0 says that there was an error.
 type Get<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> i32;
 
@@ -261,11 +266,11 @@ impl ReadPlain {
         // SAFETY: `new` has found the handle of a tensor of this class there; for these functions
         // that is the address of an `at::Tensor`, and all of torch's classes begin alike. `with`
         // runs no Python code, so that nothing changes the tensor.
-        let Some(plain) = (unsafe { self.plain(handle) }) else {
+        let read = unsafe { self.plain(handle) };
+        if read.is_err() {
             self.has_failed.store(true, Ordering::Relaxed);
-            return None;
-        };
-        plain.map(|plain| with(&plain))
+        }
+        read.ok().flatten().map(|plain| with(&plain))
     }
 
     /// Whether a tensor could not be read, so that none is any more.
@@ -273,40 +278,39 @@ impl ReadPlain {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// What a tensor is, or none if it has another layout or is elsewhere; none of both if torch
-    /// fails to say it, as for nested tensors and for those without memory of their own.
+    /// What a tensor is, or none if it has another layout or is elsewhere.
     ///
     /// # Safety
     /// The handle is a tensor's, and nothing changes the tensor for `'a`.
     #[inline]
-    #[expect(clippy::option_option, reason = "one is for a failure of torch's")]
-    unsafe fn plain<'a>(&self, handle: *mut c_void) -> Option<Option<Plain<'a>>> {
+    unsafe fn plain<'a>(&self, handle: *mut c_void) -> Answer<Option<Plain<'a>>> {
         // SAFETY: the handle is a tensor's, by the contract; so for all that is asked here.
         if unsafe { ask(self.layout, handle) }? != STRIDED {
-            return Some(None);
+            return Ok(None);
         }
         // SAFETY: as above.
         let place = match unsafe { ask(self.device_type, handle) }? {
             CPU => Place::Cpu,
             // SAFETY: as above.
             CUDA => Place::Cuda(unsafe { ask(self.device_index, handle) }?),
-            _ => return Some(None),
+            _ => return Ok(None),
         };
         // SAFETY: as above.
-        let ndim = usize::try_from(unsafe { ask(self.dim, handle) }?).ok()?;
+        let ndim = usize::try_from(unsafe { ask(self.dim, handle) }?).map_err(|_| Failed)?;
         // SAFETY: as above.
         let sizes = unsafe { ask(self.sizes, handle) }?;
         // SAFETY: as above.
         let strides = unsafe { ask(self.strides, handle) }?;
-        Some(Some(Plain {
+        // SAFETY: as above.
+        let scalar_type = unsafe { ask(self.dtype, handle) }?;
+        Ok(Some(Plain {
             // SAFETY: as above.
             address: unsafe { ask(self.data_ptr, handle) }? as u64,
             // SAFETY: there are `ndim` numbers, which stay as they are for `'a`, by the contract.
             shape: unsafe { numbers(sizes, ndim) },
             // SAFETY: as for the shape.
             strides: unsafe { numbers(strides, ndim) },
-            // SAFETY: as above.
-            scalar_type: usize::try_from(unsafe { ask(self.dtype, handle) }?).ok()?,
+            scalar_type: usize::try_from(scalar_type).map_err(|_| Failed)?,
             place,
         }))
     }
@@ -329,14 +333,14 @@ fn function<T>(functions: &HashMap<String, usize>, name: &str) -> Option<Get<T>>
 /// # Safety
 /// The handle is one of a tensor, and the function is for properties of this type.
 #[inline]
-unsafe fn ask<T>(function: Get<T>, handle: *mut c_void) -> Option<T> {
+unsafe fn ask<T>(function: Get<T>, handle: *mut c_void) -> Answer<T> {
     let mut out = MaybeUninit::uninit();
     // SAFETY: `out` is valid for one write; the rest is the contract of this function.
     if unsafe { function(handle, out.as_mut_ptr()) } != 0 {
-        return None;
+        return Err(Failed);
     }
     // SAFETY: the function says that it has written.
-    Some(unsafe { out.assume_init() })
+    Ok(unsafe { out.assume_init() })
 }
 
 /// Where in a tensor's object the pointer is that torch calls its `_cdata`.

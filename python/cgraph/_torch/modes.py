@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -58,14 +57,9 @@ def random_devices() -> list[int]:
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
 
 
-@functools.cache
-def _reader() -> _core.TensorReader:
-    return tensor_reader()
-
-
 def signature(tensor: torch.Tensor) -> _core.Signature:
     """What a tensor in its place has to be like."""
-    return _core.Signature(_reader(), tensor)
+    return _core.Signature(tensor_reader(), tensor)
 
 
 def fixed(

@@ -83,22 +83,31 @@ def tensor_reader() -> _core.TensorReader:
     return _core.TensorReader(torch.Tensor, api, stable_functions(), samples)
 
 
+_STABLE = tuple(
+    f"aoti_torch_get_{name}"
+    for name in (
+        "data_ptr",
+        "dim",
+        "sizes",
+        "strides",
+        "dtype",
+        "layout",
+        "device_type",
+        "device_index",
+    )
+)
+
+
 def stable_functions() -> dict[str, int]:
     """The addresses of torch's stable C functions for what a tensor is, as far as there are any."""
-    names = ("data_ptr", "dim", "sizes", "strides", "dtype", "layout", "device_type")
     path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
     try:
         library = ctypes.CDLL(path)
-        functions = {
-            name: getattr(library, name)
-            for name in (f"aoti_torch_get_{one}" for one in (*names, "device_index"))
-        }
+        functions = [getattr(library, name) for name in _STABLE]
     except (OSError, AttributeError):
         return {}
-    return {
-        name: ctypes.cast(function, ctypes.c_void_p).value or 0
-        for name, function in functions.items()
-    }
+    addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
+    return dict(zip(_STABLE, addresses, strict=True))
 
 
 def autograd_sequence() -> int:
