@@ -223,7 +223,7 @@ class Capturing:
     def identity(self, call: Call, surroundings: Surroundings | None = None) -> Hashable:
         """What all calls of a key have in common, as the modules are now."""
         surroundings = surroundings or self.surroundings(call)
-        training = tuple(training for _, training in surroundings.flags)
+        training = surroundings.training
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
         return call.key(), training, requires_grad, id(_driver.current())
 

@@ -140,6 +140,9 @@ class Capture:
     @staticmethod
     def begin(stream: Stream, mode: str) -> Capture:
         """Begin a capture; ``mode`` is ``"global"``, ``"thread_local"`` or ``"relaxed"``."""
+    @staticmethod
+    def take_over(stream: Stream) -> Capture:
+        """Take over a capture that somebody else began."""
     def finish(self) -> Template:
         """End the capture and make the template."""
 
@@ -180,12 +183,6 @@ class Template:
         """Nodes and edges as a Graphviz graph."""
     def add_child(self, child: Template) -> None:
         """Add a node that runs a copy of another template, after no other node."""
-    def copy(self) -> Template:
-        """A copy, with nodes of its own."""
-    def copy_mapped(self) -> tuple[Template, dict[int, int]]:
-        """A copy, and its raw nodes by those that they are copies of."""
-    def clear(self) -> None:
-        """Remove all nodes."""
     def retain(self, object: object) -> None:
         """Keep an object alive as long as the template, its execs and their replays in flight."""
     def retain_pool(self, pool: Pool) -> None:
@@ -368,6 +365,9 @@ class Pool:
     @property
     def limit(self) -> int | None:
         """The most bytes that its segments may have."""
+    @property
+    def reserved(self) -> int:
+        """Bytes of its segments."""
     @property
     def is_paused(self) -> bool:
         """Whether its memory is given back."""

@@ -1,10 +1,11 @@
 """Captures of torch's CUDA work.
 
 torch's allocator and random state follow a capture only if torch's own graph object opened it. So
-such an object hosts each capture, and the core takes over the graph it recorded. A second, empty
-capture beside the first collects the random draws of the first; its replay advances the random
-state, and is needed only where the capture drew numbers. Where torch keeps that state in words that
-:mod:`cgraph._random` can find, a node of the graph sets them, and the companion only keeps them.
+such an object hosts each capture. The core ends the capture and takes the graph; the host is given
+an empty one to end, and does its bookkeeping with that. What it counted of random draws is then its
+own: its replay, which launches nothing, advances the random state, and is needed only where the
+capture drew numbers. Where torch keeps that state in words that :mod:`cgraph._random` can find, a
+node of the graph sets them, and the host only keeps them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,6 @@ from cgraph._footprint import Footprint, Meter, PoolState, Sizes, is_recording
 from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
 from cgraph.errors import CaptureError, ForeignError
-from cgraph.labels import Label
 from cgraph.mempool import MemPool
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class Cuda:
                 " captured on the CUDA driver. CPU tensors are captured on the simulator:"
                 " CGRAPH_DRIVER=sim or `with cgraph.sim.use():`"
             )
-        return torch.cuda.stream(stream)
+        return _torch.on_stream(stream)
 
     def current_stream(self) -> torch.cuda.Stream:
         """Torch's current stream."""
@@ -145,7 +145,7 @@ class Cuda:
         _torch.empty_cache()
 
     def _side_stream(self, device: _core.Device, ordinal: int) -> torch.cuda.Stream:
-        """A stream for companions and keepers, which nobody else can have.
+        """A stream for keepers and trials, which nobody else can have.
 
         torch gives its streams out again and again: one of those could be the capturing stream.
         """
@@ -192,11 +192,9 @@ class Recording:
         self._history: _torch.History | None = None
         self._streams: dict[int, _core.Stream] = {}
         self._host = _torch.HostGraph()
-        self._companion = _torch.HostGraph() if _torch.draws_from_companion() else None
         self._context = ExitStack()
-        for graph in filter(None, (self._host, self._companion)):
-            for generator in generators:
-                graph.register_generator_state(generator)
+        for generator in generators:
+            self._host.register_generator_state(generator)
         try:
             self._begin(mode)
         except BaseException:
@@ -226,19 +224,19 @@ class Recording:
             except BaseException:
                 self.abandon()
                 raise
-        error = self._end()
-        if error is not None:
+        ended = self._end()
+        if isinstance(ended, Exception):
             self._close()
             failure = CaptureError(
-                f"capture on {self._stream} failed: {_first_line(error)}. Work on a forked stream"
+                f"capture on {self._stream} failed: {_first_line(ended)}. Work on a forked stream"
                 " must be joined back (wait_stream) before the capture ends, and an operation that"
                 " failed inside the capture breaks it"
             )
-            failure.__cause__ = error
+            failure.__cause__ = ended
             raise failure
         try:
             self._footprint = self._meter.finish(_torch.clear_workspaces, self._events)
-            return self._captured()
+            return self._captured(ended)
         except BaseException:
             self._close()
             raise
@@ -247,10 +245,10 @@ class Recording:
         """End the capture and throw its work away; says what the driver had against it."""
         try:
             with _torch.on_stream(self._stream):
-                error = self._end()
+                ended = self._end()
         finally:
             self._close()
-        return None if error is None else _first_line(error)
+        return _first_line(ended) if isinstance(ended, Exception) else None
 
     def _begin(self, mode: str) -> None:
         # What the capture uses of them is to be in its own pool, and there as long as its graph:
@@ -261,16 +259,11 @@ class Recording:
         self._meter = Meter(self._handle.mem_pool, weigh, state)
         if is_recording():
             self._history = _torch.History(self._ordinal)
-        with ExitStack() as undo:
-            undo.callback(self._end_well, self._host, self._stream, self._handle)
-            # First: torch asks the open captures in turn whether an allocation is theirs, which
-            # takes a call of the driver each.
+        try:
             self._host.capture_begin(tuple(self._handle), mode)
-            if self._companion is not None:
-                undo.callback(self._end_companion)
-                with _torch.on_stream(self._side):
-                    self._companion.capture_begin(None, "relaxed")
-            undo.pop_all()
+        except BaseException:
+            self._end_host()
+            raise
         self._context.enter_context(_torch.watch_pools(self._ordinal, self._pool_seen))
         if self._watch is not None:
             _torch.enter_mode(self._watch)
@@ -321,78 +314,59 @@ class Recording:
             self._streams[handle] = _core.Stream(self._device, handle=handle)
         return self._streams[handle]
 
-    def _end(self) -> Exception | None:
-        """End both captures and what watches them, whatever fails on the way."""
+    def _end(self) -> _core.Template | Exception:
+        """End the capture and what watches it, whatever fails; the graph, or the error."""
         with ExitStack() as last:
             last.callback(self._forget_mark)
             last.callback(self._context.close)
             if self._labels is not None:
                 # Any thread may look for labels, and must not find a graph that is going.
                 self._labels.over = True
-            error: Exception | None = None
+            ended: _core.Template | Exception
             try:
-                error = self._end_well(self._host, self._stream, self._handle)
-            finally:
-                # A wait for the whole device breaks this one as well.
-                also = self._end_companion()
-            return error or also
+                ended = _core.Capture.take_over(self._core_stream()).finish()
+            except Exception as error:
+                ended = error
+            also = self._end_host()
+            return also if also is not None and not isinstance(ended, Exception) else ended
 
-    def _end_companion(self) -> Exception | None:
-        if self._companion is None:
-            return None
-        with _torch.on_stream(self._side):
-            return self._end_well(self._companion, self._side, None)
-
-    def _end_well(
-        self, graph: Any, on: torch.cuda.Stream, handle: PoolHandle | None
-    ) -> Exception | None:
-        """End a capture; its error, if it has one. The graph is then healthy in any case.
+    def _end_host(self) -> Exception | None:
+        """Let the host end an empty capture in the place of the one it began; an error of that.
 
         torch ends its bookkeeping (routing of both allocators, random state) only after a capture
-        that ended well. So after a failure an empty capture is begun in its place and ended well.
+        that ended well, and this one does in any case.
         """
+        stream = self._core_stream()
         try:
-            _quietly(graph.capture_end)
-        except Exception as error:  # torch's error texts may even fail to decode
-            stream = _core.Stream(self._device, handle=on.cuda_stream)
             with suppress(RuntimeError):
                 _core.end_broken(stream)
-            try:
-                _core.begin_and_hand_over(stream)
-                _quietly(graph.capture_end)
-            except Exception:
-                # It never came so far as to begin: what it did begin is undone one by one.
-                with suppress(RuntimeError):
-                    _core.end_broken(stream)
-                if handle is not None:
-                    with suppress(RuntimeError):
-                        _torch.end_routing(self._ordinal, (handle[0], handle[1]))
+            _core.begin_and_hand_over(stream)
+            _quietly(self._host.capture_end)
+        except Exception as error:  # torch's error texts may even fail to decode
+            # It never came so far as to begin: what it did begin is undone one by one.
+            with suppress(RuntimeError):
+                _core.end_broken(stream)
+            with suppress(RuntimeError):
+                _torch.end_routing(self._ordinal, (self._handle[0], self._handle[1]))
             return error
         return None
 
-    def _captured(self) -> Captured:
-        template = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
-        labels = {} if self._labels is None else self._labels.found
-        owner = self._host
-        if self._companion is None:
-            # This torch replays a capture's random state only with the capture's own object. The
-            # core takes a copy, and the object is left with an empty graph to replay.
-            host_template = template
-            template, labels = _copied(host_template, labels)
-            host_template.clear()
-            self._host.instantiate()
-            self._companion, owner = self._host, None
+    def _core_stream(self) -> _core.Stream:
+        return _core.Stream(self._device, handle=self._stream.cuda_stream)
+
+    def _captured(self, template: _core.Template) -> Captured:
         for handle in (self._handle, *(lease.handle for lease in self._leases)):
             mem_pool = _cuda_pools.known(handle)
             if mem_pool is not None:
                 # From here on a replay while it is paused is refused.
                 template.retain_pool(mem_pool._core)
         drawn = self._drawn()
-        companion = self._companion if drawn else None
-        if companion is None:
-            self._companion.reset()
+        host = self._host if drawn else None
+        if host is None:
+            self._host.reset()
         # Newer torch keeps such words for each capture, where only it can fill them.
-        draws = _random.draws(self._device, drawn, self._side) if owner is self._host else None
+        is_shared = not _torch.keeps_words_of_captures()
+        draws = _random.draws(self._device, drawn, self._side) if is_shared else None
         inputs = None
         if self._statics or draws:
             words = [word for draw in draws or () for word in draw.words]
@@ -400,33 +374,30 @@ class Recording:
             inputs = _core.Inputs(template, reader, list(self._statics), words)
             # An exec's inputs are set through its template, which must therefore stay.
             # The pool last: its memory goes back when it goes as its last user.
-            template.retain((self._handle, owner, companion))
-            owner = None
-        pools: list[Handle] = [self._handle, *self._others]
+            template.retain((self._handle, host))
         watch = self._watch
+        pools: list[Handle] = [self._handle, *self._others]
         return Captured(
             template,
             pools=pools,
             current=_torch.current_stream_source(),
             ordinal=self._ordinal,
             check=None if watch is None else _liveness.Check(self._device, template, watch, pools),
-            random_step=None if companion is None or draws is not None else companion.replay,
+            random_step=None if host is None or draws is not None else host.replay,
             inputs=inputs,
             generators=[(draw.generator, draw.step) for draw in draws or ()],
-            retained=(self._handle, self._others, self._leases, companion),
-            owner=owner,
+            retained=(self._handle, self._others, self._leases, host),
             footprint=self._footprint,
-            labels=labels,
+            labels={} if self._labels is None else self._labels.found,
         )
 
     def _drawn(self) -> list[tuple[torch.Generator, int]]:
         """The generators that the capture drew from, and how far that moved their offsets.
 
-        The companion is replayed once to see it, and the offsets are put back.
+        The host is replayed once to see it, and the offsets are put back.
         """
-        assert self._companion is not None
         before = [generator.get_offset() for generator in self._generators]
-        self._companion.replay()
+        self._host.replay()
         # The fills of this trial must not come after those of a replay on another stream.
         self._stream.synchronize()
         drawn = []
@@ -452,20 +423,8 @@ class Recording:
         self._close_history()
         _torch.clear_workspaces()
         self._host.reset()
-        if self._companion is not None:
-            self._companion.reset()
         for lease in self._leases:
             lease.release()
-
-
-def _copied(
-    template: _core.Template, labels: dict[int, Label]
-) -> tuple[_core.Template, dict[int, Label]]:
-    """A copy of a template, with the labels of its nodes."""
-    if not labels:
-        return template.copy(), {}
-    copy, nodes = template.copy_mapped()
-    return copy, {nodes[node]: label for node, label in labels.items()}
 
 
 def _quietly(end: Callable[[], None]) -> None:
@@ -475,7 +434,7 @@ def _quietly(end: Callable[[], None]) -> None:
 
 def _weigh(ordinal: int, mem_pool: MemPool | None) -> Sizes:
     reserved, in_use = _torch.allocated(ordinal)
-    return Sizes(reserved if mem_pool is None else mem_pool.stats()["reserved"], in_use)
+    return Sizes(reserved if mem_pool is None else mem_pool._core.reserved, in_use)
 
 
 def _first_line(error: BaseException) -> str:

@@ -43,7 +43,6 @@ class Captured:
         feed: Copies tensors to the static inputs before a replay, where ``inputs`` does not.
         sim: The simulator that a replay drives.
         retained: Kept alive until no replay is in flight.
-        owner: Owns the template, where cgraph does not.
         labels: Where the template's nodes come from, by raw node.
         footprint: Bytes and seconds of the capture.
     """
@@ -62,7 +61,6 @@ class Captured:
         feed: Callable[[tuple[Any, ...]], None] | None = None,
         sim: _core.Sim | None = None,
         retained: object = None,
-        owner: object = None,
         labels: dict[int, Label] | None = None,
         footprint: Footprint | None = None,
     ) -> None:
@@ -78,7 +76,6 @@ class Captured:
         self.feed = feed
         self.sim = sim
         self.retained = retained
-        self.owner = owner
         self.labels = labels or {}
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import operator
 import sys
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -79,9 +80,14 @@ class Surroundings:
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
     @property
+    def training(self) -> tuple[bool, ...]:
+        """Whether each of the modules is training now."""
+        return tuple(map(operator.itemgetter("training"), self._with_flags))
+
+    @property
     def flags(self) -> list[Flag]:
         """The modules, and whether they are training now."""
-        return [(attributes, attributes["training"]) for attributes in self._with_flags]
+        return list(zip(self._with_flags, self.training, strict=True))
 
     @property
     def moved(self) -> str | None:

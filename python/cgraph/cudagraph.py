@@ -199,7 +199,7 @@ class CUDAGraph(_core.Graph):
             raise StateError("capture_end_post() without capture_end_pre()")
         self._ended = False
         if not self._keep_graph:
-            self._release_template()
+            self._drop_template()
 
     def instantiate(self) -> None:
         """Make the template executable, again if it was changed; the exec before is dropped.
@@ -228,11 +228,11 @@ class CUDAGraph(_core.Graph):
             try:
                 self._end_cycle()
             finally:
+                # What it retains is to outlast the exec.
                 captured, self._captured, self._ended = self._captured, None, False
                 self._labels = {}
                 self._clear()
-                if captured is not None:
-                    _release(captured)
+                del captured
 
     def memory(self) -> GraphMemory:
         """What the graph takes of the device's and the host's memory; see :mod:`cgraph.ledger`."""
@@ -406,11 +406,6 @@ class CUDAGraph(_core.Graph):
             " CUDAGraph(keep_graph=True) or call enable_debug_mode() before the capture"
         )
 
-    def _release_template(self) -> None:
-        self._drop_template()
-        if self._captured is not None:
-            _release(self._captured)
-
     def _abandon(self, error: BaseException) -> None:
         """Throw an open capture away because of an exception in its body."""
         recording, self._recording = self._recording, None
@@ -438,10 +433,3 @@ def require_mode(mode: object) -> None:
             "Unknown capture error mode. Expected `global`, `thread_local`, or `relaxed`, got"
             f" {mode!r}"
         )
-
-
-def _release(captured: Captured) -> None:
-    """Let the owner of the template go."""
-    owner, captured.owner = captured.owner, None
-    if owner is not None:
-        owner.reset()  # type: ignore[attr-defined]

@@ -85,6 +85,7 @@ calls! {
     GraphRemoveDependencies => "cuGraphRemoveDependencies",
     GraphDestroyNode => "cuGraphDestroyNode",
     GraphGetNodes => "cuGraphGetNodes",
+    GraphGetRootNodes => "cuGraphGetRootNodes",
     GraphGetEdges => "cuGraphGetEdges",
     GraphNodeGetDependencies => "cuGraphNodeGetDependencies",
     GraphNodeFindInClone => "cuGraphNodeFindInClone",

@@ -1,4 +1,4 @@
-//! `Capture`, `Tracker`, and the two calls that repair a capture which torch could not end.
+//! `Capture`, `Tracker`, and the two calls that put another capture in the place of torch's.
 
 use std::sync::{Mutex, PoisonError};
 
@@ -24,6 +24,15 @@ impl Capture {
     fn begin(py: Python<'_>, stream: &Stream, mode: &str) -> PyResult<Self> {
         let mode = parse_mode(mode)?;
         let core = enter(py, || cg_core::Capture::begin(&stream.core, mode))?;
+        Ok(Self {
+            core: Mutex::new(Some(core)),
+        })
+    }
+
+    /// Takes over a capture that somebody else began.
+    #[staticmethod]
+    fn take_over(py: Python<'_>, stream: &Stream) -> PyResult<Self> {
+        let core = enter(py, || cg_core::Capture::take_over(&stream.core))?;
         Ok(Self {
             core: Mutex::new(Some(core)),
         })

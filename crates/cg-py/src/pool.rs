@@ -105,6 +105,12 @@ impl Pool {
         views.collect()
     }
 
+    /// Bytes of its segments.
+    #[getter]
+    fn reserved(&self, py: Python<'_>) -> u64 {
+        py.detach(|| self.core.reserved())
+    }
+
     /// Bytes by name, as `cg_core::PoolStats` has them.
     fn stats(&self, py: Python<'_>) -> [(&'static str, u64); 7] {
         let stats = py.detach(|| self.core.stats());

@@ -18,10 +18,10 @@ __all__ = [
     "current_graph_lookup",
     "current_raw_stream",
     "current_stream_source",
-    "draws_from_companion",
     "has_gpu",
     "is_capturing",
     "is_torch_graph",
+    "keeps_words_of_captures",
     "on_stream",
     "quiet",
     "share_tracing_rules",
@@ -106,14 +106,12 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
     return graph
 
 
-def draws_from_companion() -> bool:
-    """Whether a second, empty capture around the first collects its random draws.
+def keeps_words_of_captures() -> bool:
+    """Whether each capture has a random state of its own, which only its own object fills.
 
-    Up to torch 2.11 a capture registers its generators when it begins, so an enclosing capture sees
-    the draws. Newer ones keep a state for each capture, and only the capture's own object replays
-    it; those have ``capture_end_pre``.
+    Up to torch 2.11 all captures read that of the generator. Newer ones have ``capture_end_pre``.
     """
-    return not hasattr(torch._C._CUDAGraph, "capture_end_pre")
+    return hasattr(torch._C._CUDAGraph, "capture_end_pre")
 
 
 def has_gpu() -> bool:

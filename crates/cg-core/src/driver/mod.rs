@@ -337,6 +337,12 @@ pub trait GraphCalls {
     /// `graph` is live.
     unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>>;
 
+    /// The nodes of a graph that come after no other, in no promised order.
+    ///
+    /// # Safety
+    /// `graph` is live.
+    unsafe fn graph_roots(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>>;
+
     /// How many nodes a graph has.
     ///
     /// # Safety

@@ -79,6 +79,12 @@ impl Pool {
         }
     }
 
+    /// Bytes of its segments, as [`Self::stats`] has them.
+    #[must_use]
+    pub fn reserved(&self) -> u64 {
+        self.shared.book().reserved()
+    }
+
     /// The ranges of addresses that it has reserved: where each starts and its bytes.
     #[must_use]
     pub fn ranges(&self) -> Vec<(Address, u64)> {

@@ -333,9 +333,7 @@ impl Template {
         make: impl FnOnce(&[NodeHandle]) -> Arc<Shared>,
     ) -> Result<Arc<Shared>> {
         let mut state = self.state();
-        let mut roots = state.graph.nodes()?;
-        let later: HashSet<NodeHandle> = state.graph.edges()?.iter().map(|edge| edge.to).collect();
-        roots.retain(|node| !later.contains(node));
+        let roots = state.graph.roots()?;
         let mut nodes = Vec::new();
         if let Err(error) = add_before(&state.graph, &roots, specs, &mut nodes) {
             for node in nodes {

@@ -131,6 +131,26 @@ impl GraphCalls for Cuda {
         Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
     }
 
+    unsafe fn graph_roots(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>> {
+        let _entered = self.enter()?;
+        let graph = graph.0 as sys::CUgraph;
+        // SAFETY: `graph` is live by the contract; without an array the call writes only `count`.
+        let count = out(Call::GraphGetRootNodes, 0, |count| unsafe {
+            sys::cuGraphGetRootNodes(graph, ptr::null_mut(), count)
+        })?;
+        if count == 0 {
+            return Ok(Vec::new());
+        }
+        let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
+        // SAFETY: `graph` is live by the contract; the call writes at most `count` nodes, which
+        // `nodes` has room for.
+        let count = out(Call::GraphGetRootNodes, count, |count| unsafe {
+            sys::cuGraphGetRootNodes(graph, nodes.as_mut_ptr(), count)
+        })?;
+        nodes.truncate(count);
+        Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
+    }
+
     unsafe fn graph_node_count(&self, graph: GraphHandle) -> Result<usize> {
         let _entered = self.enter()?;
         let graph = graph.0 as sys::CUgraph;

@@ -52,6 +52,7 @@ const SYMBOLS: &[&str] = &[
     "cuGraphExecUpdate_v2",
     "cuGraphGetEdges_v2",
     "cuGraphGetNodes",
+    "cuGraphGetRootNodes",
     "cuGraphHostNodeGetParams",
     "cuGraphInstantiateWithParams",
     "cuGraphKernelNodeGetParams_v2",

@@ -14,6 +14,12 @@ impl OwnedGraph {
         unsafe { self.driver.node_find_in_clone(node, copy.handle) }
     }
 
+    /// Its nodes that come after no other.
+    pub(crate) fn roots(&self) -> Result<Vec<NodeHandle>> {
+        // SAFETY: the graph is live as long as `self`.
+        unsafe { self.driver.graph_roots(self.handle) }
+    }
+
     /// How many nodes it has.
     pub(crate) fn count(&self) -> Result<usize> {
         // SAFETY: the graph is live as long as `self`.

@@ -130,6 +130,13 @@ impl GraphCalls for Sim {
         Ok(get(&mut state, handle).nodes.keys().copied().collect())
     }
 
+    unsafe fn graph_roots(&self, handle: GraphHandle) -> Result<Vec<NodeHandle>> {
+        let mut state = self.enter(Call::GraphGetRootNodes)?;
+        let nodes = get(&mut state, handle).nodes.iter();
+        let roots = nodes.filter(|(_, node)| node.before.is_empty());
+        Ok(roots.map(|(handle, _)| *handle).collect())
+    }
+
     unsafe fn graph_node_count(&self, handle: GraphHandle) -> Result<usize> {
         let mut state = self.enter(Call::GraphGetNodes)?;
         Ok(get(&mut state, handle).nodes.len())
