@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Noise"]
+__all__ = ["Noise", "same_rows"]
 
 # How much further apart than equal replays others may be and still count as equal.
 _FACTOR = 3
@@ -31,37 +31,57 @@ class Noise:
         self._most: torch.Tensor | None = None
         if not sames or not one.numel() or not (one.is_floating_point() or one.is_complex()):
             return
-        found = [self._distances(same) for same in sames]
-        if all(one is not None for one in found):
-            self._most = torch.stack([one for one in found if one is not None]).amax(0)
+        most = torch.stack([self._distances(same) for same in sames]).amax(0)
+        # Where equal replays come infinitely far apart, nothing is noise.
+        self._most = most.masked_fill(~most.isfinite(), -1.0)
 
-    def explains(self, other: torch.Tensor) -> bool:
-        """Whether another result is no further from the first one than equal replays come."""
-        if self._most is None or (found := self._distances(other)) is None:
-            return False
-        return bool((found <= self._most * _FACTOR).all())
+    def explains(self, other: torch.Tensor) -> torch.Tensor:
+        """Whether another result is no further from the first one than equal replays come.
 
-    def _distances(self, other: torch.Tensor) -> torch.Tensor | None:
-        """For each row the largest distance and the mean one: [2, rows]; None for infinity."""
-        one, other = self._rows(self._one), self._rows(other)
+        Returns:
+            It for each row: [rows].
+        """
+        if self._most is None:
+            return torch.zeros_like(same_rows(self._one, other, self._dim))
+        return (self._distances(other) <= self._most * _FACTOR).all(0)
+
+    def _distances(self, other: torch.Tensor) -> torch.Tensor:
+        """For each row the largest distance and the mean one: [2, rows]."""
+        one, other = (_rows(_wide(part), self._dim) for part in (self._one, other))
         is_finite = one.isfinite()
-        if not torch.equal(one.isnan(), other.isnan()) or not torch.equal(
-            one[~is_finite].nan_to_num(0.0), other[~is_finite].nan_to_num(0.0)
-        ):
-            return None
-        one, other = (part.masked_fill(~is_finite, 0.0) for part in (one, other))
+        is_same = (one == other) | (one.isnan() & other.isnan())
+        is_apart = (~is_finite & ~is_same) | (is_finite & ~other.isfinite())
+        one, other = (part.masked_fill(~is_finite | is_apart, 0.0) for part in (one, other))
         size = one.abs()
         least = torch.finfo(size.dtype).tiny
         largest = size.amax(1, keepdim=True).clamp_min(least)
         usual = largest * (size / largest).square().mean(1, keepdim=True).sqrt()
         apart = (one - other).abs() / (size + usual).clamp_min(least)
-        if not apart.isfinite().all():
-            return None
+        apart = apart.masked_fill(is_apart, torch.inf)
         return torch.stack([apart.amax(1), apart.mean(1)])
 
-    def _rows(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The elements of each row, exact enough for means."""
-        wide = tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
-        if self._dim is None:
-            return wide.reshape(1, -1)
-        return wide.movedim(self._dim, 0).reshape(wide.shape[self._dim], -1)
+
+def same_rows(one: torch.Tensor, other: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """Whether two results are equal, NaN where NaN is, for each row: [rows].
+
+    Args:
+        one: A result.
+        other: Another one of the same shape.
+        dim: The dimension of the rows; None for one row.
+    """
+    is_same = one == other
+    if one.is_floating_point() or one.is_complex():
+        is_same |= one.isnan() & other.isnan()
+    return _rows(is_same, dim).all(1)
+
+
+def _wide(tensor: torch.Tensor) -> torch.Tensor:
+    """Exact enough for means."""
+    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+
+
+def _rows(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:
+    """The elements of each row: [rows, elements]."""
+    if dim is None:
+        return tensor.reshape(1, -1)
+    return tensor.movedim(dim, 0).reshape(tensor.shape[dim], -1)

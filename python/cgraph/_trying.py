@@ -172,21 +172,24 @@ class Padding:
                     with torch.random.fork_rng(devices):
                         return _replayed(recorded, call, found, *pads)
 
-                def shows(other: list[Any]) -> tuple[list[int | None], Leak | None]:
-                    return leaks(sames, other, eager, rows, size, is_random)
+                def shows(
+                    other: list[Any], agreed: dict[int, torch.Tensor]
+                ) -> tuple[list[int | None], Leak | None]:
+                    return leaks(sames, other, eager, rows, size, is_random, agreed)
 
                 first, *others = _trials(self._options.pad, rows)
                 result, its_spec = trial(first)
                 if its_spec != spec:
                     return None, "the result is put together in another way"
                 sames, states = [result], [rollback.contents(written)]
-                batched, leak = shows(result)
+                batched, leak = shows(result, {})
                 for pads in others:
                     if leak is not None:
                         break
+                    agreed: dict[int, torch.Tensor] = {}
                     result = trial(pads)[0]
                     states.append(rollback.contents(written))
-                    batched, leak = shows(result)
+                    batched, leak = shows(result, agreed)
                     # Some kernels add up in any order, and now and then come to another result, if
                     # only a little. What the padding contains shows in it each time.
                     for _ in range(_REPEATED):
@@ -194,7 +197,7 @@ class Padding:
                             break
                         if len(sames) <= _REPEATED:
                             sames.append(trial(first)[0])
-                        batched, leak = shows(trial(pads)[0])
+                        batched, leak = shows(trial(pads)[0], agreed)
         except torch.OutOfMemoryError as error:
             return None, (
                 "there is no memory to try it out: give check_padding=False if padding rows leave"
