@@ -135,6 +135,32 @@ def test_a_ladder_with_breaks_or_gradients_is_captured_whole(lab: Lab) -> None:
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_break_sees_the_rows_of_the_call_when_its_size_is_captured(lab: Lab, warmup: int) -> None:
+    seen: list[list[float]] = []
+
+    def look(x: Tensor) -> Tensor:
+        seen.append(x.tolist())
+        return x + 1
+
+    function = cgraph.graphed(
+        lambda x: cgraph.eager_break(look)(x * 2) * 3,
+        sizes=[1, 2, 4],
+        warmup=warmup,
+        measure=False,
+        preserve_state=False,
+    )
+    for rows in (4, 2, 1):  # the first ones of the same memory
+        seen.clear()
+        x = fresh(lab, rows)
+        function.capture(x, sizes=[rows])
+        assert seen == [(x * 2).tolist()] * (1 + warmup)
+    x = fresh(lab, 2)
+    given = x.clone()
+    assert torch.equal(function(x), (x * 2 + 1) * 3)
+    assert torch.equal(x, given)
+
+
 def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(sim: SimLab) -> None:
     simulator, x = sim.simulator, fresh(sim, 3, 5)
     cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)

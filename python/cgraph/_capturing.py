@@ -236,6 +236,7 @@ class Capturing:
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
         pool, stream = self._place(driver, needs_grad)
         measures = self._options.measure and not self._options.debug
+        only_captures = not (self._options.warmup or measures or needs_grad or self._options.debug)
         plan = Plan(
             function=self.function,
             pool=pool,
@@ -246,15 +247,17 @@ class Capturing:
             measure=measures,
             keep_template=self._options.keep_templates and not self._options.debug,
             instantiates=together is None or measures or bool(self._options.debug),
+            only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
         )
         with busy():
-            # Replays on any stream may still read what is about to be written.
-            driver.synchronize()
+            if not only_captures:
+                # Replays on any stream may still read what is about to be written.
+                driver.synchronize()
             # A tensor of inference mode would not show that the function has written it.
             with torch.inference_mode(False), torch.no_grad():
                 statics = [
-                    self._static(place, tensor, not needs_grad)
+                    self._static(place, tensor, not needs_grad, not only_captures)
                     for place, tensor in enumerate(call.tensors)
                 ]
             copies = self._options.outputs == "clone"
@@ -336,8 +339,10 @@ class Capturing:
             self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
         return self._lanes[ordinal]
 
-    def _static(self, place: int, tensor: torch.Tensor, is_shared: bool) -> torch.Tensor:
-        """Memory that a graph reads instead of a tensor's, with the same contents.
+    def _static(
+        self, place: int, tensor: torch.Tensor, is_shared: bool, fills: bool
+    ) -> torch.Tensor:
+        """Memory that a graph reads instead of a tensor's, with the same contents if that is asked.
 
         Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
         a backward pass may come after calls of other keys, and reads what its forward pass got.
@@ -352,7 +357,7 @@ class Capturing:
             self._buffers[form] = _torch.WeakStorage(static)
             return static
         static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
-        return static.copy_(tensor)
+        return static.copy_(tensor) if fills else static
 
     def _debugged(self, plan: Plan, key: Key, call: Call, recorded: Recorded) -> Any:
         """What replays a key for debugging; captures it in steps of one operator."""

@@ -44,6 +44,7 @@ class Plan:
         measure: Take the times of eager calls and of replays.
         keep_template: Keep what the graph can be instantiated from again.
         instantiates: Make the exec as well; otherwise the template waits for it.
+        only_captures: Nothing runs but the capture, so that static tensors may have any contents.
         dictionaries: What holds the attributes that the function may set.
     """
 
@@ -56,6 +57,7 @@ class Plan:
     measure: bool
     keep_template: bool
     instantiates: bool
+    only_captures: bool
     dictionaries: Sequence[dict[str, Any]]
 
 
@@ -184,7 +186,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     Args:
         plan: How.
         call: A call of the key.
-        statics: What the graph reads instead of the call's tensors, with the same contents.
+        statics: What the graph reads instead of the call's tensors, with the same contents unless
+            nothing runs but the capture.
         driver: The driver in force.
     """
     args, kwargs = call.arguments(statics)
@@ -226,7 +229,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
-            graph, result = _captured(run, plan, statics)
+            graph, result = _captured(run, plan, call, statics)
             try:
                 _require_no_new_attributes(of_capture)
                 _require_known_classes(result)
@@ -257,7 +260,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
 
 
 def _captured(
-    run: Callable[[], Any], plan: Plan, statics: list[torch.Tensor]
+    run: Callable[[], Any], plan: Plan, call: Call, statics: list[torch.Tensor]
 ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
     """Capture on the current stream, which has just been waited for."""
     graph = CUDAGraph(keep_graph=plan.keep_template)
@@ -274,6 +277,10 @@ def _captured(
     else:
         _end(graph, plan)
         return graph, result
+    if plan.only_captures:
+        # Breaks run, and read them. What the function writes is told by the versions, without this.
+        for static, tensor in zip(statics, call.tensors, strict=True):
+            static.data.copy_(tensor)
     # Only a function with a break is captured in segments, which costs more.
     return SegmentedGraph.capture(
         run,
