@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-__all__ = ["Noise", "same_rows"]
+__all__ = ["Noise", "is_near", "same_rows"]
 
 # How much further apart than equal replays others may be and still count as equal.
 _FACTOR = 3
@@ -59,6 +59,17 @@ class Noise:
         apart = (one - other).abs() / (size + usual).clamp_min(least)
         apart = apart.masked_fill(is_apart, torch.inf)
         return torch.stack([apart.amax(1), apart.mean(1)])
+
+
+def is_near(one: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors are equal but for rounding: sums of more rows have another order."""
+    if not (right.is_floating_point() or right.is_complex()) or right.numel() == 0:
+        return torch.equal(one, right)
+    within = float(torch.finfo(right.dtype).eps ** 0.5)
+    if right.dtype.itemsize < 4:
+        one, right = one.float(), right.float()
+    size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max())
+    return torch.allclose(one, right, rtol=within, atol=within * size, equal_nan=True)
 
 
 def same_rows(one: torch.Tensor, other: torch.Tensor, dim: int | None) -> torch.Tensor:

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from cgraph._calls import Call
-from cgraph._noise import Noise, same_rows
+from cgraph._noise import Noise, is_near, same_rows
 from cgraph._options import Options, Pad
 from cgraph._recorded import Recorded
 from cgraph._torch import tree_flatten, tree_unflatten
@@ -27,15 +27,10 @@ __all__ = [
     "fit",
     "leaks",
     "resized",
-    "spoils",
 ]
 
 AnyPad = Pad | Literal["first", "above", "below"]
 """What padding contains; for a trial, also the first row again, or more or less than in any row."""
-
-# An element that was written holds by chance what it held before, less often than one in so many.
-_BY_CHANCE = 4
-_WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 @dataclass(frozen=True)
@@ -255,9 +250,9 @@ def leaks(
             leaf if dim is None else leaf.narrow(dim, 0, rows)
             for leaf in (*(leaves[place] for leaves in sames), its_other)
         )
-        if not is_random and not _is_near(first, right):
+        if not is_random and not is_near(first, right):
             return [], Leak(f"output {place} depends on the number of rows")
-        is_right = is_random or all(_is_near(one, right) for one in (*others, last))
+        is_right = is_random or all(is_near(one, right) for one in (*others, last))
         for same in (first, *others):
             agreed[place] = agreed.get(place, False) | same_rows(same, last, dim)
         if not agreed[place].all():
@@ -268,43 +263,6 @@ def leaks(
                 return [], found
             leak = leak or found
     return ([], leak) if leak else (batched, None)
-
-
-def spoils(
-    before: torch.Tensor,
-    right: torch.Tensor,
-    padded: Sequence[torch.Tensor],
-    is_random: bool,
-    is_free: bool,
-) -> bool:
-    """Whether padding shows in memory that a function writes.
-
-    Where a call without padding writes, padding must not change it. Elsewhere padding rows may
-    write, as to the rows of a cache behind those of the call, unless their contents say where: a
-    call could then hit what belongs to others.
-
-    Args:
-        before: Its content before the call.
-        right: That after the call without padding.
-        padded: Those after it with paddings that differ; the last two differ in numbers that may
-            say where rows are written, and in nothing that may write zeros over zeros.
-        is_random: Whether what the call writes may be other numbers.
-        is_free: Whether padding may write anywhere else.
-    """
-    if any(not before.shape == right.shape == one.shape for one in padded):
-        return True
-    touched = _differs(right, before)
-    if not is_random and not all(_is_near(one[touched], right[touched]) for one in padded):
-        return True
-    if is_free:
-        return False
-    elsewhere = [_differs(one, before) & ~touched for one in padded]
-    if len(elsewhere) == 1:
-        return bool(elsewhere[0].any())
-    *earlier, one, other = elsewhere
-    apart = [one ^ other, *(mask & ~other for mask in earlier)]
-    most = max(int(one.sum()), int(other.sum())) // _BY_CHANCE
-    return any(int(mask.sum()) > most for mask in apart)
 
 
 def _resized(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Tensor:
@@ -345,30 +303,6 @@ def _checked(padded: object, tensor: torch.Tensor, shape: list[int]) -> torch.Te
             f" {list(tensor.shape)}, expected {expected}"
         )
     return padded
-
-
-def _is_near(one: torch.Tensor, right: torch.Tensor) -> bool:
-    """Whether two tensors are equal but for rounding: sums of more rows have another order."""
-    if not (right.is_floating_point() or right.is_complex()) or right.numel() == 0:
-        return torch.equal(one, right)
-    within = float(torch.finfo(right.dtype).eps ** 0.5)
-    if right.dtype.itemsize < 4:
-        one, right = one.float(), right.float()
-    size = float(right.abs().nan_to_num(0.0, 0.0, 0.0).max())
-    return torch.allclose(one, right, rtol=within, atol=within * size, equal_nan=True)
-
-
-def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """Where two tensors differ in their bits."""
-    size = one.dtype.itemsize
-    whole = _WHOLE.get(size)
-    if whole is not None:
-        return one.view(whole) != other.view(whole)
-    return (_bytes_of(one) != _bytes_of(other)).view(one.numel(), -1).any(1)
-
-
-def _bytes_of(content: torch.Tensor) -> torch.Tensor:
-    return content.view(torch.uint8)
 
 
 def _root(name: str) -> str:

@@ -107,11 +107,17 @@ class Rollback:
         memory = _torch.memory_of(tensor)
         return memory is not None and _torch.storage_id(memory) in self._watch.storages
 
-    def contents(self, count: int) -> list[torch.Tensor]:
-        """What the first storages which were written hold now, in the type of the first write."""
+    def buffers(self, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """What the first storages that were written held, and they themselves.
+
+        Both in the type of the first write, with one dimension.
+        """
         with _torch.without_modes():
             storages = list(self._watch.storages.values())[:count]
-            return [_in_type(_bytes(one.storage).clone(), one.dtype) for one in storages]
+            return [
+                (_in_type(one.copy, one.dtype), _in_type(_bytes(one.storage), one.dtype))
+                for one in storages
+            ]
 
     def rewind(self) -> None:
         """Put the contents of storages back, and go on."""

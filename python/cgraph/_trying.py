@@ -13,12 +13,13 @@ from cgraph._calls import Call
 from cgraph._keys import Key
 from cgraph._native import entry_of_call, returned
 from cgraph._options import Options, Pad
-from cgraph._padding import AnyPad, Fit, Leak, Padded, cut, cut_leaves, fit, leaks, resized, spoils
+from cgraph._padding import AnyPad, Fit, Leak, Padded, cut, cut_leaves, fit, leaks, resized
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._surroundings import tensors_of
 from cgraph._torch import tree_flatten
 from cgraph._training import Trained
+from cgraph._writes import Writes
 
 if TYPE_CHECKING:
     from cgraph._capturing import Capturing
@@ -163,9 +164,10 @@ class Padding:
                         for pair in zip(before, _random_states(devices), strict=True)
                     )
                 eager = _copies([*leaves, *(tensors[place] for place in recorded.mutated)])
-                right = rollback.contents(written := rollback.written)
-                rollback.rewind()
-                old = rollback.contents(written)
+                # Trials write the graph's inputs as well.
+                count = rollback.written
+                is_free = callable(self._options.pad)
+                writes = Writes(rollback.buffers(count), is_random, is_free)
 
                 def trial(pads: tuple[AnyPad, AnyPad]) -> tuple[list[Any], Any]:
                     rollback.rewind()
@@ -181,14 +183,15 @@ class Padding:
                 result, its_spec = trial(first)
                 if its_spec != spec:
                     return None, "the result is put together in another way"
-                sames, states = [result], [rollback.contents(written)]
+                sames = [result]
+                writes.see(rollback.buffers(count))
                 batched, leak = shows(result, {})
                 for pads in others:
                     if leak is not None:
                         break
                     agreed: dict[int, torch.Tensor] = {}
                     result = trial(pads)[0]
-                    states.append(rollback.contents(written))
+                    writes.see(rollback.buffers(count))
                     batched, leak = shows(result, agreed)
                     # Some kernels add up in any order, and now and then come to another result, if
                     # only a little. What the padding contains shows in it each time.
@@ -207,10 +210,8 @@ class Padding:
             rollback.undo()
         if leak is not None:
             return None, leak.text
-        is_free = callable(self._options.pad)
-        for before, after, *padded in zip(old, right, *states, strict=True):
-            if spoils(before, after, padded, is_random, is_free):
-                return None, "what the function writes is not as without padding"
+        if writes.are_spoilt():
+            return None, "what the function writes is not as without padding"
         return batched[: len(leaves)], None
 
 

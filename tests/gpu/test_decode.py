@@ -58,3 +58,29 @@ def test_all_sizes_of_a_decode_model_equal_eager_padded_or_not(decode: Any) -> N
             previous = found[:1].clone()
         assert graphed.report().captured == 51
         assert all(key.state == "captured" for key in graphed.report().keys)
+
+
+def test_a_padding_trial_takes_less_than_three_times_the_bytes_of_a_cache() -> None:
+    class Cached(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("cache", torch.zeros(16, 4 << 20, dtype=torch.bfloat16))
+
+        def forward(self, x: Tensor, place: Tensor) -> Tensor:
+            self.cache[: len(x)].index_copy_(1, place, x)
+            return self.cache[: len(x)].index_select(1, place) * 2
+
+    model = Cached().cuda()
+    graphed = cgraph.graphed(model, sizes=[8], warmup=0, preserve_state=False, on_fail="raise")
+    place = torch.tensor([3, 70_000], device="cuda")
+    graphed(torch.rand(8, 2, device="cuda", dtype=torch.bfloat16), place)
+    for rows in (5, 7):
+        x = torch.rand(rows, 2, device="cuda", dtype=torch.bfloat16)
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        found = graphed(x, place).clone()
+        taken = torch.cuda.max_memory_allocated() - before
+        assert torch.equal(found, x * 2)
+        assert taken < (3 * model.cache.nbytes if rows == 5 else 1 << 20)
+    assert [key.state for key in graphed.report().keys] == ["captured"]
