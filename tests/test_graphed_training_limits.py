@@ -320,3 +320,56 @@ def test_a_break_whose_refusal_is_caught_does_not_vanish(lab: Lab) -> None:
         for _ in range(2):
             x = fresh(lab, 2, 3)
             assert torch.equal(graphed(x), caught(x))
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_keys_with_gradients_know_what_a_replay_of_both_passes_saves(lab: Lab, ahead: bool) -> None:
+    net = network(lab)
+    graphed, x = cgraph.graphed(net), leaf(lab, 4, 6)
+    for key in (4, 5):
+        x = leaf(lab, key, 6)
+        graphed.capture(x) if ahead else graphed(x).sum().backward()
+    for key in graphed.report().keys:
+        assert key.eager_seconds is not None and key.eager_seconds > 0
+        assert key.graph_seconds is not None and key.graph_seconds > 0
+        assert key.saved_seconds == key.eager_seconds - key.graph_seconds
+    for options in ({"measure": False}, {"warmup": 0}):
+        unknown = cgraph.graphed(net, **options)
+        unknown(leaf(lab, 4, 6)).sum().backward()
+        (key,) = unknown.report().keys
+        assert (key.state, key.graph_seconds, key.eager_seconds) == ("captured", None, None)
+
+
+def test_nothing_is_measured_while_a_backward_pass_may_follow(lab: Lab) -> None:
+    net = network(lab)
+    eager = copy.deepcopy(net)
+    graphed, x = cgraph.graphed(net), leaf(lab, 4, 6)
+    loss = graphed(x).square().sum()
+    graphed.capture(leaf(lab, 9, 6))
+    loss.backward()
+    eager(x).square().sum().backward()
+    assert same_gradients(net, eager)
+    measured = [key.graph_seconds is not None for key in graphed.report().keys]
+    assert measured == [True, False]
+
+
+def test_measuring_leaves_buffers_random_numbers_and_gradients_as_they_were(lab: Lab) -> None:
+    net = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5), nn.Dropout(0.5)).to(lab.device)
+    graphed, x = cgraph.graphed(net), leaf(lab, 4, 6)
+    for parameter in net.parameters():
+        parameter.grad = torch.randn_like(parameter)
+    before = copy.deepcopy(net)
+    grads = [parameter.grad.clone() for parameter in net.parameters() if parameter.grad is not None]
+    torch.manual_seed(11)
+    is_cuda = torch.device(lab.device).type == "cuda"
+    random_state = torch.cuda.get_rng_state if is_cuda else torch.get_rng_state
+    state = random_state()
+    graphed.capture(x)
+    assert torch.equal(random_state(), state)
+    for name, buffer in net.named_buffers():
+        assert torch.equal(buffer, before.get_buffer(name)), name
+    for parameter, grad in zip(net.parameters(), grads, strict=True):
+        assert parameter.grad is not None and torch.equal(parameter.grad, grad)
+    assert x.grad is None
+    (key,) = graphed.report().keys
+    assert key.graph_seconds is not None

@@ -123,6 +123,15 @@ def test_trap_T68_a_graph_keeps_its_pool_when_the_object_dies_first(lab: Lab) ->
     assert torch.equal(y, torch.relu(x * 2) * 2) and len(other) == 4
 
 
+def test_the_bytes_reserved_are_those_of_the_statistics(lab: Lab) -> None:
+    pool = cgraph.MemPool()
+    graph, x = cgraph.CUDAGraph(), fresh(lab, 1 << 18)
+    assert pool._core.reserved == pool.stats()["reserved"] == 0
+    with cgraph.graph(graph, pool=pool):
+        y = x * 2
+    assert pool._core.reserved == pool.stats()["reserved"] >= y.nbytes
+
+
 @pytest.mark.parametrize("kept", [True, False], ids=["with the object", "without the object"])
 def test_outputs_outlive_their_graph(lab: Lab, kept: bool) -> None:
     x = fresh(lab, 1 << 12)

@@ -213,3 +213,36 @@ def test_padding_that_shows_in_what_is_written_only_for_some_contents_is_refused
     x = -fresh(sim, 3, 8).abs() - 1
     graphed(x)
     assert torch.equal(net.most, x.amax().view(1))
+
+
+def test_undefined_complex_numbers_hide_no_leak(sim: SimLab) -> None:
+    def score(x: Tensor) -> Tensor:
+        return torch.complex(x * torch.nan, x + x.sum())
+
+    graphed = cgraph.graphed(score, sizes=[4])
+    with pytest.warns(UserWarning, match="padding to 4 rows is not safe"):
+        for _ in range(2):
+            x = fresh(sim, 3, 8) + 1
+            torch.testing.assert_close(graphed(x).imag, score(x).imag)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_whole_number_that_flips_now_and_then_excuses_no_leak_in_its_row(
+    sim: SimLab, monkeypatch: pytest.MonkeyPatch, seed: int
+) -> None:
+    replayed, chance = _trying._replayed, torch.Generator().manual_seed(seed)
+
+    def noisy(*args: Any) -> Any:
+        leaves, spec = replayed(*args)
+        leaves[0] += torch.rand(len(leaves[0]), generator=chance) < 0.1
+        return leaves, spec
+
+    def best(x: Tensor) -> Tensor:
+        places = x.argmax(1)
+        places[0] += (x[-1, 0] < 0.5).long()
+        return places + 0 * torch.randint(2, (len(x),))
+
+    monkeypatch.setattr(_trying, "_replayed", noisy)
+    graphed = cgraph.graphed(best, sizes=[128])
+    with pytest.warns(UserWarning, match="depends on what the padding rows contain"):
+        graphed(fresh(sim, 100, 20).abs() + 1)

@@ -183,6 +183,12 @@ class Template:
         """Nodes and edges as a Graphviz graph."""
     def add_child(self, child: Template) -> None:
         """Add a node that runs a copy of another template, after no other node."""
+    def copy(self) -> Template:
+        """A copy, with nodes of its own."""
+    def copy_mapped(self) -> tuple[Template, dict[int, int]]:
+        """A copy, and its raw nodes by those that they are copies of."""
+    def clear(self) -> None:
+        """Remove all nodes."""
     def retain(self, object: object) -> None:
         """Keep an object alive as long as the template, its execs and their replays in flight."""
     def retain_pool(self, pool: Pool) -> None:

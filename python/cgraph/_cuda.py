@@ -2,7 +2,8 @@
 
 torch's allocator and random state follow a capture only if torch's own graph object opened it. So
 such an object hosts each capture. The core ends the capture and takes the graph; the host is given
-an empty one to end, and does its bookkeeping with that. What it counted of random draws is then its
+an empty one to end, and does its bookkeeping with that. (Newer torch ends it itself, and the core
+takes a copy of the graph.) What it counted of random draws is then its
 own: its replay, which launches nothing, advances the random state, and is needed only where the
 capture drew numbers. Where torch keeps that state in words that :mod:`cgraph._random` can find, a
 node of the graph sets them, and the host only keeps them.
@@ -190,7 +191,8 @@ class Recording:
         self._labels = labels
         self._footprint: Footprint | None = None
         self._history: _torch.History | None = None
-        self._streams: dict[int, _core.Stream] = {}
+        self._capturing = _core.Stream(device, handle=stream.cuda_stream)
+        self._streams = {stream.cuda_stream: self._capturing}
         self._host = _torch.HostGraph()
         self._context = ExitStack()
         for generator in generators:
@@ -224,17 +226,10 @@ class Recording:
             except BaseException:
                 self.abandon()
                 raise
-        ended = self._end()
-        if isinstance(ended, Exception):
-            self._close()
-            failure = CaptureError(
-                f"capture on {self._stream} failed: {_first_line(ended)}. Work on a forked stream"
-                " must be joined back (wait_stream) before the capture ends, and an operation that"
-                " failed inside the capture breaks it"
-            )
-            failure.__cause__ = ended
-            raise failure
         try:
+            ended = self._end()
+            if isinstance(ended, Exception):
+                raise self._failure(ended) from ended
             self._footprint = self._meter.finish(_torch.clear_workspaces, self._events)
             return self._captured(ended)
         except BaseException:
@@ -322,37 +317,62 @@ class Recording:
             if self._labels is not None:
                 # Any thread may look for labels, and must not find a graph that is going.
                 self._labels.over = True
-            ended: _core.Template | Exception
+            if _torch.keeps_state_of_captures():
+                return self._end_by_host()
+            ended: _core.Template | Exception | None = None
             try:
-                ended = _core.Capture.take_over(self._core_stream()).finish()
+                ended = _core.Capture.take_over(self._capturing).finish()
             except Exception as error:
                 ended = error
-            also = self._end_host()
+            finally:
+                also = self._end_host()
             return also if also is not None and not isinstance(ended, Exception) else ended
+
+    def _end_by_host(self) -> _core.Template | Exception:
+        """The same by the host, which may have work to do before; the graph is a copy."""
+        is_ended = False
+        try:
+            _quietly(self._host.capture_end)
+            is_ended = True
+            own = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
+            copy = self._copied(own)
+            own.clear()
+        except Exception as error:  # torch's error texts may even fail to decode
+            return error
+        finally:
+            if not is_ended:
+                self._end_host()
+        return copy
+
+    def _copied(self, template: _core.Template) -> _core.Template:
+        """A copy of a template; the labels become those of its nodes."""
+        if self._labels is None or not self._labels.found:
+            return template.copy()
+        copy, nodes = template.copy_mapped()
+        self._labels.found = {nodes[node]: label for node, label in self._labels.found.items()}
+        return copy
 
     def _end_host(self) -> Exception | None:
         """Let the host end an empty capture in the place of the one it began; an error of that.
 
         torch ends its bookkeeping (routing of both allocators, random state) only after a capture
-        that ended well, and this one does in any case.
+        that ended well.
         """
-        stream = self._core_stream()
         try:
             with suppress(RuntimeError):
-                _core.end_broken(stream)
-            _core.begin_and_hand_over(stream)
+                _core.end_broken(self._capturing)
+            _core.begin_and_hand_over(self._capturing)
             _quietly(self._host.capture_end)
-        except Exception as error:  # torch's error texts may even fail to decode
-            # It never came so far as to begin: what it did begin is undone one by one.
+        except Exception as error:
+            # It never began, or is another thread's to end: what can be is undone one by one.
             with suppress(RuntimeError):
-                _core.end_broken(stream)
+                _core.end_broken(self._capturing)
             with suppress(RuntimeError):
                 _torch.end_routing(self._ordinal, (self._handle[0], self._handle[1]))
+            with suppress(RuntimeError), _torch.on_stream(self._side):
+                _torch.end_draws(self._generators)
             return error
         return None
-
-    def _core_stream(self) -> _core.Stream:
-        return _core.Stream(self._device, handle=self._stream.cuda_stream)
 
     def _captured(self, template: _core.Template) -> Captured:
         for handle in (self._handle, *(lease.handle for lease in self._leases)):
@@ -364,8 +384,8 @@ class Recording:
         host = self._host if drawn else None
         if host is None:
             self._host.reset()
-        # Newer torch keeps such words for each capture, where only it can fill them.
-        is_shared = not _torch.keeps_words_of_captures()
+        # Where such words are the capture's own, only its host can fill them.
+        is_shared = not _torch.keeps_state_of_captures()
         draws = _random.draws(self._device, drawn, self._side) if is_shared else None
         inputs = None
         if self._statics or draws:
@@ -397,6 +417,8 @@ class Recording:
         The host is replayed once to see it, and the offsets are put back.
         """
         before = [generator.get_offset() for generator in self._generators]
+        # Newer torch's replay does not instantiate.
+        self._host.instantiate()
         self._host.replay()
         # The fills of this trial must not come after those of a replay on another stream.
         self._stream.synchronize()
@@ -413,6 +435,15 @@ class Recording:
         if tuple(handle) not in known:
             self._leases.append(_torch.PoolLease(self._ordinal, handle))
             self._others.append(_cuda_pools.handle_of(handle))
+
+    def _failure(self, error: Exception) -> CaptureError:
+        failure = CaptureError(
+            f"capture on {self._stream} failed: {_first_line(error)}. Work on a forked stream must"
+            " be joined back (wait_stream) before the capture ends, and an operation that failed"
+            " inside the capture breaks it"
+        )
+        failure.code = getattr(error, "code", None)
+        return failure
 
     def _close_history(self) -> None:
         history, self._history = self._history, None

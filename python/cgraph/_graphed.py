@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,13 @@ from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
+    from cgraph._driver import Driver
     from cgraph.callables import _Pass
     from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["Graphed", "Sample"]
+
+_TIMED_REPLAYS = 3
 
 
 class Sample:
@@ -114,10 +118,16 @@ class Graphed:
     Args:
         captured: Its captured passes.
         clone_outputs: Return copies of outputs and gradients.
+        eager_seconds: What both passes take without graphs, if that is known.
+
+    Attributes:
+        name: What was captured.
+        eager_seconds: The same.
     """
 
-    def __init__(self, captured: _Pass, clone_outputs: bool) -> None:
+    def __init__(self, captured: _Pass, clone_outputs: bool, eager_seconds: float | None) -> None:
         self.name = captured.name
+        self.eager_seconds = eager_seconds
         # Keeps alive what was captured, and what it was captured from.
         self._captured = captured
         self._order = captured.order
@@ -162,6 +172,24 @@ class Graphed:
     def graphs(self) -> tuple[CUDAGraph, ...]:
         """The graph of the forward pass, and that of the backward pass if there is one."""
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))
+
+    def timed(self, driver: Driver) -> float | None:
+        """The seconds that both passes take; None while a backward pass may follow a call.
+
+        Their memory is written as by any call. The gradients are what lies where they are read.
+        """
+        if self._order.is_open:
+            return None
+        numbers = self._captured.forward_number, self._captured.backward_number
+        seconds = []
+        for _ in range(_TIMED_REPLAYS):
+            began = time.perf_counter()
+            for number, one in zip(numbers, self.graphs, strict=False):
+                self._order.replaying(number)
+                one.replay()
+            driver.synchronize()
+            seconds.append(time.perf_counter() - began)
+        return min(seconds[1:])
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay with these arguments."""

@@ -47,7 +47,9 @@ class Noise:
 
     def _distances(self, other: torch.Tensor) -> torch.Tensor:
         """For each row the largest distance and the mean one: [2, rows]."""
-        one, other = (_rows(_wide(part), self._dim) for part in (self._one, other))
+        # Exact enough for means.
+        both = (_real(part).double() for part in (self._one, other))
+        one, other = (_rows(part, self._dim) for part in both)
         is_finite = one.isfinite()
         is_same = (one == other) | (one.isnan() & other.isnan())
         is_apart = (~is_finite & ~is_same) | (is_finite & ~other.isfinite())
@@ -63,7 +65,9 @@ class Noise:
 
 def is_near(one: torch.Tensor, right: torch.Tensor) -> bool:
     """Whether two tensors are equal but for rounding: sums of more rows have another order."""
-    if not (right.is_floating_point() or right.is_complex()) or right.numel() == 0:
+    if right.numel() == 0:
+        return one.shape == right.shape
+    if not (right.is_floating_point() or right.is_complex()):
         return torch.equal(one, right)
     within = float(torch.finfo(right.dtype).eps ** 0.5)
     if right.dtype.itemsize < 4:
@@ -80,15 +84,16 @@ def same_rows(one: torch.Tensor, other: torch.Tensor, dim: int | None) -> torch.
         other: Another one of the same shape.
         dim: The dimension of the rows; None for one row.
     """
+    one, other = _real(one), _real(other)
     is_same = one == other
-    if one.is_floating_point() or one.is_complex():
+    if one.is_floating_point():
         is_same |= one.isnan() & other.isnan()
     return _rows(is_same, dim).all(1)
 
 
-def _wide(tensor: torch.Tensor) -> torch.Tensor:
-    """Exact enough for means."""
-    return tensor.to(torch.complex128 if tensor.is_complex() else torch.float64)
+def _real(tensor: torch.Tensor) -> torch.Tensor:
+    """Complex numbers as pairs, in one dimension more."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
 
 
 def _rows(tensor: torch.Tensor, dim: int | None) -> torch.Tensor:

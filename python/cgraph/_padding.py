@@ -210,7 +210,7 @@ def leaks(
 ) -> tuple[list[int | None], Leak | None]:
     """Whether padding shows in the rows of a result.
 
-    It shows in each replay in the same rows, where noise comes and goes.
+    In numbers with a fraction it shows in each replay in the same rows, where noise comes and goes.
 
     Args:
         sames: The leaves of replays with one padding, of which there may be several as kernels may
@@ -220,8 +220,8 @@ def leaks(
         rows: How many the call has.
         size: How many the graph has.
         is_random: Whether the function draws random numbers: with more rows, it draws others.
-        agreed: For each leaf its rows that have come out alike before with the other padding, whose
-            replays may be repeated; those that do now are added.
+        agreed: For each leaf of such numbers its rows that have come out alike before with the
+            other padding, whose replays may be repeated; those that do now are added.
 
     Returns:
         For each leaf the dimension of its rows, and what leaks.
@@ -253,11 +253,15 @@ def leaks(
         if not is_random and not is_near(first, right):
             return [], Leak(f"output {place} depends on the number of rows")
         is_right = is_random or all(is_near(one, right) for one in (*others, last))
-        for same in (first, *others):
-            agreed[place] = agreed.get(place, False) | same_rows(same, last, dim)
-        if not agreed[place].all():
-            agreed[place] |= Noise(first, others, dim).explains(last)
-        if not is_right or not agreed[place].all():
+        if last.is_floating_point() or last.is_complex():
+            for same in (first, *others):
+                agreed[place] = agreed.get(place, False) | same_rows(same, last, dim)
+            if not agreed[place].all():
+                agreed[place] |= Noise(first, others, dim).explains(last)
+            is_same = bool(agreed[place].all())
+        else:
+            is_same = any(torch.equal(same, last) for same in (first, *others))
+        if not is_right or not is_same:
             found = Leak(f"output {place} depends on what the padding rows contain", is_right)
             if not is_right:
                 return [], found

@@ -18,7 +18,10 @@ import torch
 from cgraph import _torch
 from cgraph._torch import TorchDispatchMode, tree_iter
 
-__all__ = ["Rollback", "leaves_behind"]
+__all__ = ["Buffer", "Rollback", "leaves_behind"]
+
+Buffer = tuple[torch.Tensor, torch.Tensor]
+"""What a storage held before it was written, and the storage itself."""
 
 # Arguments that kernels write although no schema says so: the statistics of a batch norm in
 # training, cuDNN's random state of a recurrent network.
@@ -107,7 +110,7 @@ class Rollback:
         memory = _torch.memory_of(tensor)
         return memory is not None and _torch.storage_id(memory) in self._watch.storages
 
-    def buffers(self, count: int) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    def buffers(self, count: int) -> list[Buffer]:
         """What the first storages that were written held, and they themselves.
 
         Both in the type of the first write, with one dimension.

@@ -37,19 +37,20 @@ class Trained:
         replay: What replays them.
         statics: The tensors that calls are copied to.
         seconds: What warm-up, captures and instantiation took together.
+        eager_seconds: Both passes without graphs; None if that was not measured.
+        graph_seconds: One replay of both, likewise.
         lent: What was returned last; None if nobody is told of results that are still held.
     """
 
     mutated: tuple[int, ...] = ()
     breaks: tuple[str, ...] = ()
-    eager_seconds: float | None = None
-    graph_seconds: float | None = None
 
     def __init__(
         self,
         surface: torch.nn.Module,
         statics: list[torch.Tensor],
         seconds: float,
+        graph_seconds: float | None,
         lent: Lent | None,
     ) -> None:
         # The graphed forward of a module works only as long as the module lives.
@@ -58,7 +59,10 @@ class Trained:
         self.lent = lent
         self.statics = statics
         self.seconds = seconds
-        self._graphs = graphed_of(surface).graphs
+        graphed = graphed_of(surface)
+        self.graph_seconds = graph_seconds
+        self.eager_seconds = None if graph_seconds is None else graphed.eager_seconds
+        self._graphs = graphed.graphs
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Replay, for a caller who gets the result."""
@@ -222,8 +226,13 @@ def train(
                 clone_outputs=copies,
             )
         passes.require_none()
-        graphed_of(surface).stand_for(parameters)
+        graphed = graphed_of(surface)
+        graphed.stand_for(parameters)
         driver.synchronize()
+        seconds = time.perf_counter() - began
+        # Without an eager call there is nothing to compare with.
+        is_measured = plan.measure and graphed.eager_seconds is not None
+        graph_seconds = graphed.timed(driver) if is_measured else None
     if not call.consists_of(args, kwargs):
         raise CallableError("the function changes a list or a dictionary among its arguments")
     for name, static, version in zip(call.names, statics, versions, strict=True):
@@ -233,4 +242,4 @@ def train(
                 " leaves in it does not reach the caller's: return the new value instead"
             )
     lent = None if copies or holding is None else Lent(holding)
-    return Trained(surface, statics, time.perf_counter() - began, lent)
+    return Trained(surface, statics, seconds, graph_seconds, lent)

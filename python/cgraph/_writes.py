@@ -8,14 +8,13 @@ import torch
 
 from cgraph import _torch
 from cgraph._noise import is_near
+from cgraph._rollback import Buffer
 
-__all__ = ["Buffer", "Writes"]
-
-Buffer = tuple[torch.Tensor, torch.Tensor]
-"""The contents of a storage before a call, and the storage itself."""
+__all__ = ["Writes"]
 
 # An element that was written holds by chance what it held before, less often than one in so many.
 _BY_CHANCE = 4
+_PART = 1 << 22
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -70,12 +69,15 @@ class Writes:
 
     def are_spoilt(self) -> bool:
         """Whether padding shows in one of the buffers."""
-        return self._are_spoilt or any(map(_wanders, self._elsewhere))
+        with _torch.without_modes():
+            return self._are_spoilt or any(map(_wanders, self._elsewhere))
 
 
 def _packed(mask: torch.Tensor) -> torch.Tensor:
     """A mask, or its places if they are fewer bytes."""
-    return mask if int(mask.sum()) * 8 > mask.numel() else _places(mask)
+    # torch sums truth values as whole numbers, which are eight times the bytes.
+    count = sum(int(part.sum()) for part in mask.split(_PART))
+    return mask if count * 8 > mask.numel() else _places(mask)
 
 
 def _places(packed: torch.Tensor) -> torch.Tensor:
@@ -103,5 +105,6 @@ def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
     whole = _WHOLE.get(one.dtype.itemsize)
     if whole is not None:
         return one.view(whole) != other.view(whole)
-    rows = (part.view(torch.uint8).view(part.numel(), -1) for part in (one, other))
+    size = one.dtype.itemsize
+    rows = (part.view(torch.uint8).view(part.numel(), size) for part in (one, other))
     return torch.ne(*rows).any(1)

@@ -62,8 +62,10 @@ class KeyReport:
         nodes: How many nodes the graph has.
         memory_bytes: Of the device: what it holds of the pool, and the exec.
         breaks: The eager breaks of a call, in order.
-        graph_seconds: Of one replay, measured on this machine when the key was captured.
-        eager_seconds: Of one eager call, measured likewise.
+        graph_seconds: Of one replay, measured on this machine when the key was captured; with
+            gradients of both passes. None where it was not measured: with breaks, whose Python
+            would run, or while the backward pass of another call might follow.
+        eager_seconds: Of one eager call, measured likewise in the warm-up.
     """
 
     key: str

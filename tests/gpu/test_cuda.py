@@ -344,7 +344,7 @@ def test_row_0_10_a_changed_template_replays_after_instantiate_and_not_before() 
 
 
 def test_the_path_of_newer_torch_draws_like_eager(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_torch, "keeps_words_of_captures", lambda: True)
+    monkeypatch.setattr(_torch, "keeps_state_of_captures", lambda: True)
     x, graph = fresh(lab, 1 << 10), cgraph.CUDAGraph()
     with cgraph.graph(graph):
         y = dropout(x, 0.5)
@@ -422,7 +422,7 @@ def test_a_captured_training_step_equals_eager() -> None:
         assert abs(eager().item() - replayed) <= 1e-5 * abs(replayed)
 
 
-@pytest.mark.skipif(_torch.keeps_words_of_captures(), reason="newer torch replays its own state")
+@pytest.mark.skipif(_torch.keeps_state_of_captures(), reason="newer torch replays its own state")
 @pytest.mark.parametrize("seed", [0, 1, 2**63 + 11])
 def test_random_state_is_stored_by_a_node_of_the_graph(seed: int) -> None:
     torch.cuda.manual_seed(seed)

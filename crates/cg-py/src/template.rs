@@ -1,7 +1,9 @@
 //! `Template`: what Python sees of a graph that can change.
 
+use std::collections::HashMap;
 use std::sync::Arc;
 
+use cg_core::Node;
 use pyo3::prelude::*;
 
 use crate::device::Device;
@@ -79,6 +81,23 @@ impl Template {
     /// Adds a node that runs a copy of another template, after no other node.
     fn add_child(&self, py: Python<'_>, child: &Self) -> PyResult<()> {
         enter(py, || self.core.add_child(&child.core, &[]).map(|_| ()))
+    }
+
+    /// A copy, with nodes of its own.
+    fn copy(&self, py: Python<'_>) -> PyResult<Self> {
+        Ok(Self::new(enter(py, || self.core.try_clone())?))
+    }
+
+    /// A copy, and its raw nodes by those that they are copies of.
+    fn copy_mapped(&self, py: Python<'_>) -> PyResult<(Self, HashMap<u64, u64>)> {
+        let (core, copies) = enter(py, || self.core.try_clone_mapped())?;
+        let raw = |(node, copied): (Node, Node)| (node.handle().0, copied.handle().0);
+        Ok((Self::new(core), copies.into_iter().map(raw).collect()))
+    }
+
+    /// Removes all nodes.
+    fn clear(&self, py: Python<'_>) -> PyResult<()> {
+        enter(py, || self.core.clear())
     }
 
     /// Keeps an object alive as long as the template, its execs and their replays in flight.

@@ -18,10 +18,11 @@ __all__ = [
     "current_graph_lookup",
     "current_raw_stream",
     "current_stream_source",
+    "end_draws",
     "has_gpu",
     "is_capturing",
     "is_torch_graph",
-    "keeps_words_of_captures",
+    "keeps_state_of_captures",
     "on_stream",
     "quiet",
     "share_tracing_rules",
@@ -29,7 +30,7 @@ __all__ = [
 
 
 def HostGraph() -> Any:
-    """Torch's own graph object, which opens and closes the captures that torch work is part of."""
+    """Torch's own graph object, which opens the captures that torch work is part of."""
     return _host_class()(True)
 
 
@@ -106,12 +107,25 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
     return graph
 
 
-def keeps_words_of_captures() -> bool:
-    """Whether each capture has a random state of its own, which only its own object fills.
+def keeps_state_of_captures() -> bool:
+    """Whether each capture has a random state, and work at its end, that only its own object knows.
 
-    Up to torch 2.11 all captures read that of the generator. Newer ones have ``capture_end_pre``.
+    Up to torch 2.11 all captures of a generator share a state.
     """
-    return hasattr(torch._C._CUDAGraph, "capture_end_pre")
+    return hasattr(torch._C._CUDAGraph, "capture_end_pre") or torch.__version__ >= "2.12"
+
+
+def end_draws(generators: Iterable[torch.Generator]) -> None:
+    """Let generators go on outside of captures, where a capture that drew from them cannot end.
+
+    The current stream is one that does not capture.
+    """
+    graph = HostGraph()
+    for generator in generators:
+        graph.register_generator_state(generator)
+    with quiet():
+        graph.capture_begin(None, "relaxed")
+        graph.capture_end()
 
 
 def has_gpu() -> bool:

@@ -268,11 +268,15 @@ fn all_former_roots_run_after_the_copies(device: &Device) {
         template.add(&copy, &[]).unwrap();
     }
     let roots = template.nodes().unwrap();
+    let other = poisoned(device);
+    let set = Work::memset(&other, random_word(1)).unwrap();
+    let last = template.add(&set, &roots[..1]).unwrap();
     let inputs = Inputs::add(&template, &slots, &[]).unwrap();
     let edges = template.edges().unwrap();
     let before = |node: &Node| edges.iter().filter(|edge| edge.to == *node).count();
-    assert_eq!(template.nodes().unwrap().len(), roots.len() + 2);
+    assert_eq!(template.nodes().unwrap().len(), roots.len() + 3);
     assert!(roots.iter().all(|root| before(root) == 2));
+    assert_eq!(before(&last), 1);
     let sources: Vec<Memory> = (0..200).map(|i| memory(device, &random(i))).collect();
     let exec = instantiate(&template);
     replay(&exec, &inputs, &addresses(&sources), &[]).unwrap();
