@@ -11,10 +11,15 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from cgraph import _driver, _torch
 from cgraph.errors import StateError
 from graphed_calls import eager_calls, near, same_gradients
 from lab import Lab, fresh
 from networks import leaf, network
+
+
+def is_capturing() -> bool:
+    return _driver.current().is_capturing()
 
 
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
@@ -325,10 +330,13 @@ def test_a_break_whose_refusal_is_caught_does_not_vanish(lab: Lab) -> None:
 @pytest.mark.parametrize("ahead", [False, True])
 def test_keys_with_gradients_know_what_a_replay_of_both_passes_saves(lab: Lab, ahead: bool) -> None:
     net = network(lab)
-    graphed, x = cgraph.graphed(net), leaf(lab, 4, 6)
-    for key in (4, 5):
-        x = leaf(lab, key, 6)
-        graphed.capture(x) if ahead else graphed(x).sum().backward()
+    graphed = cgraph.graphed(net)
+    for rows in (4, 5):
+        x = leaf(lab, rows, 6)
+        if ahead:
+            graphed.capture(x)
+        else:
+            graphed(x).sum().backward()
     for key in graphed.report().keys:
         assert key.eager_seconds is not None and key.eager_seconds > 0
         assert key.graph_seconds is not None and key.graph_seconds > 0
@@ -338,6 +346,28 @@ def test_keys_with_gradients_know_what_a_replay_of_both_passes_saves(lab: Lab, a
         unknown(leaf(lab, 4, 6)).sum().backward()
         (key,) = unknown.report().keys
         assert (key.state, key.graph_seconds, key.eager_seconds) == ("captured", None, None)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("warmup", [1, 2, 3])
+def test_the_call_whose_time_is_taken_is_watched_by_nobody(
+    lab: Lab, grad: bool, warmup: int
+) -> None:
+    seen: list[int] = []
+    net = network(lab)
+
+    def noted(x: Tensor) -> Tensor:
+        if not is_capturing():
+            seen.append(_torch.mode_count())
+        return net(x)
+
+    graphed = cgraph.graphed(noted, warmup=warmup)
+    with torch.set_grad_enabled(grad):
+        graphed.capture(leaf(lab, 4, 6) if grad else fresh(lab, 4, 6))
+    (key,) = graphed.report().keys
+    assert key.eager_seconds is not None
+    assert seen.count(0) == 1 and seen[0] > 0 and seen[-1] == 0
+    assert len(seen) == (warmup + 1 if grad else max(2, warmup))
 
 
 def test_nothing_is_measured_while_a_backward_pass_may_follow(lab: Lab) -> None:

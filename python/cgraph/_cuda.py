@@ -25,7 +25,7 @@ from cgraph._driver import Captured, Handle, Pool
 from cgraph._footprint import Footprint, Meter, PoolState, Sizes, is_recording
 from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
-from cgraph.errors import CaptureError, ForeignError
+from cgraph.errors import CaptureError, CgraphError, ForeignError, add_note
 from cgraph.mempool import MemPool
 
 if TYPE_CHECKING:
@@ -194,14 +194,19 @@ class Recording:
         self._capturing = _core.Stream(device, handle=stream.cuda_stream)
         self._streams = {stream.cuda_stream: self._capturing}
         self._host = _torch.HostGraph()
+        # Whether torch's bookkeeping of the capture is done.
+        self._is_over = True
         self._context = ExitStack()
         for generator in generators:
             self._host.register_generator_state(generator)
         try:
             self._begin(mode)
         except BaseException:
-            self._forget_mark()
-            self._close()
+            with ExitStack() as last:
+                last.callback(self._close)
+                last.callback(self._forget_mark)
+                last.callback(self._context.close)
+                last.callback(self._end_rest)
             raise
 
     @property
@@ -254,22 +259,15 @@ class Recording:
         self._meter = Meter(self._handle.mem_pool, weigh, state)
         if is_recording():
             self._history = _torch.History(self._ordinal)
-        try:
-            self._host.capture_begin(tuple(self._handle), mode)
-        except BaseException:
-            self._end_host()
-            raise
+        self._is_over = False
+        self._host.capture_begin(tuple(self._handle), mode)
         self._context.enter_context(_torch.watch_pools(self._ordinal, self._pool_seen))
         if self._watch is not None:
             _torch.enter_mode(self._watch)
             self._context.callback(_torch.leave_mode, self._watch)
         if self._labels is not None:
             self._context.callback(self._labels.stop)
-            try:
-                self._labels.start(self._current_stream)
-            except BaseException:
-                self._end()
-                raise
+            self._labels.start(self._current_stream)
 
     def _forget_mark(self) -> None:
         """Go on with what had to wait for the end of the capture."""
@@ -314,34 +312,36 @@ class Recording:
         with ExitStack() as last:
             last.callback(self._forget_mark)
             last.callback(self._context.close)
+            last.callback(self._end_rest)
             if self._labels is not None:
                 # Any thread may look for labels, and must not find a graph that is going.
                 self._labels.over = True
             if _torch.keeps_state_of_captures():
                 return self._end_by_host()
-            ended: _core.Template | Exception | None = None
+            ended: _core.Template | Exception
             try:
                 ended = _core.Capture.take_over(self._capturing).finish()
             except Exception as error:
                 ended = error
-            finally:
-                also = self._end_host()
+            also = self._end_host()
             return also if also is not None and not isinstance(ended, Exception) else ended
 
     def _end_by_host(self) -> _core.Template | Exception:
         """The same by the host, which may have work to do before; the graph is a copy."""
-        is_ended = False
         try:
             _quietly(self._host.capture_end)
-            is_ended = True
-            own = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
-            copy = self._copied(own)
-            own.clear()
+            self._is_over = True
         except Exception as error:  # torch's error texts may even fail to decode
+            self._end_host()
             return error
-        finally:
-            if not is_ended:
-                self._end_host()
+        own = _core.Template.from_raw(self._device, self._host.raw_cuda_graph())
+        try:
+            copy = self._copied(own)
+        except CgraphError as error:
+            text = "CUDA cannot copy graphs with nodes for memory or conditions, and with torch"
+            add_note(error, f"cgraph: {text} newer than 2.11 the graph is copied")
+            raise
+        own.clear()
         return copy
 
     def _copied(self, template: _core.Template) -> _core.Template:
@@ -363,16 +363,27 @@ class Recording:
                 _core.end_broken(self._capturing)
             _core.begin_and_hand_over(self._capturing)
             _quietly(self._host.capture_end)
-        except Exception as error:
-            # It never began, or is another thread's to end: what can be is undone one by one.
+        except BaseException as error:
+            # It never began, or is another thread's to end, or there was an interrupt: what can be
+            # is undone one by one.
             with suppress(RuntimeError):
                 _core.end_broken(self._capturing)
             with suppress(RuntimeError):
                 _torch.end_routing(self._ordinal, (self._handle[0], self._handle[1]))
             with suppress(RuntimeError), _torch.on_stream(self._side):
                 _torch.end_draws(self._generators)
+            if not isinstance(error, Exception):
+                raise
             return error
+        finally:
+            self._is_over = True
         return None
+
+    def _end_rest(self) -> None:
+        """The same where an interrupt came before, or the capture never became whole."""
+        if not self._is_over:
+            with _torch.on_stream(self._stream):
+                self._end_host()
 
     def _captured(self, template: _core.Template) -> Captured:
         for handle in (self._handle, *(lease.handle for lease in self._leases)):

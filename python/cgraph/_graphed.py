@@ -118,16 +118,10 @@ class Graphed:
     Args:
         captured: Its captured passes.
         clone_outputs: Return copies of outputs and gradients.
-        eager_seconds: What both passes take without graphs, if that is known.
-
-    Attributes:
-        name: What was captured.
-        eager_seconds: The same.
     """
 
-    def __init__(self, captured: _Pass, clone_outputs: bool, eager_seconds: float | None) -> None:
+    def __init__(self, captured: _Pass, clone_outputs: bool) -> None:
         self.name = captured.name
-        self.eager_seconds = eager_seconds
         # Keeps alive what was captured, and what it was captured from.
         self._captured = captured
         self._order = captured.order

@@ -218,7 +218,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         driver.synchronize()
         with driver.stream(plan.stream):
             try:
-                eager = [_timed(run, driver) for _ in range(plan.warmup)]
+                eager_seconds = _warm_up(run, plan, rollback, driver)
             except (CaptureError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
@@ -248,15 +248,36 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             recorded.in_place = {_torch.storage_id(one) for one in memories if one is not None}
             recorded.seconds = time.perf_counter() - began
             # Replays would run the breaks as well, whose Python may do anything.
-            if plan.measure and not recorded.breaks:
-                # The first call loads what is loaded only once.
-                recorded.eager_seconds = min(eager[1:] or eager, default=None)
-                replays = [_timed(graph.replay, driver) for _ in range(_TIMED_REPLAYS)]
+            if plan.measure and not recorded.breaks and not rollback.has_unseen:
+                recorded.eager_seconds = eager_seconds
+                with rollback.aside():
+                    replays = [_timed(graph.replay, driver) for _ in range(_TIMED_REPLAYS)]
                 recorded.graph_seconds = min(replays[1:])
             if recorded.breaks:
                 # The capture has run them, and the segments before them.
                 driver.synchronize()
     return recorded
+
+
+def _warm_up(
+    run: Callable[[], Any], plan: Plan, rollback: Rollback, driver: _driver.Driver
+) -> float | None:
+    """Call the function; the seconds of the last call, if they are asked for.
+
+    The first call loads what is loaded only once, and shows what is to be put back. So one that is
+    timed comes after another one.
+    """
+    if not plan.warmup:
+        return None
+    for _ in range(max(1, plan.warmup - plan.measure)):
+        run()
+    seconds = None
+    if plan.measure:
+        driver.synchronize()
+        with rollback.aside():
+            seconds = _timed(run, driver)
+    driver.synchronize()
+    return seconds
 
 
 def _captured(

@@ -11,6 +11,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
@@ -73,6 +74,7 @@ class Rollback:
         self._generators = list(generators)
         self._is_capturing = is_capturing
         self._watch = _Watch(is_capturing)
+        self._is_entered = False
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
 
     def __enter__(self) -> Rollback:
@@ -85,10 +87,12 @@ class Rollback:
         for leaf in _with_leaves_behind(self._leaves):
             self._watch.note(leaf)
         _torch.enter_mode(self._watch)
+        self._is_entered = True
         return self
 
     def __exit__(self, *_: object) -> None:
         """Stop watching; nothing is put back yet."""
+        self._is_entered = False
         self._watch.over = True
         _torch.leave_mode(self._watch)
 
@@ -99,6 +103,29 @@ class Rollback:
             not torch.equal(generator.get_state(), state) for generator, state in self._states
         )
         return has_drawn or bool(self._watch.storages)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Watch no operators in a ``with`` block, which are then as fast as ever.
+
+        What they write is put back if it was written before.
+        """
+        if not self._is_entered:
+            yield
+            return
+        _torch.leave_mode(self._watch)
+        try:
+            yield
+        finally:
+            _torch.enter_mode(self._watch)
+
+    @property
+    def has_unseen(self) -> bool:
+        """Whether a capture writes what is older and was not written before.
+
+        A replay would write it, too, and that could not be put back.
+        """
+        return self._watch.has_unseen
 
     @property
     def written(self) -> int:
@@ -176,6 +203,7 @@ class _Watch(TorchDispatchMode):
         tensors: How tensors were before, by ``id``.
         storages: How storages were before, by number.
         over: The block has ended; where the mode could not be left, it does nothing.
+        has_unseen: A capture writes storages that it has not made and that were not written before.
     """
 
     supports_higher_order_operators = True  # newer torch refuses them otherwise
@@ -185,9 +213,12 @@ class _Watch(TorchDispatchMode):
         self.tensors: dict[int, _Tensor] = {}
         self.storages: dict[int, _Storage] = {}
         self.over = False
+        self.has_unseen = False
         self._is_capturing = is_capturing
         # A weak reference lets the memory go, but not the number: no other storage gets it.
         self._fresh: dict[int, _torch.WeakStorage] = {}
+        # Of these, what was made while nothing was captured.
+        self._computed: set[int] = set()
         # Autograd has a thread for each GPU.
         self._lock = threading.Lock()
 
@@ -232,9 +263,13 @@ class _Watch(TorchDispatchMode):
             for one in (tensor, _torch.base_of(tensor)):
                 self.note(one)
             memory = _torch.memory_of(tensor)
-            if is_capturing or memory is None:
+            if memory is None:
                 continue
             number = _torch.storage_id(memory)
+            if is_capturing:
+                is_own = number in self._fresh and number not in self._computed
+                self.has_unseen |= not is_own and number not in self.storages
+                continue
             if number not in self._fresh and number not in self.storages:
                 nbytes = memory.nbytes()
                 with _torch.without_modes():
@@ -247,6 +282,7 @@ class _Watch(TorchDispatchMode):
         made = [tensor for tensor in _tensors(result) if id(tensor) not in is_given]
         if not made:
             return
+        is_capturing = self._is_capturing()
         memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]
         old = {_torch.storage_id(memory) for memory in memories}
         for tensor in made:
@@ -254,6 +290,8 @@ class _Watch(TorchDispatchMode):
             if memory is not None and (number := _torch.storage_id(memory)) not in old:
                 if number not in self.storages and number not in self._fresh:
                     self._fresh[number] = _torch.WeakStorage(tensor)
+                    if not is_capturing:
+                        self._computed.add(number)
 
 
 class _Tensor:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 
@@ -14,6 +14,7 @@ __all__ = ["Writes"]
 
 # An element that was written holds by chance what it held before, less often than one in so many.
 _BY_CHANCE = 4
+# Buffers are compared in parts of so many elements, as that takes many times their bytes.
 _PART = 1 << 22
 _WHOLE = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -37,17 +38,11 @@ class Writes:
     def __init__(self, buffers: Sequence[Buffer], is_random: bool, is_free: bool) -> None:
         self._is_random = is_random
         self._is_free = is_free
-        self._are_spoilt = False
-        with _torch.without_modes():
-            self._touched = [
-                None if before.shape != now.shape else _differs(now, before)
-                for before, now in buffers
-            ]
-            self._right = [
-                None if touched is None else now[touched]
-                for touched, (_, now) in zip(self._touched, buffers, strict=True)
-            ]
-        self._elsewhere: list[list[torch.Tensor]] = [[] for _ in self._touched]
+        self._are_spoilt = _have_other_sizes(buffers)
+        self._buffers: list[list[_Part]] = []
+        if not self._are_spoilt:
+            with _torch.without_modes():
+                self._buffers = [[_Part(*part) for part in _parts(*one)] for one in buffers]
 
     def see(self, buffers: Sequence[Buffer]) -> None:
         """Look at the same buffers after a call with padding.
@@ -55,49 +50,73 @@ class Writes:
         The last two calls differ in numbers that may say where rows are written, and in nothing
         that may write zeros over zeros.
         """
+        self._are_spoilt |= _have_other_sizes(buffers)
+        if self._are_spoilt:
+            return
         with _torch.without_modes():
-            for place, (before, now) in enumerate(buffers):
-                touched, right = self._touched[place], self._right[place]
-                if touched is None or right is None or before.shape != now.shape:
-                    self._are_spoilt = True
-                    continue
-                if not self._is_random and not is_near(now[touched], right):
-                    self._are_spoilt = True
-                if not self._is_free:
-                    elsewhere = _differs(now, before).masked_fill_(touched, False)
-                    self._elsewhere[place].append(_packed(elsewhere))
+            for known, buffer in zip(self._buffers, buffers, strict=True):
+                for part, (before, now) in zip(known, _parts(*buffer), strict=True):
+                    if not self._is_random and not part.is_right(now):
+                        self._are_spoilt = True
+                    if not self._is_free:
+                        part.note_elsewhere(before, now)
 
     def are_spoilt(self) -> bool:
         """Whether padding shows in one of the buffers."""
         with _torch.without_modes():
-            return self._are_spoilt or any(map(_wanders, self._elsewhere))
+            return self._are_spoilt or any(map(_wander, self._buffers))
 
 
-def _packed(mask: torch.Tensor) -> torch.Tensor:
-    """A mask, or its places if they are fewer bytes."""
-    # torch sums truth values as whole numbers, which are eight times the bytes.
-    count = sum(int(part.sum()) for part in mask.split(_PART))
-    return mask if count * 8 > mask.numel() else _places(mask)
+class _Part:
+    """A part of a buffer, before a call and after it."""
+
+    def __init__(self, before: torch.Tensor, now: torch.Tensor) -> None:
+        self._touched = _differs(now, before)
+        self._right = now[self._touched]
+        # For each call with padding what it wrote elsewhere: a mask, or places if these are less.
+        self._elsewhere: list[torch.Tensor] = []
+
+    def is_right(self, now: torch.Tensor) -> bool:
+        """Whether what the call without padding has written is there."""
+        return is_near(now[self._touched], self._right)
+
+    def note_elsewhere(self, before: torch.Tensor, now: torch.Tensor) -> None:
+        """Note what a call with padding has written elsewhere."""
+        mask = _differs(now, before).masked_fill_(self._touched, False)
+        is_sparse = int(mask.sum()) * 8 < mask.numel()
+        self._elsewhere.append(mask.nonzero().flatten() if is_sparse else mask)
+
+    def counts(self) -> torch.Tensor:
+        """How many elements each call with padding wrote elsewhere, and how many with the last."""
+        masks = [self._mask(noted) for noted in self._elsewhere]
+        counts = [[mask.sum(), (mask & masks[-1]).sum()] for mask in masks]
+        return torch.tensor([list(map(int, pair)) for pair in counts]).view(-1, 2)
+
+    def _mask(self, noted: torch.Tensor) -> torch.Tensor:
+        if noted.dtype is torch.bool:
+            return noted
+        return torch.zeros_like(self._touched).index_fill_(0, noted, True)
 
 
-def _places(packed: torch.Tensor) -> torch.Tensor:
-    return packed.nonzero().flatten() if packed.dtype is torch.bool else packed
-
-
-def _wanders(found: list[torch.Tensor]) -> bool:
+def _wander(parts: list[_Part]) -> bool:
     """Whether the places that padding rows write to depend on what they contain."""
-    elsewhere = list(map(_places, found))
-    if len(elsewhere) < 2:
-        return any(places.numel() for places in elsewhere)
-    *earlier, one, other = elsewhere
-    both = _in_both(one, other)
-    apart = [one.numel() + other.numel() - 2 * both]
-    apart += [places.numel() - _in_both(places, other) for places in earlier]
-    return max(apart) > max(one.numel(), other.numel()) // _BY_CHANCE
+    if not parts:
+        return False
+    written, with_last = sum(part.counts() for part in parts).unbind(1)  # type: ignore[union-attr]
+    if len(written) < 2:
+        return bool(written.any())
+    apart = written - with_last
+    # The last two differ in what may say where to; both ways count.
+    apart[-1] = apart[-2] + written[-1] - with_last[-2]
+    return bool(apart.max() > written[-2:].max() // _BY_CHANCE)
 
 
-def _in_both(one: torch.Tensor, other: torch.Tensor) -> int:
-    return int(torch.isin(one, other, assume_unique=True).sum())
+def _have_other_sizes(buffers: Sequence[Buffer]) -> bool:
+    return any(before.shape != now.shape for before, now in buffers)
+
+
+def _parts(before: torch.Tensor, now: torch.Tensor) -> Iterator[Buffer]:
+    yield from zip(before.split(_PART), now.split(_PART), strict=True)
 
 
 def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import time
 import types
 import warnings
 import weakref
@@ -102,10 +101,8 @@ def make_graphed_callables(
         # For work on other streams, and for the copies of what is to be preserved.
         driver.synchronize()
         with driver.stream(stream):
-            seconds = [
+            for function, sample in zip(functions, samples, strict=True):
                 _warm_up(function, sample, num_warmup_iters, allow_unused_input)
-                for function, sample in zip(functions, samples, strict=True)
-            ]
         driver.synchronize()
         capture = _Capture(
             graph_pool_handle() if pool is None else pool,
@@ -121,8 +118,8 @@ def make_graphed_callables(
         for one in reversed(passes):
             capture.backward(one, allow_unused_input)
     graphed = [
-        _installed(function, Graphed(one, clone_outputs, eager))
-        for function, one, eager in zip(functions, passes, seconds, strict=True)
+        _installed(function, Graphed(one, clone_outputs))
+        for function, one in zip(functions, passes, strict=True)
     ]
     return graphed[0] if single else tuple(graphed)
 
@@ -219,24 +216,14 @@ def _has_hooks(module: torch.nn.Module) -> bool:
     )
 
 
-def _warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> float | None:
-    """Run forward and backward, so that nothing is set up inside the captures.
-
-    Returns:
-        The seconds that both take; None if that was not seen.
-    """
+def _warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
+    """Run forward and backward, so that nothing is set up inside the captures."""
     surface = (*sample.tensors, *_parameters(function))
-    seconds = []
     for _ in range(iterations):
-        began = time.perf_counter()
         outputs = [o for o in _torch.tree_iter(sample.call(function)) if _needs_grad(o)]
         if outputs:
             grads = tuple(torch.empty_like(output) for output in outputs)
             _gradients(function, outputs, surface, grads, allow_unused)
-        _driver.current().synchronize()
-        seconds.append(time.perf_counter() - began)
-    # The first call loads what is loaded only once.
-    return min(seconds[1:] or seconds, default=None)
 
 
 class _Pass:

@@ -117,7 +117,9 @@ def graphed(
             warning. ``"raise"``: the error comes out.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing.
-        measure: Take the times of eager calls and replays at a capture, for the report. Without it
+        measure: Take the times of eager calls and replays at a capture, for the report: two warm-up
+            calls at least, with hooks of replays, and no times where a replay would write what the
+            warm-up has not, which could not be put back. Without it
             :meth:`capture` instantiates all sizes at once, which takes less time, if ``max_graphs``
             and ``max_bytes`` leave room for all.
         capture_error_mode: As for :class:`cgraph.graph`.

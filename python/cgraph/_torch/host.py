@@ -112,7 +112,7 @@ def keeps_state_of_captures() -> bool:
 
     Up to torch 2.11 all captures of a generator share a state.
     """
-    return hasattr(torch._C._CUDAGraph, "capture_end_pre") or torch.__version__ >= "2.12"
+    return hasattr(torch._C._CUDAGraph, "capture_end_pre") or torch.__version__ >= "2.12.dev0"
 
 
 def end_draws(generators: Iterable[torch.Generator]) -> None:
