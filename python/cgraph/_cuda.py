@@ -381,9 +381,12 @@ class Recording:
 
     def _end_rest(self) -> None:
         """The same where an interrupt came before, or the capture never became whole."""
-        if not self._is_over:
-            with _torch.on_stream(self._stream):
-                self._end_host()
+        if self._is_over:
+            return
+        if self._labels is not None:
+            self._labels.over = True
+        with _torch.on_stream(self._stream):
+            self._end_host()
 
     def _captured(self, template: _core.Template) -> Captured:
         for handle in (self._handle, *(lease.handle for lease in self._leases)):
