@@ -2,11 +2,12 @@
 
 torch's allocator and random state follow a capture only if torch's own graph object opened it. So
 such an object hosts each capture. The core ends the capture and takes the graph; the host is given
-an empty one to end, and does its bookkeeping with that. (Newer torch ends it itself, and the core
-takes a copy of the graph.) What it counted of random draws is then its
-own: its replay, which launches nothing, advances the random state, and is needed only where the
-capture drew numbers. Where torch keeps that state in words that :mod:`cgraph._random` can find, a
-node of the graph sets them, and the host only keeps them.
+an empty one to end, and does its bookkeeping with that. Newer torch than 2.11 has work to do at the
+end: there the host ends the capture, the core takes a copy of the graph, and the host is emptied.
+
+The replay of such a host launches nothing and advances the random state as far as the capture drew
+from it. It is needed only where the capture drew numbers. Where torch keeps that state in words
+that :mod:`cgraph._random` can find, a node of the graph sets them, and the host only keeps them.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -256,15 +256,13 @@ def _eager_seconds(
     """What both passes take without graphs."""
     driver = _driver.current()
     began = time.perf_counter()
-    result = function(*args, **kwargs)
-    outputs, inputs = (
-        [one for one in found if isinstance(one, torch.Tensor) and one.requires_grad]
-        for found in (
-            _torch.tree_iter(result),
-            (*_torch.tree_iter((args, kwargs)), *surface.parameters()),
-        )
-    )
+    outputs = _with_gradients(_torch.tree_iter(function(*args, **kwargs)))
+    inputs = _with_gradients((*_torch.tree_iter((args, kwargs)), *surface.parameters()))
     gradients = [torch.empty_like(output) for output in outputs]
     torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
     driver.synchronize()
     return time.perf_counter() - began
+
+
+def _with_gradients(leaves: Iterable[Any]) -> list[torch.Tensor]:
+    return [one for one in leaves if isinstance(one, torch.Tensor) and one.requires_grad]

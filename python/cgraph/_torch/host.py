@@ -138,19 +138,28 @@ def has_gpu() -> bool:
 _has_gpu = False
 
 
-@contextmanager
-def on_stream(stream: torch.cuda.Stream) -> Iterator[None]:
-    """Make a stream and its device current, at a tenth of ``torch.cuda.stream``'s cost."""
-    device = torch.cuda.current_device()
-    before = torch._C._cuda_getCurrentStream(stream.device_index)
-    _set_stream(stream.stream_id, stream.device_index, stream.device_type)
-    try:
-        yield
-    finally:
+class on_stream:
+    """Make a stream and its device current, at a tenth of ``torch.cuda.stream``'s cost.
+
+    No generator: one that was entered and is forgotten would set a stream when it is collected.
+    """
+
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def __enter__(self) -> None:
+        """Note what is current, and make the stream so."""
+        stream = self._stream
+        self._device = torch.cuda.current_device()
+        self._before = torch._C._cuda_getCurrentStream(stream.device_index)
+        _set_stream(stream.stream_id, stream.device_index, stream.device_type)
+
+    def __exit__(self, *_: object) -> None:
+        """Make current what was so."""
         # Setting a stream also sets its device, which need not be the one of before.
-        _set_stream(*before)
-        if device != stream.device_index:
-            torch.cuda.set_device(device)
+        _set_stream(*self._before)
+        if self._device != self._stream.device_index:
+            torch.cuda.set_device(self._device)
 
 
 def _set_stream(number: int, device_index: int, device_type: int) -> None:

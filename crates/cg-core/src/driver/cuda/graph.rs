@@ -115,40 +115,21 @@ impl GraphCalls for Cuda {
 
     unsafe fn graph_nodes(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>> {
         let _entered = self.enter()?;
-        // SAFETY: this method's contract is that one's.
-        let count = unsafe { self.graph_node_count(graph) }?;
         let graph = graph.0 as sys::CUgraph;
-        if count == 0 {
-            return Ok(Vec::new());
-        }
-        let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
-        // SAFETY: `graph` is live by the contract; the call writes at most `count` nodes, which
-        // `nodes` has room for.
-        let count = out(Call::GraphGetNodes, count, |count| unsafe {
-            sys::cuGraphGetNodes(graph, nodes.as_mut_ptr(), count)
-        })?;
-        nodes.truncate(count);
-        Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
+        // SAFETY: `graph` is live by the contract; the call writes `count`, and at most as many nodes
+        // as that says there is room for, none without an array.
+        listed(Call::GraphGetNodes, |nodes, count| unsafe {
+            sys::cuGraphGetNodes(graph, nodes, count)
+        })
     }
 
     unsafe fn graph_roots(&self, graph: GraphHandle) -> Result<Vec<NodeHandle>> {
         let _entered = self.enter()?;
         let graph = graph.0 as sys::CUgraph;
-        // SAFETY: `graph` is live by the contract; without an array the call writes only `count`.
-        let count = out(Call::GraphGetRootNodes, 0, |count| unsafe {
-            sys::cuGraphGetRootNodes(graph, ptr::null_mut(), count)
-        })?;
-        if count == 0 {
-            return Ok(Vec::new());
-        }
-        let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
-        // SAFETY: `graph` is live by the contract; the call writes at most `count` nodes, which
-        // `nodes` has room for.
-        let count = out(Call::GraphGetRootNodes, count, |count| unsafe {
-            sys::cuGraphGetRootNodes(graph, nodes.as_mut_ptr(), count)
-        })?;
-        nodes.truncate(count);
-        Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
+        // SAFETY: as in `graph_nodes`.
+        listed(Call::GraphGetRootNodes, |nodes, count| unsafe {
+            sys::cuGraphGetRootNodes(graph, nodes, count)
+        })
     }
 
     unsafe fn graph_node_count(&self, graph: GraphHandle) -> Result<usize> {
@@ -379,4 +360,19 @@ fn edge_data(edge: EdgeSpec<NodeHandle>) -> sys::CUgraphEdgeData {
         type_: edge.kind.number(),
         ..FULL
     }
+}
+
+/// The nodes that a call of the driver lists: first it says how many, then which.
+fn listed(
+    call: Call,
+    list: impl Fn(*mut sys::CUgraphNode, *mut usize) -> sys::CUresult,
+) -> Result<Vec<NodeHandle>> {
+    let count = out(call, 0, |count| list(ptr::null_mut(), count))?;
+    if count == 0 {
+        return Ok(Vec::new());
+    }
+    let mut nodes: Vec<sys::CUgraphNode> = vec![ptr::null_mut(); count];
+    let count = out(call, count, |count| list(nodes.as_mut_ptr(), count))?;
+    nodes.truncate(count);
+    Ok(nodes.iter().map(|node| NodeHandle(*node as u64)).collect())
 }
