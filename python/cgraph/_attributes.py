@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import operator
 import types
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
 
+from cgraph import _core
 from cgraph._surroundings import vars_of
 
 __all__ = ["Attributes", "dictionaries_of"]
@@ -22,30 +22,28 @@ class Attributes:
     """
 
     def __init__(self, dictionaries: Iterable[dict[str, Any]]) -> None:
-        self._before = [(one, dict(one)) for one in dictionaries]
+        self._contents = _core.Contents(list(dictionaries))
 
     def new_tensor(self) -> str | None:
         """The name of an attribute that is another tensor now."""
-        for now, before in self._before:
-            if [*now] == [*before] and all(map(operator.is_, now.values(), before.values())):
-                continue  # as most are
-            for name, value in now.items():
-                if isinstance(value, torch.Tensor) and before.get(name) is not value:
-                    return name
-        return None
+        return next((name for _, name, _ in self._new_tensors()), None)
 
     def put_back_after_error(self, error: object, *_: object) -> None:
         """Set those back that are another tensor now, at the end of a block that raises."""
         if error is None:
             return
-        for now, before in self._before:
-            for name, value in list(now.items()):
-                if not isinstance(value, torch.Tensor) or before.get(name) is value:
-                    continue
-                if name in before:
-                    now[name] = before[name]
-                else:
-                    del now[name]
+        for now, name, before in [*self._new_tensors()]:
+            if name in before:
+                now[name] = before[name]
+            else:
+                del now[name]
+
+    def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+        """Attributes that are another tensor now: what holds them, the name, what that held."""
+        for now, before in self._contents.changed():
+            for name, value in now.items():
+                if isinstance(value, torch.Tensor) and before.get(name) is not value:
+                    yield now, name, before
 
 
 def dictionaries_of(

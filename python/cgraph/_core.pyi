@@ -9,6 +9,7 @@ __all__ = [
     "Block",
     "Capture",
     "CaptureMark",
+    "Contents",
     "Device",
     "Dispatcher",
     "Entry",
@@ -491,6 +492,14 @@ class Entry:
     @property
     def replays(self) -> int:
         """How many calls it has served."""
+
+@final
+class Contents:
+    """What dictionaries held when this was made."""
+
+    def __new__(cls, dictionaries: list[dict[str, Any]]) -> Self: ...
+    def changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
+        """Those that do not hold the very same objects now, each with what it held."""
 
 @final
 class Fixed:

@@ -395,13 +395,15 @@ class Recording:
             if mem_pool is not None:
                 # From here on a replay while it is paused is refused.
                 template.retain_pool(mem_pool._core)
-        drawn = self._drawn()
+        # What is tried out here is no work of the user's, whose modes are not to see it.
+        with _torch.without_modes():
+            drawn = self._drawn()
+            # Where such words are the capture's own, only its host can fill them.
+            is_shared = not _torch.keeps_state_of_captures()
+            draws = _random.draws(self._device, drawn, self._side) if is_shared else None
         host = self._host if drawn else None
         if host is None:
             self._host.reset()
-        # Where such words are the capture's own, only its host can fill them.
-        is_shared = not _torch.keeps_state_of_captures()
-        draws = _random.draws(self._device, drawn, self._side) if is_shared else None
         inputs = None
         if self._statics or draws:
             words = [word for draw in draws or () for word in draw.words]
@@ -435,13 +437,13 @@ class Recording:
         # Newer torch's replay does not instantiate.
         self._host.instantiate()
         self._host.replay()
-        # The fills of this trial must not come after those of a replay on another stream.
+        # The fills of this trial, and those of torch's begin of any capture, must not come after
+        # those of a replay on another stream.
         self._stream.synchronize()
         drawn = []
         for generator, offset in zip(self._generators, before, strict=True):
-            step = generator.get_offset() - offset
-            generator.set_offset(offset)
-            if step:
+            if step := generator.get_offset() - offset:
+                generator.set_offset(offset)
                 drawn.append((generator, step))
         return drawn
 

@@ -107,6 +107,7 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
     return graph
 
 
+@functools.cache
 def keeps_state_of_captures() -> bool:
     """Whether each capture has a random state, and work at its end, that only its own object knows.
 

@@ -4,6 +4,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::contents::Contents;
 use super::pattern::requires_grad;
 
 /// Modules as they were at the capture: where they were found, what their dictionaries held, and where
@@ -11,7 +12,7 @@ use super::pattern::requires_grad;
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Fixed {
     holders: Vec<Holder>,
-    owners: Vec<Owner>,
+    owners: Contents,
     /// Whether each tensor requires a gradient.
     requires_grad: Vec<bool>,
     tensors: Py<PyList>,
@@ -26,11 +27,6 @@ struct Holder {
     owner: Py<PyAny>,
     name: Py<PyString>,
     value: Py<PyAny>,
-}
-
-struct Owner {
-    dict: Py<PyDict>,
-    values: Vec<Py<PyAny>>,
 }
 
 #[pymethods]
@@ -48,16 +44,12 @@ impl Fixed {
         let holders = holders.into_iter();
         let flags = tensors.iter().map(|tensor| requires_grad(&tensor));
         let places = PyList::new(tensors.py(), 0..tensors.len())?.unbind();
-        let owners = owners.into_iter().map(|dict| Owner {
-            values: dict.values().iter().map(Bound::unbind).collect(),
-            dict: dict.unbind(),
-        });
         Ok(Self {
             holders: holders
                 .map(|(owner, name, value)| Holder { owner, name, value })
                 .collect(),
             requires_grad: flags.collect::<PyResult<_>>()?,
-            owners: owners.collect(),
+            owners: Contents::new(owners),
             tensors: tensors.unbind(),
             addresses: addresses.unbind(),
             places,
@@ -73,7 +65,7 @@ impl Fixed {
                 return Ok(false);
             }
         }
-        if !self.owners.iter().all(|owner| owner.is_same(py)) {
+        if !self.owners.is_same(py) {
             return Ok(false);
         }
         if grad {
@@ -93,13 +85,7 @@ impl Fixed {
             visit.call(&holder.owner)?;
             visit.call(&holder.value)?;
         }
-        for owner in &self.owners {
-            visit.call(&owner.dict)?;
-            owner
-                .values
-                .iter()
-                .try_for_each(|value| visit.call(value))?;
-        }
+        self.owners.__traverse__(visit)?;
         visit.call(&self.tensors)
     }
 }
@@ -113,17 +99,5 @@ impl Holder {
             Err(_) => owner.getattr_opt(name)?,
         };
         Ok(now.is_some_and(|now| now.is(&self.value)))
-    }
-}
-
-impl Owner {
-    #[inline]
-    fn is_same(&self, py: Python<'_>) -> bool {
-        let dict = self.dict.bind(py);
-        dict.len() == self.values.len()
-            && dict
-                .iter()
-                .zip(&self.values)
-                .all(|((_, now), then)| now.is(then))
     }
 }

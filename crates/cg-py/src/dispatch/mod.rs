@@ -1,5 +1,6 @@
 //! `Dispatcher`: finds the entry that a call fits, and replays it, in one native call.
 
+mod contents;
 mod entry;
 mod fixed;
 mod lane;
@@ -14,6 +15,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
+pub(crate) use contents::Contents;
 pub(crate) use entry::Entry;
 pub(crate) use fixed::Fixed;
 pub(crate) use lane::Lane;

@@ -1,0 +1,81 @@
+//! `Contents`: what dictionaries held at one moment.
+
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use pyo3::{PyTraverseError, PyVisit};
+
+/// Dictionaries, and what they held.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Contents {
+    of: Vec<Content>,
+}
+
+struct Content {
+    dict: Py<PyDict>,
+    items: Vec<(Py<PyAny>, Py<PyAny>)>,
+}
+
+#[pymethods]
+impl Contents {
+    /// What they hold now.
+    #[new]
+    pub(crate) fn new(dictionaries: Vec<Bound<'_, PyDict>>) -> Self {
+        let of = dictionaries.into_iter().map(|dict| Content {
+            items: dict
+                .iter()
+                .map(|(key, value)| (key.unbind(), value.unbind()))
+                .collect(),
+            dict: dict.unbind(),
+        });
+        Self { of: of.collect() }
+    }
+
+    /// Those that do not hold the very same objects by the same keys in the same order, each with a
+    /// dictionary of what it held.
+    fn changed<'py>(
+        &self,
+        py: Python<'py>,
+    ) -> PyResult<Vec<(Bound<'py, PyDict>, Bound<'py, PyDict>)>> {
+        let changed = self.of.iter().filter(|content| !content.is_same(py));
+        let with_before = changed.map(|content| {
+            let before = PyDict::new(py);
+            for (key, value) in &content.items {
+                before.set_item(key, value)?;
+            }
+            Ok((content.dict.bind(py).clone(), before))
+        });
+        with_before.collect()
+    }
+
+    pub(crate) fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for content in &self.of {
+            visit.call(&content.dict)?;
+            for (key, value) in &content.items {
+                visit.call(key)?;
+                visit.call(value)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Contents {
+    /// Whether all hold what they held.
+    #[inline]
+    pub(crate) fn is_same(&self, py: Python<'_>) -> bool {
+        self.of.iter().all(|content| content.is_same(py))
+    }
+}
+
+impl Content {
+    #[inline]
+    fn is_same(&self, py: Python<'_>) -> bool {
+        let dict = self.dict.bind(py);
+        let mut pairs = dict.iter().zip(&self.items);
+        // Most names are interned: the same object where they are equal.
+        dict.len() == self.items.len()
+            && pairs.all(|((key, now), (name, then))| {
+                now.is(then) && (key.is(name) || key.eq(name).unwrap_or(false))
+            })
+    }
+}
