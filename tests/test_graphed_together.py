@@ -10,9 +10,11 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from cgraph import _driver
 from cgraph.errors import CgraphError, InstantiateError
 from graphed_calls import misses, states
 from lab import Lab, SimLab, fresh
+from networks import network
 
 SIZES = [1, 2, 3, 4, 6, 8]
 
@@ -37,6 +39,42 @@ def test_every_size_of_a_ladder_is_instantiated_and_right(lab: Lab, keep_templat
     kept = [key.recorded.is_kept for key in function._capturing.keys.values()]  # type: ignore[union-attr]
     assert kept == [keep_templates] * len(SIZES)
     assert all(key.capture_seconds > 0 for key in function.report().keys)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_ladder_of_captures_alone_waits_for_the_device_once(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, warmup: int
+) -> None:
+    waits = []
+    driver = type(_driver.current())
+    synchronize = driver.synchronize
+    monkeypatch.setattr(driver, "synchronize", lambda self: (waits.append(1), synchronize(self)))
+    function = cgraph.graphed(doubled, sizes=SIZES, warmup=warmup, measure=False)
+    function.capture(fresh(lab, 3, 5))
+    assert (len(waits) == 1) is (warmup == 0)
+    require_right(function, lab, SIZES)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_parameter_that_moves_between_the_captures_of_a_ladder_is_not_overlooked(
+    lab: Lab, warmup: int
+) -> None:
+    net = network(lab)
+    captured: list[object] = []
+
+    def move(graph: object) -> None:
+        captured.append(graph)
+        if len(captured) == 2:
+            with torch.no_grad():
+                net[0].weight.data = net[0].weight.data * 2
+
+    function = cgraph.graphed(net, sizes=SIZES, warmup=warmup, measure=False)
+    with torch.no_grad():
+        with cgraph.register_graph_capture_end_hook(move):
+            function.capture(fresh(lab, 3, 6), progress=False)
+        for rows in SIZES:
+            x = fresh(lab, rows, 6)
+            assert torch.allclose(function(x), net(x), atol=1e-5)
 
 
 def test_sizes_that_are_to_be_measured_are_instantiated_one_by_one(lab: Lab) -> None:

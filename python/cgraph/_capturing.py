@@ -23,7 +23,7 @@ from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._refusals import reason_against
 from cgraph._source import levels_to_user, place_of, user_line
 from cgraph._surroundings import modules_of
-from cgraph._text import short_place
+from cgraph._text import first_line, short_place
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, NoGradientError, Trained, train
 from cgraph._trying import Padding
@@ -183,7 +183,7 @@ class Capturing:
             is_frozen: Whether captures are forbidden.
             together: What instantiates the graph at its end; None to do so here.
         """
-        key = self.key(call)
+        key = self.key(call, None if together is None else together.reached)
         if self._is_ready(key, call, is_frozen):
             return
         self._require_thawed(key, is_frozen)
@@ -197,9 +197,9 @@ class Capturing:
         except NotReadyError as error:
             raise CaptureError(f"{error}: call the function once before") from None
 
-    def key(self, call: Call) -> Key:
-        """The key of a call, which may be a new one."""
-        self._reached = self.surroundings(call)
+    def key(self, call: Call, reached: Surroundings | None = None) -> Key:
+        """The key of a call, which may be a new one; ``reached`` is what it reaches, if known."""
+        self._reached = reached or self.surroundings(call)
         identity = self.identity(call, self._reached)
         if identity not in self.keys:
             self.keys[identity] = Key(str(call))
@@ -251,7 +251,7 @@ class Capturing:
             dictionaries=surroundings.dictionaries,
         )
         with busy():
-            if not only_captures:
+            if together is None or together.reached is None:
                 # Replays on any stream may still read what is about to be written.
                 driver.synchronize()
             # A tensor of inference mode would not show that the function has written it.
@@ -289,8 +289,11 @@ class Capturing:
                 )
         self._is_warm = True
         key.hold(recorded, entry, call, surroundings)
-        if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
-            together.add(key, recorded)
+        if together is not None:
+            together.reached = None
+            if isinstance(recorded, Recorded) and recorded.is_waiting:
+                together.add(key, recorded)
+                together.reached = surroundings if only_captures else None
         if again is not None:
             where = user_line()
             key.again(again, None, None if where is None else short_place(where))
@@ -441,7 +444,7 @@ class Capturing:
         if self._options.on_fail == "raise":
             raise self._with_note(error, key)
 
-        reason = _first_line(error)
+        reason = first_line(error)
         if not isinstance(error, GradientBreakError):
             reason = f"raised in the capture: {type(error).__name__}: {reason}"
         where = place_of(error)
@@ -481,11 +484,6 @@ class Capturing:
         key.eager_calls += 1
         if is_new:
             _warn_eager(self._name, key)
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else ""
 
 
 def _warn_eager(name: str, key: Key) -> None:

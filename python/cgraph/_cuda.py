@@ -26,6 +26,7 @@ from cgraph._driver import Captured, Handle, Pool
 from cgraph._footprint import Footprint, Meter, PoolState, Sizes, is_recording
 from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
+from cgraph._text import first_line
 from cgraph.errors import CaptureError, CgraphError, ForeignError, add_note
 from cgraph.mempool import MemPool
 
@@ -249,7 +250,7 @@ class Recording:
                 ended = self._end()
         finally:
             self._close()
-        return _first_line(ended) if isinstance(ended, Exception) else None
+        return first_line(ended) if isinstance(ended, Exception) else None
 
     def _begin(self, mode: str) -> None:
         # What the capture uses of them is to be in its own pool, and there as long as its graph:
@@ -455,7 +456,7 @@ class Recording:
 
     def _failure(self, error: Exception) -> CaptureError:
         failure = CaptureError(
-            f"capture on {self._stream} failed: {_first_line(error)}. Work on a forked stream must"
+            f"capture on {self._stream} failed: {first_line(error)}. Work on a forked stream must"
             " be joined back (wait_stream) before the capture ends, and an operation that failed"
             " inside the capture breaks it"
         )
@@ -483,7 +484,3 @@ def _quietly(end: Callable[[], None]) -> None:
 def _weigh(ordinal: int, mem_pool: MemPool | None) -> Sizes:
     reserved, in_use = _torch.allocated(ordinal)
     return Sizes(reserved if mem_pool is None else mem_pool._core.reserved, in_use)
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).strip().split("\n", maxsplit=1)[0]

@@ -5,10 +5,19 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-__all__ = ["in_time", "in_units", "plural", "printable", "short_place", "table"]
+__all__ = ["first_line", "in_time", "in_units", "plural", "printable", "short_place", "table"]
 
 # XML can hold no other characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
+
+
+def first_line(error: BaseException) -> str:
+    r"""What an error says, without the rest of torch's long texts.
+
+    >>> first_line(ValueError("CUDA error: invalid argument\nSearch for ..."))
+    'CUDA error: invalid argument'
+    """
+    return str(error).strip().split("\n", maxsplit=1)[0]
 
 
 def in_time(seconds: float) -> str:
