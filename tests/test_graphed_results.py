@@ -148,6 +148,33 @@ def test_a_kept_view_is_noticed(lab: Lab, view: Callable[[Tensor], object]) -> N
     function(fresh(lab, 3, 3))
 
 
+class Own(Tensor):
+    """Whose tensors have another one inside."""
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("view", [lambda y: y, *VIEWS.values()], ids=["itself", *VIEWS])
+def test_a_kept_result_of_a_derived_class_is_noticed_and_one_that_is_let_go_is_not(
+    lab: Lab, view: Callable[[Tensor], object], grad: bool
+) -> None:
+    def owned(x: Tensor) -> Tensor:
+        return (x * 2).as_subclass(Own)
+
+    function = cgraph.graphed(owned)
+    with torch.set_grad_enabled(grad):
+        for _ in range(40):
+            x = fresh(lab, 3, 3)
+            result = function(x)
+            assert type(result) is Own
+            assert_close(result.as_subclass(Tensor), x * 2)
+            del result
+        kept = view(function(fresh(lab, 3, 3)))
+        with pytest.warns(UserWarning, match=r"output 0 of .*owned.*still referenced"):
+            for _ in range(40):
+                function(fresh(lab, 3, 3))
+        del kept
+
+
 def test_a_view_of_another_output_in_the_same_memory_is_noticed(lab: Lab) -> None:
     def parts(x: Tensor) -> tuple[Tensor, Tensor]:
         y = x * 2

@@ -156,6 +156,52 @@ def test_a_change_of_a_modules_parameters_is_noticed(
     assert bool(rerecorded) == (change not in (changed_in_place, loaded_in_place))
 
 
+class Own(Tensor):
+    """Of a class that torch's stable functions do not read."""
+
+
+def test_a_change_of_parameters_of_a_derived_class_is_noticed(lab: Lab) -> None:
+    module = nn.Linear(3, 3, device=lab.device)
+    module.weight = nn.Parameter(fresh(lab, 3, 3).as_subclass(Own))
+    assert type(module.weight) is not nn.Parameter
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    with torch.no_grad():
+        for change in (changed_in_place, moved_data, changed_in_place, moved_data):
+            for _ in range(2):
+                x = fresh(lab, 2, 3)
+                assert_close(function(x), module(x) * 2)
+            change(module)
+    assert [one.reason for one in function.report().keys[0].rerecorded] == ["moved"]
+
+
+def test_parameters_that_are_put_back_by_equal_names_are_in_place(lab: Lab) -> None:
+    module = nn.Linear(3, 3, device=lab.device)
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    with torch.no_grad():
+        function(fresh(lab, 2, 3))
+        known = dict(module._parameters)
+        module._parameters.clear()
+        for name, parameter in known.items():
+            module._parameters["".join(list(name))] = parameter
+        with misses() as seen:
+            x = fresh(lab, 2, 3)
+            assert_close(function(x), module(x) * 2)
+    assert not seen
+
+
+def test_a_flag_that_is_set_to_a_number_counts_as_true_or_false(lab: Lab) -> None:
+    module = nn.ReLU()
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    function(fresh(lab, 2, 3))
+    module.training = 1  # type: ignore[assignment]
+    with misses() as seen:
+        function(fresh(lab, 2, 3))
+    module.training = 0  # type: ignore[assignment]
+    assert not seen
+    function(fresh(lab, 2, 3))
+    assert states(function) == ["captured"] * 2
+
+
 def test_a_buffer_that_is_assigned_is_noticed(lab: Lab) -> None:
     norm = nn.BatchNorm1d(3, device=lab.device).eval().requires_grad_(False)
     function = cgraph.graphed(lambda x: norm(x))

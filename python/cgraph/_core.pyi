@@ -511,6 +511,7 @@ class Fixed:
         owners: list[dict[str, Any]],
         tensors: list[Any],
         addresses: list[int],
+        reader: TensorReader,
         are_equal: Callable[..., bool],
     ) -> Self: ...
     def is_in_place(self, grad: bool) -> bool:

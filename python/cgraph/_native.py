@@ -83,7 +83,7 @@ class Surroundings:
     @property
     def training(self) -> tuple[bool, ...]:
         """Whether each of the modules is training now."""
-        return tuple(map(operator.itemgetter("training"), self._with_flags))
+        return tuple(map(bool, map(operator.itemgetter("training"), self._with_flags)))
 
     @property
     def flags(self) -> list[Flag]:

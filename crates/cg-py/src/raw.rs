@@ -7,6 +7,7 @@
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, transmute};
+use std::ptr::null_mut;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use cg_core::{
@@ -16,7 +17,7 @@ use cg_core::{
 use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI, DLTensor};
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyType};
+use pyo3::types::{PyCapsule, PyDict, PyString, PyType};
 
 use crate::error::argument;
 use crate::tensor::{Dtype, Lazy, Place, Plain, View};
@@ -255,22 +256,43 @@ impl ReadPlain {
         tensor: &Bound<'_, PyAny>,
         with: impl FnOnce(&Plain<'_>) -> T,
     ) -> Option<T> {
+        let handle = self.handle(tensor)?;
+        // SAFETY: the handle is the tensor's. `with` runs no Python code, so that nothing changes
+        // the tensor.
+        let read = unsafe { self.plain(handle) };
+        self.noted(read).flatten().map(|plain| with(&plain))
+    }
+
+    /// Where a tensor's memory is; none for classes that are derived from `torch.Tensor`.
+    #[inline]
+    pub(crate) fn address(&self, tensor: &Bound<'_, PyAny>) -> Option<u64> {
+        let handle = self.handle(tensor)?;
+        // SAFETY: the handle is the tensor's.
+        let read = unsafe { ask(self.data_ptr, handle) };
+        self.noted(read).map(|address| address as u64)
+    }
+
+    /// What the functions take for a tensor of a known class.
+    #[inline]
+    fn handle(&self, tensor: &Bound<'_, PyAny>) -> Option<*mut c_void> {
         let class = tensor.get_type_ptr();
         let mut classes = self.classes.iter();
         let is_known = classes.any(|one| one.as_ptr().cast() == class);
         if !is_known || self.has_failed() {
             return None;
         }
-        // SAFETY: the offset is within the objects of this class.
-        let handle = unsafe { tensor.as_ptr().byte_add(self.offset) }.cast();
-        // SAFETY: `new` has found the handle of a tensor of this class there; for these functions
-        // that is the address of an `at::Tensor`, and all of torch's classes begin alike. `with`
-        // runs no Python code, so that nothing changes the tensor.
-        let read = unsafe { self.plain(handle) };
+        // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
+        // tensor of this class there; for these functions that is the address of an `at::Tensor`,
+        // and all of torch's classes begin alike.
+        Some(unsafe { tensor.as_ptr().byte_add(self.offset) }.cast())
+    }
+
+    #[inline]
+    fn noted<T>(&self, read: Answer<T>) -> Option<T> {
         if read.is_err() {
             self.has_failed.store(true, Ordering::Relaxed);
         }
-        read.ok().flatten().map(|plain| with(&plain))
+        read.ok()
     }
 
     /// Whether a tensor could not be read, so that none is any more.
@@ -381,6 +403,38 @@ pub(crate) fn is_instance(object: &Bound<'_, PyAny>, class: &Py<PyType>) -> bool
     unsafe { pyo3::ffi::PyObject_TypeCheck(object.as_ptr(), class.as_ptr().cast()) != 0 }
 }
 
+/// Whether a dictionary has just these items, the very same objects in the same order.
+#[inline]
+pub(crate) fn has_just(dict: &Bound<'_, PyDict>, items: &[(Py<PyAny>, Py<PyAny>)]) -> bool {
+    let (mut place, mut key, mut value) = (0, null_mut(), null_mut());
+    let mut next = || {
+        // SAFETY: the dictionary is alive and the interpreter is held, as `dict` shows; the others
+        // are valid for one write each. Between the calls no Python code runs that might change the
+        // dictionary: its keys and values are compared as addresses.
+        let is_there = unsafe {
+            pyo3::ffi::PyDict_Next(dict.as_ptr(), &raw mut place, &raw mut key, &raw mut value)
+        };
+        (is_there != 0).then_some((key, value))
+    };
+    let mut known = items.iter();
+    known.all(|(name, then)| next() == Some((name.as_ptr(), then.as_ptr()))) && next().is_none()
+}
+
+/// Whether an item of a dictionary is this very object.
+#[inline]
+pub(crate) fn is_item(
+    dict: &Bound<'_, PyDict>,
+    name: &Bound<'_, PyString>,
+    value: &Bound<'_, PyAny>,
+) -> bool {
+    // SAFETY: all are alive and the interpreter is held. What is found is compared as an address.
+    let found = unsafe { pyo3::ffi::PyDict_GetItemWithError(dict.as_ptr(), name.as_ptr()) };
+    if found.is_null() {
+        drop(PyErr::take(dict.py()));
+    }
+    found == value.as_ptr()
+}
+
 /// How many references an object has.
 #[inline]
 pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {
@@ -422,7 +476,7 @@ impl CurrentWorkStream {
     /// The raw handle of the current stream.
     #[inline]
     pub(crate) fn get(&self, py: Python<'_>) -> PyResult<u64> {
-        let mut stream = std::ptr::null_mut();
+        let mut stream = null_mut();
         // SAFETY: `function` is the table's, `stream` is valid for one write, and the interpreter is
         // held, which the function needs to report an error.
         let status =

@@ -120,6 +120,18 @@ impl TensorReader {
         raw::is_instance(value, &self.class)
     }
 
+    /// Whether tensors lie at these addresses; none where torch's stable functions cannot tell.
+    #[inline]
+    pub(crate) fn are_at(&self, py: Python<'_>, tensors: &[(Py<PyAny>, u64)]) -> Option<bool> {
+        let plain = self.plain.as_ref()?;
+        for (tensor, address) in tensors {
+            if plain.address(tensor.bind(py))? != *address {
+                return Some(false);
+            }
+        }
+        Some(true)
+    }
+
     /// Runs `with` on what the tensor is. `with` runs no Python code.
     #[inline]
     pub(crate) fn with<T>(

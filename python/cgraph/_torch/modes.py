@@ -70,7 +70,7 @@ def fixed(
 ) -> _core.Fixed:
     """Modules, where they were found, and the dictionaries that hold their tensors."""
     are_equal = torch._C._tensors_data_ptrs_at_indices_equal
-    return _core.Fixed(holders, owners, tensors, addresses, are_equal)
+    return _core.Fixed(holders, owners, tensors, addresses, tensor_reader(), are_equal)
 
 
 def storage_of(tensor: torch.Tensor) -> _core.Storage:

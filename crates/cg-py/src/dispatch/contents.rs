@@ -4,6 +4,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::raw;
+
 /// Dictionaries, and what they held.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Contents {
@@ -71,11 +73,14 @@ impl Content {
     #[inline]
     fn is_same(&self, py: Python<'_>) -> bool {
         let dict = self.dict.bind(py);
+        raw::has_just(dict, &self.items) || self.is_equal(dict)
+    }
+
+    /// The same where a name may be another object, as most are not.
+    #[cold]
+    fn is_equal(&self, dict: &Bound<'_, PyDict>) -> bool {
         let mut pairs = dict.iter().zip(&self.items);
-        // Most names are interned: the same object where they are equal.
         dict.len() == self.items.len()
-            && pairs.all(|((key, now), (name, then))| {
-                now.is(then) && (key.is(name) || key.eq(name).unwrap_or(false))
-            })
+            && pairs.all(|((key, now), (name, then))| now.is(then) && key.eq(name).unwrap_or(false))
     }
 }

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::Mode;
@@ -15,6 +15,7 @@ use super::pattern::{Found, Pattern, all_fit, fits_dict};
 use super::turn::{Taken, Turn};
 use crate::fed::Given;
 use crate::graph::Graph;
+use crate::raw;
 use crate::segments::Segments;
 use crate::signature::Match;
 
@@ -181,9 +182,10 @@ impl Entry {
         if !kwargs_fit {
             return Ok(false);
         }
+        let name = intern!(py, "training");
         for (module, training) in &self.flags {
-            let flag = module.bind(py).get_item(intern!(py, "training"))?;
-            if !flag.is_some_and(|flag| flag.is_truthy().is_ok_and(|now| now == *training)) {
+            let (module, flag) = (module.bind(py), PyBool::new(py, *training));
+            if !raw::is_item(module, name, &flag) && !is_like(module.get_item(name)?, *training) {
                 return Ok(false);
             }
         }
@@ -254,4 +256,9 @@ impl Entry {
         entry.replays.fetch_add(1, Ordering::Relaxed);
         Ok(result)
     }
+}
+
+/// Whether a flag counts as this, whatever it is.
+fn is_like(flag: Option<Bound<'_, PyAny>>, expected: bool) -> bool {
+    flag.is_some_and(|flag| flag.is_truthy().is_ok_and(|now| now == expected))
 }

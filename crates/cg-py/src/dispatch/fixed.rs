@@ -6,6 +6,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::Contents;
 use super::pattern::requires_grad;
+use crate::tensor::TensorReader;
 
 /// Modules as they were at the capture: where they were found, what their dictionaries held, and where
 /// their tensors lay.
@@ -15,10 +16,18 @@ pub(crate) struct Fixed {
     owners: Contents,
     /// Whether each tensor requires a gradient.
     requires_grad: Vec<bool>,
+    /// The tensors, and where they lay.
+    tensors: Vec<(Py<PyAny>, u64)>,
+    reader: Py<TensorReader>,
+    /// The same for what the reader cannot tell quickly.
+    lists: Lists,
+}
+
+/// What torch's own comparison takes: tensors, addresses, and the places of those to compare.
+struct Lists {
     tensors: Py<PyList>,
     addresses: Py<PyList>,
     places: Py<PyList>,
-    /// torch's comparison of the addresses of the tensors at some places with those of a list.
     are_equal: Py<PyAny>,
 }
 
@@ -31,29 +40,37 @@ struct Holder {
 
 #[pymethods]
 impl Fixed {
-    /// What the dictionaries hold now; the tensors and their addresses. A holder is a dictionary or
-    /// an object, the name of an item or attribute, and the value.
+    /// What the dictionaries hold now; the tensors and their addresses, which `reader` compares, or
+    /// else `are_equal`. A holder is a dictionary or an object, the name of an item or attribute, and
+    /// the value.
     #[new]
     fn new(
         holders: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
         owners: Vec<Bound<'_, PyDict>>,
         tensors: Bound<'_, PyList>,
         addresses: Bound<'_, PyList>,
+        reader: Py<TensorReader>,
         are_equal: Py<PyAny>,
     ) -> PyResult<Self> {
         let holders = holders.into_iter();
         let flags = tensors.iter().map(|tensor| requires_grad(&tensor));
-        let places = PyList::new(tensors.py(), 0..tensors.len())?.unbind();
+        let with_address = tensors.iter().zip(addresses.iter());
+        let with_address =
+            with_address.map(|(tensor, address)| Ok((tensor.unbind(), address.extract()?)));
         Ok(Self {
             holders: holders
                 .map(|(owner, name, value)| Holder { owner, name, value })
                 .collect(),
             requires_grad: flags.collect::<PyResult<_>>()?,
             owners: Contents::new(owners),
-            tensors: tensors.unbind(),
-            addresses: addresses.unbind(),
-            places,
-            are_equal,
+            tensors: with_address.collect::<PyResult<_>>()?,
+            reader,
+            lists: Lists {
+                places: PyList::new(tensors.py(), 0..tensors.len())?.unbind(),
+                tensors: tensors.unbind(),
+                addresses: addresses.unbind(),
+                are_equal,
+            },
         })
     }
 
@@ -69,15 +86,16 @@ impl Fixed {
             return Ok(false);
         }
         if grad {
-            let tensors = self.tensors.bind(py).iter();
-            for (tensor, before) in tensors.zip(&self.requires_grad) {
-                if requires_grad(&tensor)? != *before {
+            for ((tensor, _), before) in self.tensors.iter().zip(&self.requires_grad) {
+                if requires_grad(tensor.bind(py))? != *before {
                     return Ok(false);
                 }
             }
         }
-        let lists = (&self.tensors, &self.addresses, &self.places);
-        self.are_equal.bind(py).call1(lists)?.is_truthy()
+        match self.reader.get().are_at(py, &self.tensors) {
+            Some(are_there) => Ok(are_there),
+            None => self.lists.are_equal(py),
+        }
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -86,7 +104,18 @@ impl Fixed {
             visit.call(&holder.value)?;
         }
         self.owners.__traverse__(visit)?;
-        visit.call(&self.tensors)
+        for (tensor, _) in &self.tensors {
+            visit.call(tensor)?;
+        }
+        visit.call(&self.lists.tensors)
+    }
+}
+
+impl Lists {
+    #[cold]
+    fn are_equal(&self, py: Python<'_>) -> PyResult<bool> {
+        let lists = (&self.tensors, &self.addresses, &self.places);
+        self.are_equal.bind(py).call1(lists)?.is_truthy()
     }
 }
 

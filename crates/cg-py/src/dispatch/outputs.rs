@@ -68,6 +68,8 @@ struct Output {
     signature: Py<Signature>,
     lent: Arc<Lent>,
     storage: Py<Storage>,
+    /// To its storage, of the two tensors here.
+    references: i64,
 }
 
 /// What the last call returned, and where that was.
@@ -102,32 +104,38 @@ pub(crate) type Returned<'py> = (Bound<'py, PyList>, Bound<'py, PyAny>, Option<C
 /// What Python gives for [`Held`]: callback, `sys._getframe`, what finds the user's frame, stride.
 type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
 
-/// References to its storage that an [`Output`] has: `own` and `lent`.
-const REFERENCES: i64 = 2;
+/// Tensors that an [`Output`] has: `own` and `lent`.
+const TENSORS: i64 = 2;
 
 #[pymethods]
 impl Storage {
     /// The references that it has now stay as long as this object.
     #[new]
     fn new(py: Python<'_>, address: u64, use_count: Py<PyAny>) -> PyResult<Self> {
-        let now: i64 = use_count.call1(py, (address,))?.extract(py)?;
-        Ok(Self {
+        let storage = Self {
             address,
             use_count,
-            at_rest: AtomicI64::new(now),
+            at_rest: AtomicI64::new(0),
             lents: Mutex::default(),
-        })
+        };
+        let now = storage.references(py)?;
+        storage.at_rest.store(now, Ordering::Relaxed);
+        Ok(storage)
     }
 
     /// Whether somebody has a reference that is not ours.
     #[getter]
     fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
-        let now: i64 = self.use_count.call1(py, (self.address,))?.extract(py)?;
-        Ok(now > self.at_rest.load(Ordering::Relaxed))
+        Ok(self.references(py)? > self.at_rest.load(Ordering::Relaxed))
     }
 }
 
 impl Storage {
+    #[inline]
+    fn references(&self, py: Python<'_>) -> PyResult<i64> {
+        self.use_count.call1(py, (self.address,))?.extract(py)
+    }
+
     /// What other outputs have lent. Most storages have one.
     #[inline]
     fn others(&self, own: &Arc<Lent>) -> Vec<Arc<Lent>> {
@@ -343,15 +351,17 @@ impl Leaf {
         Ok(match kind.as_str() {
             "static" => {
                 let storage: Py<Storage> = from.get_item(3)?.extract()?;
+                let (py, shared) = (from.py(), storage.get());
+                let before = shared.references(py)?;
                 let lent = Arc::new(Lent::default());
                 *lent.tensor() = Some(value.call_method0("detach")?.unbind());
-                storage.get().lents().push(Arc::clone(&lent));
-                storage
-                    .get()
-                    .at_rest
-                    .fetch_add(REFERENCES, Ordering::Relaxed);
+                // A tensor of a class derived from torch's has a second one inside it.
+                let references = TENSORS * (shared.references(py)? - before);
+                shared.lents().push(Arc::clone(&lent));
+                shared.at_rest.fetch_add(references, Ordering::Relaxed);
                 Self::Static(Output {
                     lent,
+                    references,
                     own: value.unbind(),
                     signature: from.get_item(2)?.extract()?,
                     storage,
@@ -399,7 +409,9 @@ impl Output {
 impl Drop for Output {
     fn drop(&mut self) {
         let storage = self.storage.get();
-        storage.at_rest.fetch_sub(REFERENCES, Ordering::Relaxed);
+        storage
+            .at_rest
+            .fetch_sub(self.references, Ordering::Relaxed);
         storage
             .lents()
             .retain(|lent| !Arc::ptr_eq(lent, &self.lent));
