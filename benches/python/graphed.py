@@ -4,7 +4,7 @@ P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs
 with those of the call before; the result is dropped before the next call. P8: a 16-layer decode
 model at 51 batch sizes, captured by ``.capture`` and by a loop over ``torch.cuda.graph``, both
 after one call at the largest size, nine times in turn. Then every size is compared with eager, and
-so are sizes between them, which are padded. A call of one size, which looks at the parameters of 133
+so are sizes between them, which are padded. A call of one size, which looks at 149 tensors of 133
 modules, is measured beside torch's copies and replay.
 
     python benches/python/graphed.py [--markdown results.md]
