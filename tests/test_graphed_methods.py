@@ -8,13 +8,16 @@ import gc
 import threading
 import warnings
 import weakref
+from types import MappingProxyType
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import near
+from cgraph.errors import CaptureError
+from graphed_calls import near, states
 from graphed_objects import Net, Scale, eager_net, keys
 from lab import Lab, fresh
 from networks import network
@@ -414,3 +417,53 @@ def test_attributes_that_change_their_names_are_no_constants(lab: Lab) -> None:
         for _ in range(4):
             x = fresh(lab, 4)
             assert torch.equal(graphed(x), eager(x))
+
+
+class Remembering(nn.Module):
+    """Keeps what no replay would keep."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.last = x * 2
+        return self.last + 1
+
+
+@pytest.mark.parametrize("raises", [False, True])
+def test_an_attribute_of_a_module_that_is_reached_in_two_ways_is_put_back_once(
+    lab: Lab, raises: bool
+) -> None:
+    inner = Remembering()
+    net = nn.Sequential(inner)
+
+    def function(x: Tensor) -> Tensor:
+        result: Tensor = net(x) if inner.training else x
+        if raises:
+            raise ValueError("the user's own")
+        return result
+
+    graphed = cgraph.graphed(function, warmup=0, measure=False)
+    expected = "the user's own" if raises else "sets the attribute last to a tensor"
+    with pytest.raises((ValueError, CaptureError), match=expected):
+        graphed.capture(fresh(lab, 3))
+    assert "last" not in vars(inner)
+
+
+class Shown:
+    """Whose attributes can be read and not be set."""
+
+    def __init__(self, factor: float) -> None:
+        self._factor = (factor,)
+
+    @property
+    def __dict__(self) -> Any:  # type: ignore[override]
+        return MappingProxyType({})
+
+    __slots__ = ("_factor",)
+
+    def times(self, x: Tensor) -> Tensor:
+        return x * self._factor[0]
+
+
+def test_a_method_of_an_object_that_has_no_dictionary_of_its_own_is_captured(lab: Lab) -> None:
+    graphed, x = cgraph.graphed(Shown(3.0).times), fresh(lab, 3)
+    assert torch.equal(graphed(x), x * 3.0)
+    assert states(graphed) == ["captured"]

@@ -14,7 +14,6 @@ from cgraph import _driver
 from cgraph.errors import CgraphError, InstantiateError
 from graphed_calls import misses, states
 from lab import Lab, SimLab, fresh
-from networks import network
 
 SIZES = [1, 2, 3, 4, 6, 8]
 
@@ -42,7 +41,7 @@ def test_every_size_of_a_ladder_is_instantiated_and_right(lab: Lab, keep_templat
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_ladder_of_captures_alone_waits_for_the_device_once(
+def test_a_ladder_of_captures_alone_waits_for_the_device_once_for_each_size(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, warmup: int
 ) -> None:
     waits = []
@@ -51,31 +50,38 @@ def test_a_ladder_of_captures_alone_waits_for_the_device_once(
     monkeypatch.setattr(driver, "synchronize", lambda self: (waits.append(1), synchronize(self)))
     function = cgraph.graphed(doubled, sizes=SIZES, warmup=warmup, measure=False)
     function.capture(fresh(lab, 3, 5))
-    assert (len(waits) == 1) is (warmup == 0)
+    assert (len(waits) == len(SIZES)) is (warmup == 0)
     require_right(function, lab, SIZES)
 
 
+@pytest.mark.parametrize("is_put_back", [False, True])
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_parameter_that_moves_between_the_captures_of_a_ladder_is_not_overlooked(
-    lab: Lab, warmup: int
+def test_a_parameter_that_is_replaced_between_the_captures_of_a_ladder_is_not_overlooked(
+    lab: Lab, warmup: int, is_put_back: bool
 ) -> None:
-    net = network(lab)
+    net = nn.Linear(6, 6, device=lab.device)
+    first, second = net.weight, nn.Parameter(torch.randn_like(net.weight))
     captured: list[object] = []
 
-    def move(graph: object) -> None:
+    def replace(graph: object) -> None:
         captured.append(graph)
         if len(captured) == 2:
-            with torch.no_grad():
-                net[0].weight.data = net[0].weight.data * 2
+            net.weight = second
+        elif len(captured) == len(SIZES) and is_put_back:
+            net.weight = first
 
-    function = cgraph.graphed(net, sizes=SIZES, warmup=warmup, measure=False)
+    function = cgraph.graphed(lambda x: net(x), sizes=SIZES, warmup=warmup, measure=False)
     with torch.no_grad():
         net(fresh(lab, 3, 6))  # cuBLAS cannot begin inside a capture
-        with cgraph.register_graph_capture_end_hook(move):
+        with cgraph.register_graph_capture_end_hook(replace):
             function.capture(fresh(lab, 3, 6), progress=False)
+        assert net.weight is (first if is_put_back else second)
         for rows in SIZES:
             x = fresh(lab, rows, 6)
             assert torch.allclose(function(x), net(x), atol=1e-5)
+    rerecorded = [[one.reason for one in key.rerecorded] for key in function.report().keys]
+    stale = [rows > 4 for rows in sorted(SIZES, reverse=True)]  # the first two captures
+    assert rerecorded == [["moved"] * (old is not is_put_back) for old in stale]
 
 
 def test_sizes_that_are_to_be_measured_are_instantiated_one_by_one(lab: Lab) -> None:

@@ -71,8 +71,9 @@ def served(model: Decode, graphed: Any, tokens: torch.Tensor, place: torch.Tenso
         where.copy_(place)
         graph.replay()
 
-    calls = [by_torch, lambda: graphed(exact, place), lambda: graphed(less, place)]
-    return in_text(host_us(calls, 5))
+    return in_text(
+        host_us([by_torch, lambda: graphed(exact, place), lambda: graphed(less, place)], 5)
+    )
 
 
 def settle() -> float:

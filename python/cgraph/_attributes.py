@@ -36,25 +36,28 @@ class Attributes:
             if name in before:
                 now[name] = before[name]
             else:
-                del now[name]
+                now.pop(name, None)
 
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
         for now, before in self._contents.changed():
-            for name, value in now.items():
+            for name, value in list(now.items()):
                 if isinstance(value, torch.Tensor) and before.get(name) is not value:
                     yield now, name, before
 
 
 def dictionaries_of(
     function: Callable[..., Any], modules: Iterable[torch.nn.Module]
-) -> Iterator[dict[str, Any]]:
-    """What holds the attributes and buffers of a method's object and of modules."""
+) -> list[dict[str, Any]]:
+    """What holds the attributes and buffers of a method's object and of modules, each once."""
+    found: dict[int, dict[str, Any]] = {}
     if isinstance(function, types.MethodType):
-        yield vars_of(function.__self__)
+        attributes = vars_of(function.__self__)
+        found[id(attributes)] = attributes
     for module in modules:
         for part in module.modules():
             # torch's own write to their buffers in place.
             if not type(part).__module__.startswith("torch.nn."):
-                yield vars(part)
-                yield part._buffers
+                found[id(vars(part))] = vars(part)
+                found[id(part._buffers)] = part._buffers
+    return list(found.values())

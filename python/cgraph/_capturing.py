@@ -183,7 +183,7 @@ class Capturing:
             is_frozen: Whether captures are forbidden.
             together: What instantiates the graph at its end; None to do so here.
         """
-        key = self.key(call, None if together is None else together.reached)
+        key = self.key(call)
         if self._is_ready(key, call, is_frozen):
             return
         self._require_thawed(key, is_frozen)
@@ -197,9 +197,9 @@ class Capturing:
         except NotReadyError as error:
             raise CaptureError(f"{error}: call the function once before") from None
 
-    def key(self, call: Call, reached: Surroundings | None = None) -> Key:
-        """The key of a call, which may be a new one; ``reached`` is what it reaches, if known."""
-        self._reached = reached or self.surroundings(call)
+    def key(self, call: Call) -> Key:
+        """The key of a call, which may be a new one."""
+        self._reached = self.surroundings(call)
         identity = self.identity(call, self._reached)
         if identity not in self.keys:
             self.keys[identity] = Key(str(call))
@@ -251,7 +251,7 @@ class Capturing:
             dictionaries=surroundings.dictionaries,
         )
         with busy():
-            if together is None or together.reached is None:
+            if not only_captures:
                 # Replays on any stream may still read what is about to be written.
                 driver.synchronize()
             # A tensor of inference mode would not show that the function has written it.
@@ -289,11 +289,8 @@ class Capturing:
                 )
         self._is_warm = True
         key.hold(recorded, entry, call, surroundings)
-        if together is not None:
-            together.reached = None
-            if isinstance(recorded, Recorded) and recorded.is_waiting:
-                together.add(key, recorded)
-                together.reached = surroundings if only_captures else None
+        if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
+            together.add(key, recorded)
         if again is not None:
             where = user_line()
             key.again(again, None, None if where is None else short_place(where))

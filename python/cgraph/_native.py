@@ -52,7 +52,7 @@ class Surroundings:
     ) -> None:
         self.modules = modules
         self.turn = turn
-        self.dictionaries = list(dictionaries_of(function, modules))
+        self.dictionaries = dictionaries_of(function, modules)
         self._holders = holders_of(function)
         self._with_flags: list[dict[str, Any]] = []
         self._known_flags: tuple[tuple[bool, ...], list[Flag]] | None = None

@@ -215,8 +215,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         last.push(attributes.put_back_after_error)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
-        if not plan.only_captures:
-            driver.synchronize()
+        # Replays on another stream may write the static tensors, whose memory this one has used.
+        driver.synchronize()
         with driver.stream(plan.stream):
             try:
                 eager_seconds = _warm_up(run, plan, rollback, driver)

@@ -56,7 +56,8 @@ def holders_of(function: object) -> list[Holder]:
 
 def vars_of(one: object) -> dict[str, Any]:
     """The attributes of an object that keeps them in a dictionary; modules have their own way."""
-    return {} if isinstance(one, torch.nn.Module | type) else getattr(one, "__dict__", {})
+    found = {} if isinstance(one, torch.nn.Module | type) else getattr(one, "__dict__", {})
+    return found if isinstance(found, dict) else {}
 
 
 def _modules_in(values: dict[str, Any], names: Iterable[str] | None = None) -> list[Holder]:

@@ -10,7 +10,6 @@ from contextlib import contextmanager, suppress
 from cgraph import _core
 from cgraph._keys import Key
 from cgraph._limits import Limits
-from cgraph._native import Surroundings
 from cgraph._recorded import Recorded
 from cgraph.errors import add_note
 
@@ -25,15 +24,9 @@ class Together:
 
     Args:
         drop: Lets the graph of a key go.
-
-    Attributes:
-        reached: What the function reached when the last key was captured, if nothing ran but that
-            capture, and the device was waited for before. It is taken to be so still: what was
-            changed all the same is found by the next call, as after any capture. None otherwise.
     """
 
     def __init__(self, drop: Callable[[Key, str], None]) -> None:
-        self.reached: Surroundings | None = None
         self._drop = drop
         self._waiting: list[tuple[Key, Recorded]] = []
 

@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -175,7 +175,7 @@ def modes_aside(count: int) -> Iterator[None]:
 
 def without_modes() -> Any:
     """A context in which no dispatch mode is active."""
-    return python_dispatch._disable_current_modes() if mode_count() else nullcontext()
+    return python_dispatch._disable_current_modes()
 
 
 class WeakStorage:

@@ -1,7 +1,7 @@
 //! `Contents`: what dictionaries held at one moment.
 
 use pyo3::prelude::*;
-use pyo3::types::PyDict;
+use pyo3::types::{PyDict, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw;
@@ -76,11 +76,21 @@ impl Content {
         raw::has_just(dict, &self.items) || self.is_equal(dict)
     }
 
-    /// The same where a name may be another object, as most are not.
+    /// The same where a name is another string that is equal, as hardly any is.
     #[cold]
     fn is_equal(&self, dict: &Bound<'_, PyDict>) -> bool {
+        let py = dict.py();
         let mut pairs = dict.iter().zip(&self.items);
         dict.len() == self.items.len()
-            && pairs.all(|((key, now), (name, then))| now.is(then) && key.eq(name).unwrap_or(false))
+            && pairs.all(|((key, now), (name, then))| {
+                now.is(then) && (key.is(name) || are_equal_strings(&key, name.bind(py)))
+            })
     }
+}
+
+/// Whether two names are equal strings. Others might run Python code that changes the dictionary.
+fn are_equal_strings(one: &Bound<'_, PyAny>, other: &Bound<'_, PyAny>) -> bool {
+    let are_strings =
+        one.is_exact_instance_of::<PyString>() && other.is_exact_instance_of::<PyString>();
+    are_strings && one.eq(other).unwrap_or(false)
 }

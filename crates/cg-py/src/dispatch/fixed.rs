@@ -19,7 +19,8 @@ pub(crate) struct Fixed {
     /// The tensors, and where they lay.
     tensors: Vec<(Py<PyAny>, u64)>,
     reader: Py<TensorReader>,
-    /// The same for what the reader cannot tell quickly.
+    /// The same once more, for torch's own comparison: that of all if the reader cannot tell of one,
+    /// as of those of derived classes.
     lists: Lists,
 }
 

@@ -355,8 +355,9 @@ impl Leaf {
                 let before = shared.references(py)?;
                 let lent = Arc::new(Lent::default());
                 *lent.tensor() = Some(value.call_method0("detach")?.unbind());
-                // A tensor of a class derived from torch's has a second one inside it.
-                let references = TENSORS * (shared.references(py)? - before);
+                // A tensor of a class derived from torch's has a second one inside it, which `own`
+                // was made with as well. Python code of the class may have let others go meanwhile.
+                let references = TENSORS * (shared.references(py)? - before).max(1);
                 shared.lents().push(Arc::clone(&lent));
                 shared.at_rest.fetch_add(references, Ordering::Relaxed);
                 Self::Static(Output {
