@@ -8,7 +8,11 @@ from torch import Tensor, nn
 
 import cgraph
 
-__all__ = ["Net", "Scale", "eager_net", "keys"]
+__all__ = ["Net", "Own", "Scale", "eager_net", "keys"]
+
+
+class Own(Tensor):
+    """Of a derived class: torch's stable functions do not read it, and it has a tensor inside."""
 
 
 def keys(function: Any) -> tuple[int, int]:

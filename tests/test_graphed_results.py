@@ -15,6 +15,7 @@ from torch.testing import assert_close
 import cgraph
 from cgraph.errors import StateError
 from graphed_calls import misses, states
+from graphed_objects import Own
 from lab import Lab, SimLab, fresh
 
 
@@ -146,10 +147,6 @@ def test_a_kept_view_is_noticed(lab: Lab, view: Callable[[Tensor], object]) -> N
         function(fresh(lab, 3, 3))
     del kept
     function(fresh(lab, 3, 3))
-
-
-class Own(Tensor):
-    """Whose tensors have another one inside."""
 
 
 @pytest.mark.parametrize("grad", [False, True])

@@ -13,6 +13,7 @@ from torch.testing import assert_close
 
 import cgraph
 from graphed_calls import misses, states
+from graphed_objects import Own
 from lab import Lab, fresh
 
 
@@ -154,10 +155,6 @@ def test_a_change_of_a_modules_parameters_is_noticed(
                 change(module)
     rerecorded = function.report().keys[0].rerecorded
     assert bool(rerecorded) == (change not in (changed_in_place, loaded_in_place))
-
-
-class Own(Tensor):
-    """Of a class that torch's stable functions do not read."""
 
 
 def test_a_change_of_parameters_of_a_derived_class_is_noticed(lab: Lab) -> None:

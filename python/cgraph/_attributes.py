@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
@@ -21,8 +21,8 @@ class Attributes:
         dictionaries: Those that hold them; see :func:`dictionaries_of`.
     """
 
-    def __init__(self, dictionaries: Iterable[dict[str, Any]]) -> None:
-        self._contents = _core.Contents(list(dictionaries))
+    def __init__(self, dictionaries: Sequence[dict[str, Any]]) -> None:
+        self._contents = _core.Contents(dictionaries)
 
     def new_tensor(self) -> str | None:
         """The name of an attribute that is another tensor now."""
@@ -32,7 +32,7 @@ class Attributes:
         """Set those back that are another tensor now, at the end of a block that raises."""
         if error is None:
             return
-        for now, name, before in [*self._new_tensors()]:
+        for now, name, before in self._new_tensors():
             if name in before:
                 now[name] = before[name]
             else:

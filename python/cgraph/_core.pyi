@@ -497,7 +497,7 @@ class Entry:
 class Contents:
     """What dictionaries held when this was made."""
 
-    def __new__(cls, dictionaries: list[dict[str, Any]]) -> Self: ...
+    def __new__(cls, dictionaries: Sequence[dict[str, Any]]) -> Self: ...
     def changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
         """Those that do not hold the very same objects now, each with what it held."""
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
@@ -12,6 +11,7 @@ import torch
 from cgraph import _torch
 from cgraph._order import Call, Loan
 from cgraph._source import levels_to_user
+from cgraph._timing import replay_seconds
 from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["Graphed", "Sample"]
-
-_TIMED_REPLAYS = 3
 
 
 class Sample:
@@ -175,15 +173,13 @@ class Graphed:
         if self._order.is_open:
             return None
         numbers = self._captured.forward_number, self._captured.backward_number
-        seconds = []
-        for _ in range(_TIMED_REPLAYS):
-            began = time.perf_counter()
+
+        def replay() -> None:
             for number, one in zip(numbers, self.graphs, strict=False):
                 self._order.replaying(number)
                 one.replay()
-            driver.synchronize()
-            seconds.append(time.perf_counter() - began)
-        return min(seconds[1:])
+
+        return replay_seconds(replay, driver)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay with these arguments."""

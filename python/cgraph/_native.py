@@ -55,7 +55,6 @@ class Surroundings:
         self.dictionaries = dictionaries_of(function, modules)
         self._holders = holders_of(function)
         self._with_flags: list[dict[str, Any]] = []
-        self._known_flags: tuple[tuple[bool, ...], list[Flag]] | None = None
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
@@ -88,10 +87,7 @@ class Surroundings:
     @property
     def flags(self) -> list[Flag]:
         """The modules, and whether they are training now."""
-        training = self.training
-        if self._known_flags is None or self._known_flags[0] != training:
-            self._known_flags = training, list(zip(self._with_flags, training, strict=True))
-        return self._known_flags[1]
+        return list(zip(self._with_flags, self.training, strict=True))
 
     @property
     def moved(self) -> str | None:

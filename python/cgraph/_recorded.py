@@ -16,6 +16,7 @@ from cgraph._attributes import Attributes
 from cgraph._calls import Call, hides_tensors
 from cgraph._rollback import Rollback
 from cgraph._surroundings import optimizers_put_back, tensors_of
+from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
 from cgraph.breaks import breakable
 from cgraph.cudagraph import CUDAGraph
@@ -26,8 +27,6 @@ if TYPE_CHECKING:
     from cgraph._debug import Debugged
 
 __all__ = ["NotReadyError", "Plan", "Recorded", "WarmupError", "record"]
-
-_TIMED_REPLAYS = 3
 
 
 @dataclass(frozen=True)
@@ -252,8 +251,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             if plan.measure and not recorded.breaks and not rollback.has_unseen:
                 recorded.eager_seconds = eager_seconds
                 with rollback.aside():
-                    replays = [_timed(graph.replay, driver) for _ in range(_TIMED_REPLAYS)]
-                recorded.graph_seconds = min(replays[1:])
+                    recorded.graph_seconds = replay_seconds(graph.replay, driver)
             if recorded.breaks:
                 # The capture has run them, and the segments before them.
                 driver.synchronize()
@@ -276,7 +274,7 @@ def _warm_up(
     if plan.measure:
         driver.synchronize()
         with rollback.aside():
-            seconds = _timed(run, driver)
+            seconds = seconds_of(run, driver)
     driver.synchronize()
     return seconds
 
@@ -403,13 +401,6 @@ def _wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None
     if error is not None:
         with suppress(Exception):  # what comes out is the first one
             driver.synchronize()
-
-
-def _timed(run: Callable[[], Any], driver: _driver.Driver) -> float:
-    began = time.perf_counter()
-    run()
-    driver.synchronize()
-    return time.perf_counter() - began
 
 
 def _children(spec: Any) -> list[Any]:

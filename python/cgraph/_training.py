@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -15,6 +16,7 @@ from cgraph._held import Holding, Lent
 from cgraph._recorded import Plan, WarmupError
 from cgraph._rollback import Rollback, leaves_behind
 from cgraph._surroundings import optimizers_put_back, tensors_of
+from cgraph._timing import seconds_of
 from cgraph.breaks import breakable
 from cgraph.callables import graphed_of, make_graphed_callables
 from cgraph.errors import CallableError, CaptureError
@@ -237,7 +239,8 @@ def train(
             with rollback.aside():
                 graph_seconds = graphed.timed(driver)
                 if graph_seconds is not None:
-                    eager_seconds = _eager_seconds(plan.function, surface, args, kwargs)
+                    both = functools.partial(_run_both, plan.function, surface, args, kwargs)
+                    eager_seconds = seconds_of(both, driver)
     if not call.consists_of(args, kwargs):
         raise CallableError("the function changes a list or a dictionary among its arguments")
     for name, static, version in zip(call.names, statics, versions, strict=True):
@@ -250,18 +253,12 @@ def train(
     return Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
 
 
-def _eager_seconds(
-    function: Callable[..., Any], surface: _Surface, args: Any, kwargs: Any
-) -> float:
-    """What both passes take without graphs."""
-    driver = _driver.current()
-    began = time.perf_counter()
+def _run_both(function: Callable[..., Any], surface: _Surface, args: Any, kwargs: Any) -> None:
+    """Both passes without graphs."""
     outputs = _with_gradients(_torch.tree_iter(function(*args, **kwargs)))
     inputs = _with_gradients((*_torch.tree_iter((args, kwargs)), *surface.parameters()))
     gradients = [torch.empty_like(output) for output in outputs]
     torch.autograd.grad(outputs, inputs, gradients, allow_unused=True)
-    driver.synchronize()
-    return time.perf_counter() - began
 
 
 def _with_gradients(leaves: Iterable[Any]) -> list[torch.Tensor]:

@@ -17,6 +17,7 @@ from cgraph._padding import AnyPad, Fit, Leak, Padded, cut, cut_leaves, fit, lea
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._surroundings import tensors_of
+from cgraph._text import first_line
 from cgraph._torch import tree_flatten
 from cgraph._training import Trained
 from cgraph._writes import Writes
@@ -206,7 +207,7 @@ class Padding:
         except torch.OutOfMemoryError as error:
             return None, (
                 "there is no memory to try it out: give check_padding=False if padding rows leave"
-                f" others alone ({str(error).splitlines()[0]})"
+                f" others alone ({first_line(error)})"
             )
         finally:
             rollback.undo()
