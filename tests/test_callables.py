@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import dropout
+from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
 
 import cgraph
@@ -318,6 +319,21 @@ def test_hooks_registered_afterwards_run_at_each_call(lab: Lab) -> None:
         assert seen == ["pre", "forward", "backward"]
         assert_close(result, eager(x))
         assert_close(found, torch.autograd.grad(eager(x).square().sum(), x)[0])
+
+
+def test_hooks_of_all_modules_run_once_around_a_graphed_one(lab: Lab) -> None:
+    hook = register_module_forward_hook(lambda module, args, output: output + 1)
+    try:
+        module = nn.Linear(3, 3, device=lab.device)
+        eager = copy.deepcopy(module)
+        graphed = make_graphed_callables(module, (fresh(lab, 2, 3),))
+        for _ in range(2):
+            x = fresh(lab, 2, 3)
+            assert_close(graphed(x), eager(x))
+    finally:
+        hook.remove()
+    x = fresh(lab, 2, 3)
+    assert_close(graphed(x), eager(x))
 
 
 def test_trap_T90_hooks_of_submodules_are_captured_with_a_warning(lab: Lab) -> None:

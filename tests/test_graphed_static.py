@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import register_module_forward_hook
 from torch.testing import assert_close
+from torch.utils.hooks import RemovableHandle
 
 import cgraph
 from graphed_calls import misses, states
@@ -169,6 +171,68 @@ def test_a_change_of_parameters_of_a_derived_class_is_noticed(lab: Lab) -> None:
                 assert_close(function(x), module(x) * 2)
             change(module)
     assert [one.reason for one in function.report().keys[0].rerecorded] == ["moved"]
+
+
+def add_one(*arguments: Any) -> Tensor:
+    return cast("Tensor", arguments[2] + 1)
+
+
+HOOKS: dict[str, Callable[[nn.Module], RemovableHandle]] = {
+    "forward": lambda module: module.register_forward_hook(add_one),
+    "of a part": lambda module: next(module.children()).register_forward_hook(add_one),
+    "before": lambda module: module.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
+    "of all": lambda _: register_module_forward_hook(add_one),
+}
+
+
+@pytest.mark.filterwarnings("ignore:submodules of .* have hooks")
+@pytest.mark.parametrize("kind", HOOKS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_hooks_that_are_added_to_modules_and_taken_away_are_noticed(
+    lab: Lab, kind: str, grad: bool
+) -> None:
+    module = nn.Sequential(nn.Linear(3, 3, device=lab.device), nn.Tanh())
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    hooks: list[RemovableHandle] = []
+
+    def check() -> None:
+        for _ in range(2):
+            x = fresh(lab, 2, 3).requires_grad_(grad)
+            found = function(x)
+            assert_close(found, module(x) * 2)
+            if grad:
+                weight = fresh(lab, 2, 3)
+                expected = torch.autograd.grad(module(x) * 2, x, weight)
+                assert_close(torch.autograd.grad(found, x, weight), expected)
+
+    try:
+        with torch.set_grad_enabled(grad):
+            check()
+            for _ in range(2):
+                hooks.append(HOOKS[kind](module))
+                check()
+            hooks.pop().remove()
+            check()
+    finally:
+        for hook in hooks:
+            hook.remove()
+    key = function.report().keys[0]
+    assert key.state == "captured"
+    assert [(one.reason, one.count) for one in key.rerecorded] == [("moved", 3)]
+    assert key.rerecorded[0].argument is not None
+    assert key.rerecorded[0].argument.startswith("a hook of ")
+
+
+def test_a_hook_that_is_added_to_something_else_asks_for_no_capture(lab: Lab) -> None:
+    module = nn.Linear(3, 3, device=lab.device)
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    with torch.no_grad():
+        function(fresh(lab, 2, 3))
+        nn.Linear(3, 3).register_forward_hook(add_one)
+        with misses() as seen:
+            x = fresh(lab, 2, 3)
+            assert_close(function(x), module(x) * 2)
+    assert not seen
 
 
 def test_parameters_that_are_put_back_by_equal_names_are_in_place(lab: Lab) -> None:

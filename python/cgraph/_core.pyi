@@ -508,7 +508,8 @@ class Fixed:
     def __new__(
         cls,
         holders: Sequence[tuple[Any, str, Any]],
-        owners: list[dict[str, Any]],
+        owners: Sequence[dict[Any, Any]],
+        hooks: tuple[object, list[dict[Any, Any]]],
         tensors: list[Any],
         addresses: list[int],
         reader: TensorReader,

@@ -59,7 +59,10 @@ class Sample:
         self._args, self._kwargs = _torch.tree_unflatten(self._leaves, self._spec)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call a function with them."""
+        """Call a function with them, or the forward of a module."""
+        if isinstance(function, torch.nn.Module):
+            # Hooks of all modules run around the graphed one.
+            function = function.forward
         return function(*self._args, **self._kwargs)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

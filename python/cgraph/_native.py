@@ -61,6 +61,7 @@ class Surroundings:
         self._owners: list[dict[str, Any]] = []
         self._tensors: list[torch.Tensor] = []
         self._names: list[str] = []
+        self._hooks = [("all modules", one) for one in _torch.hooks_of(None)]
         for module in modules:
             for path, part in module.named_modules():
                 if "training" in vars(part):
@@ -70,12 +71,20 @@ class Surroundings:
                         self._add(path, owner)
                 # One that is replaced has other tensors.
                 self._owners.append(part._modules)
+                self._hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
+        self._hooked = [list(hooks) for _, hooks in self._hooks]
         self._values = [list(owner.values()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.fixed: _core.Fixed | None = None
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
         if self._owners:
-            self.fixed = _torch.fixed(self._holders, self._owners, self._tensors, self._addresses)
+            self.fixed = _torch.fixed(
+                self._holders,
+                self._owners,
+                self._tensors,
+                self._addresses,
+                [hooks for _, hooks in self._hooks],
+            )
         memories = [_torch.memory_of(tensor) for tensor in tensors_of(function)]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
@@ -91,7 +100,7 @@ class Surroundings:
 
     @property
     def moved(self) -> str | None:
-        """The name of a tensor that is another one now or lies elsewhere; None if there is none."""
+        """What is another one now, or a tensor that lies elsewhere; None if there is nothing."""
         if self.fixed is None or self.fixed.is_in_place(torch.is_grad_enabled()):
             return None
         for owner, name, value in self._holders:
@@ -100,7 +109,9 @@ class Surroundings:
                 return "the module" if name == "cell_contents" else name
         addresses = zip(self._names, self._tensors, self._addresses, strict=True)
         elsewhere = (name for name, one, address in addresses if one.data_ptr() != address)
-        return next(elsewhere, None) or self._replaced()
+        hooked = zip(self._hooks, self._hooked, strict=True)
+        others = (f"a hook of {name}" for (name, now), known in hooked if list(now) != known)
+        return next(elsewhere, None) or next(others, None) or self._replaced()
 
     def _add(self, path: str, owner: dict[str, Any]) -> None:
         self._owners.append(owner)

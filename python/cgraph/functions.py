@@ -69,9 +69,9 @@ def graphed(
     are recorded, which of their tensors require one. The first call of a key warms up, captures and
     replays. Modules are found among what the function is, has, closes over, names or is given;
     their parameters and buffers are read where they lie, and a call after one has moved, or after
-    a module was exchanged, captures anew. If the result requires a gradient, backward passes are
-    graphs too, as those of :func:`cgraph.make_graphed_callables`; a training step with its backward
-    pass and optimizer inside is one graph.
+    a module was exchanged or got or lost a hook, captures anew. If the result requires a gradient,
+    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; a training
+    step with its backward pass and optimizer inside is one graph.
 
     Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
     that it writes among its arguments are written for the caller as well. What it raises in a

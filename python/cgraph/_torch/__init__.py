@@ -35,6 +35,7 @@ from cgraph._torch.host import (
 from cgraph._torch.modes import (
     autocast_state,
     fixed,
+    hooks_of,
     is_any_autocast_enabled,
     mode_functions,
     random_devices,
@@ -122,6 +123,7 @@ __all__ = [
     "form_of",
     "forward_ad",
     "has_gpu",
+    "hooks_of",
     "is_any_autocast_enabled",
     "is_capturing",
     "is_quiet",

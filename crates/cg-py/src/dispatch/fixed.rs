@@ -1,5 +1,8 @@
 //! `Fixed`: the tensors of modules that a graph reads where they lie.
 
+use std::sync::atomic::{AtomicI64, Ordering};
+
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 use pyo3::{PyTraverseError, PyVisit};
@@ -14,6 +17,7 @@ use crate::tensor::TensorReader;
 pub(crate) struct Fixed {
     holders: Vec<Holder>,
     owners: Contents,
+    hooks: Hooks,
     /// Whether each tensor requires a gradient.
     requires_grad: Vec<bool>,
     /// The tensors, and where they lay.
@@ -22,6 +26,15 @@ pub(crate) struct Fixed {
     /// The same once more, for torch's own comparison: that of all if the reader cannot tell of one,
     /// as of those of derived classes.
     lists: Lists,
+}
+
+/// The hooks of modules.
+struct Hooks {
+    /// torch's class of their handles, which counts all hooks ever added.
+    handle: Py<PyAny>,
+    /// The count at which there were last no others than at the capture.
+    seen: AtomicI64,
+    contents: Contents,
 }
 
 /// What torch's own comparison takes: tensors, addresses, and the places of those to compare.
@@ -43,11 +56,12 @@ struct Holder {
 impl Fixed {
     /// What the dictionaries hold now; the tensors and their addresses, which `reader` compares, or
     /// else `are_equal`. A holder is a dictionary or an object, the name of an item or attribute, and
-    /// the value.
+    /// the value. `hooks` are dictionaries of hooks with torch's class of their handles.
     #[new]
     fn new(
         holders: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
         owners: Vec<Bound<'_, PyDict>>,
+        hooks: (Py<PyAny>, Vec<Bound<'_, PyDict>>),
         tensors: Bound<'_, PyList>,
         addresses: Bound<'_, PyList>,
         reader: Py<TensorReader>,
@@ -64,6 +78,7 @@ impl Fixed {
                 .collect(),
             requires_grad: flags.collect::<PyResult<_>>()?,
             owners: Contents::new(owners),
+            hooks: Hooks::new(hooks),
             tensors: with_address.collect::<PyResult<_>>()?,
             reader,
             lists: Lists {
@@ -75,7 +90,7 @@ impl Fixed {
         })
     }
 
-    /// Whether all hold the same objects, and the tensors lie where they lay; with `grad` also
+    /// Whether all hold the same objects, no hooks were added, and the tensors lie where they lay; with `grad` also
     /// whether the same ones require gradients.
     pub(crate) fn is_in_place(&self, py: Python<'_>, grad: bool) -> PyResult<bool> {
         for holder in &self.holders {
@@ -83,7 +98,7 @@ impl Fixed {
                 return Ok(false);
             }
         }
-        if !self.owners.is_same(py) {
+        if !self.owners.is_same(py) || !self.hooks.are_same(py)? {
             return Ok(false);
         }
         if grad {
@@ -105,10 +120,38 @@ impl Fixed {
             visit.call(&holder.value)?;
         }
         self.owners.__traverse__(visit)?;
+        self.hooks.contents.__traverse__(visit)?;
         for (tensor, _) in &self.tensors {
             visit.call(tensor)?;
         }
         visit.call(&self.lists.tensors)
+    }
+}
+
+impl Hooks {
+    fn new((handle, dictionaries): (Py<PyAny>, Vec<Bound<'_, PyDict>>)) -> Self {
+        Self {
+            handle,
+            // No count is below 0.
+            seen: AtomicI64::new(-1),
+            contents: Contents::new(dictionaries),
+        }
+    }
+
+    /// Whether there are no others. Hundreds of dictionaries are looked at only after somebody has
+    /// added a hook anywhere.
+    #[inline]
+    fn are_same(&self, py: Python<'_>) -> PyResult<bool> {
+        let now = self.handle.bind(py).getattr(intern!(py, "next_id"))?;
+        let now = now.extract()?;
+        if self.seen.load(Ordering::Relaxed) == now {
+            return Ok(true);
+        }
+        let are_same = self.contents.is_same(py);
+        if are_same {
+            self.seen.store(now, Ordering::Relaxed);
+        }
+        Ok(are_same)
     }
 }
 
