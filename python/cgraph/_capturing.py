@@ -270,14 +270,14 @@ class Capturing:
                     )
             if isinstance(recorded, Trained):
                 if self._options.debug:
-                    recorded.replay = self._debugged_call(key, recorded.replay)
+                    self._debug(plan, key, call, recorded)
                 entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
             else:
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
                     self._require_no_gradient(recorded)
                 if self._options.debug:
-                    recorded.debugged = self._debugged(plan, key, call, recorded)
+                    self._debug(plan, key, call, recorded)
                 entry = entry_of_graph(
                     recorded,
                     self.function,
@@ -359,26 +359,24 @@ class Capturing:
         static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
         return static.copy_(tensor) if fills else static
 
-    def _debugged(self, plan: Plan, key: Key, call: Call, recorded: Recorded) -> Any:
-        """What replays a key for debugging; captures it in steps of one operator."""
+    def _debug(self, plan: Plan, key: Key, call: Call, recorded: Recorded | Trained) -> None:
+        """Let a key be replayed for debugging; captures it in steps of one operator."""
         from cgraph._debug import debugged
+        from cgraph._debug_training import debugged_call
 
         def may_poison() -> bool:
             # A backward pass reads what its forward pass left in memory that counts as free.
             return not any(isinstance(one.recorded, Trained) for one in self.keys.values())
 
-        words = self._options.debug
+        how = self._options.debug, plan, self._name, key.text, call
         try:
-            return debugged(words, plan, self._name, key.text, call, recorded, may_poison)
+            if isinstance(recorded, Trained):
+                recorded.debugged = debugged_call(*how, recorded, self.taken)
+            else:
+                recorded.debugged = debugged(*how, recorded, may_poison)
         except BaseException:
             recorded.reset()
             raise
-
-    def _debugged_call(self, key: Key, replay: Callable[..., Any]) -> Callable[..., Any]:
-        """What replays a key with gradients for debugging."""
-        from cgraph._debug import DebuggedCall
-
-        return DebuggedCall(self._options.debug, self.function, self._name, key.text, replay)
 
     def _is_ready(self, key: Key, call: Call, is_frozen: bool) -> bool:
         """Whether a key has a graph for a call; one that was put away is brought back."""

@@ -164,6 +164,11 @@ class Graphed:
         ]
 
     @property
+    def parameters(self) -> tuple[torch.Tensor, ...]:
+        """The parameters that get gradients."""
+        return self._parameters
+
+    @property
     def graphs(self) -> tuple[CUDAGraph, ...]:
         """The graph of the forward pass, and that of the backward pass if there is one."""
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))

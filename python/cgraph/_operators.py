@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from cgraph import breaks, labels
+from cgraph import _torch, breaks, labels
 from cgraph._labels import Modules
 from cgraph._source import user_line
 from cgraph._text import short_place
@@ -108,8 +108,9 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         """Run the operator."""
         result = func(*args, **(kwargs or {}))
-        # Threads of autograd have a stack of modes of their own, which nothing can divide there.
-        if self._in_break or threading.get_ident() != self._thread:
+        # Backward passes have a stack of modes of their own, which nothing can divide there.
+        is_elsewhere = _torch.is_in_backward_pass() or threading.get_ident() != self._thread
+        if self._in_break or is_elsewhere:
             return result
         if func in _UNWRITTEN:
             self.unwritten(result)

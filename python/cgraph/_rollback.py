@@ -149,6 +149,14 @@ class Rollback:
                 for one in storages
             ]
 
+    def renew(self) -> None:
+        """Note what the storages that were written hold now, to be put back again."""
+        storages = self._watch.storages
+        with torch.no_grad(), _torch.without_modes():
+            for number, (storage, _, _, dtype) in storages.items():
+                copy = _bytes(storage).clone()
+                storages[number] = _Storage(storage, storage.nbytes(), copy, dtype)
+
     def rewind(self) -> None:
         """Put the contents of storages back, and go on."""
         with torch.no_grad(), _torch.without_modes():

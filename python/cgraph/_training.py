@@ -6,7 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,7 +21,10 @@ from cgraph.breaks import breakable
 from cgraph.callables import graphed_of, make_graphed_callables
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["GradientBreakError", "NoGradientError", "Trained", "train"]
+if TYPE_CHECKING:
+    from cgraph._debug_training import DebuggedCall
+
+__all__ = ["GradientBreakError", "NoGradientError", "Trained", "stand_ins", "train"]
 
 
 class NoGradientError(Exception):
@@ -42,6 +45,7 @@ class Trained:
         eager_seconds: Both passes without graphs; None if that was not measured.
         graph_seconds: One replay of both, likewise.
         lent: What was returned last; None if nobody is told of results that are still held.
+        debugged: What is called instead, to find a mistake; None if nobody looks for one.
     """
 
     mutated: tuple[int, ...] = ()
@@ -49,7 +53,7 @@ class Trained:
 
     def __init__(
         self,
-        surface: torch.nn.Module,
+        surface: _Surface,
         statics: list[torch.Tensor],
         seconds: float,
         eager_seconds: float | None,
@@ -59,6 +63,7 @@ class Trained:
         # The graphed forward of a module works only as long as the module lives.
         self._surface = surface
         self.replay: Callable[..., Any] = surface.forward
+        self.debugged: DebuggedCall | None = None
         self.lent = lent
         self.statics = statics
         self.seconds = seconds
@@ -68,10 +73,21 @@ class Trained:
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Replay, for a caller who gets the result."""
+        replay = self.debugged or self.replay
         if self.lent is None:
-            return self.replay(*args, **kwargs)
+            return replay(*args, **kwargs)
         self.lent.release((args, kwargs))
-        return self.lent.remember(self.replay(*args, **kwargs))
+        return self.lent.remember(replay(*args, **kwargs))
+
+    @property
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """Those that the function reaches."""
+        return list(self._surface.reached)
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor, ...]:
+        """The parameters that get gradients, in the order of the autograd node."""
+        return graphed_of(self._surface).parameters
 
     @property
     def nodes(self) -> int:
@@ -87,6 +103,9 @@ class Trained:
     def reset(self) -> None:
         """Let the graphs go with the last call that needs them."""
         self._graphs = ()
+        if self.debugged is not None:
+            self.debugged.reset()
+            self.debugged = None
 
 
 class _Passes:
@@ -153,7 +172,7 @@ class _Surface(torch.nn.Module):
 
 
 @contextmanager
-def _stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn.Parameter]]:
+def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn.Parameter]]:
     """Let modules have other parameters, of the same memory; the real ones by the others' ``id``.
 
     While the result of an earlier call is alive, its parameters have autograd nodes that belong to
@@ -214,7 +233,7 @@ def train(
             last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
         passes = _Passes()
-        with _stand_ins(modules) as parameters, breakable(passes):
+        with stand_ins(modules) as parameters, breakable(passes):
             surface = _Surface(plan.function, modules)
             make_graphed_callables(
                 surface,

@@ -128,14 +128,16 @@ def graphed(
             is none, and then calls cost nothing more.
 
             - ``"sync"``: replay in steps of one operator and wait for the device behind each. What
-              fails is raised by the call, with a note that names operator, line and module.
+              fails is raised by the call, with a note that names operator, line and module. With
+              gradients those are steps of the forward pass, before it is replayed as a whole.
             - ``"eager"``: call the function on the graph's own tensors and copy its result to where
               the graph's is, so that memory is as with a graph, and there is none.
             - ``"compare"``: call the function, put back the tensors and random states that it has
               written, replay, and compare all results and written tensors, up to rounding. What
               Python does besides is done twice. A difference is a
               :class:`~cgraph.errors.CompareError` that names the first operator that differs. With
-              gradients only forward passes are compared.
+              gradients the backward pass compares the gradients with eager's, and names the first
+              that differs.
             - ``"poison"``: before each replay, set the memory of the pool that no tensor uses to
               NaN. NaN in a result that eager does not have is a ``CompareError``. Not for
               functions that were captured with gradients; other graphs in the same pool must not

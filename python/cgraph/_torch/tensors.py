@@ -28,6 +28,7 @@ __all__ = [
     "evaluating_node",
     "form_of",
     "forward_ad",
+    "is_in_backward_pass",
     "is_same",
     "is_transformed",
     "lazy_view",
@@ -118,6 +119,11 @@ def autograd_sequence() -> int:
 def evaluating_node() -> Any:
     """The autograd node whose backward runs on this thread; None outside a backward pass."""
     return torch._C._current_autograd_node()
+
+
+def is_in_backward_pass() -> bool:
+    """Whether this thread is in a backward pass."""
+    return bool(torch._C._current_graph_task_id() != -1)
 
 
 def demangled(name: str) -> str:

@@ -1,0 +1,261 @@
+"""Debug calls of keys with gradients: in steps, eagerly, both passes compared with eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._calls import Call
+from cgraph._culprit import RandomStates, Search, differs, in_steps
+from cgraph._differences import Leaf, difference, is_tensor, wrong_value
+from cgraph._recorded import Plan
+from cgraph._rollback import Rollback
+from cgraph._steps import Steps
+from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph._training import Trained, stand_ins
+
+__all__ = ["DebuggedCall", "debugged_call"]
+
+_BACKWARD = (
+    "The forward passes are alike, so it is the backward pass: a hook or a function of autograd"
+    " reads what changes, or something has overwritten what the forward pass left for it"
+)
+
+
+def debugged_call(
+    words: Collection[str],
+    plan: Plan,
+    name: str,
+    key: str,
+    call: Call,
+    trained: Trained,
+    taken: Callable[[tuple[Any, ...], dict[str, Any]], Call],
+) -> DebuggedCall:
+    """Capture the forward pass of a key in steps of one operator, if they are needed.
+
+    Args:
+        words: What to do; the memory is not poisoned, as backward passes read what is free of it.
+        plan: How the key was captured.
+        name: What errors call the function.
+        key: What the calls have in common, in words.
+        call: A call of the key.
+        trained: The captured passes.
+        taken: Takes the arguments of a call apart.
+    """
+    if "eager" in words or not {"compare", "sync"} & set(words):
+        return DebuggedCall(words, plan.function, f"{name} ({key})", trained, None)
+    # The results have a history as long as the steps are there.
+    with stand_ins(trained.modules):
+        steps = in_steps(plan, name, call, trained.statics, keep="compare" in words)
+    random, written = RandomStates(), Rollback()
+    args, kwargs = call.arguments(trained.statics)
+    with written:
+        plan.function(*args, **kwargs)
+    written.rewind()
+    random.rewind()
+    forward = _Forward(steps, written, taken)
+    return DebuggedCall(words, plan.function, f"{name} ({key})", trained, forward)
+
+
+class _Forward(NamedTuple):
+    """A forward pass in steps of one operator.
+
+    Attributes:
+        steps: The steps.
+        written: Knows what they write.
+        taken: Takes the arguments of a call apart.
+    """
+
+    steps: Steps
+    written: Rollback
+    taken: Callable[[tuple[Any, ...], dict[str, Any]], Call]
+
+
+class DebuggedCall:
+    """Calls a key with gradients, and looks at what both passes do.
+
+    Args:
+        words: What to do.
+        function: What was captured.
+        title: What errors call it.
+        trained: The captured passes.
+        forward: The forward pass in steps; None where it is not needed.
+    """
+
+    def __init__(
+        self,
+        words: Collection[str],
+        function: Callable[..., Any],
+        title: str,
+        trained: Trained,
+        forward: _Forward | None,
+    ) -> None:
+        self._words = words
+        self._function = function
+        self._title = title
+        self._replay = trained.replay
+        self._parameters = trained.parameters
+        self._modules = trained.modules
+        self._forward = forward
+        self._driver = _driver.current()
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call, and raise if a pass differs from eager or the device has failed.
+
+        Raises:
+            CompareError: The forward pass differs; all state is as before the call. The error of a
+                backward pass comes out of the backward pass.
+        """
+        if "eager" in self._words:
+            return self._function(*args, **kwargs)
+        if self._forward is not None and "sync" in self._words:
+            self._run_in_steps(self._forward, args, kwargs)
+        if self._forward is not None and "compare" in self._words:
+            return self._compared(self._forward, args, kwargs)
+        return self._replayed(args, kwargs)
+
+    def reset(self) -> None:
+        """Let the capture in steps go."""
+        if self._forward is not None:
+            self._forward.steps.reset()
+
+    def _run_in_steps(
+        self, forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        random = RandomStates()
+        forward.written.renew()
+        try:
+            forward.steps.run(tuple(forward.taken(args, kwargs).tensors))
+        finally:
+            forward.written.rewind()
+            random.rewind()
+
+    def _compared(self, forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Run eagerly, put back what that has written, replay and compare."""
+        call = forward.taken(args, kwargs)
+        random = RandomStates()
+        rollback = Rollback(is_capturing=self._driver.is_capturing)
+        try:
+            with rollback:
+                eager = _Eager(self._function, args, kwargs)
+        finally:
+            rollback.rewind()
+            random.rewind()
+        result = self._replayed(args, kwargs)
+        found = difference(_named(result), eager.leaves, wrong_value)
+        if found is None:
+            self._watch_backward(result, call, eager)
+            return result
+        search = Search(self._function, forward.steps, wrong_value, poisons=False, has_breaks=False)
+        arguments = call.arguments(_copies(call.tensors))
+        operator, why = search.first(arguments, call.tensors, rollback, random)
+        raise differs(self._title, found, operator, why)
+
+    def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        result = self._replay(*args, **kwargs)
+        self._driver.synchronize()
+        return result
+
+    def _watch_backward(self, result: Any, call: Call, eager: _Eager) -> None:
+        """Compare the gradients that the backward pass will give with eager's."""
+        nodes = (one.grad_fn for one in tree_flatten(result)[0] if is_tensor(one))
+        node = next((node for node in nodes if node is not None), None)
+        if node is None:
+            return
+        names = {id(leaf.value): leaf.name for leaf in call.leaves}
+        for module in self._modules:
+            names |= {id(one): name for name, one in module.named_parameters()}
+        inputs = [*eager.given, *self._parameters]
+        titles = [f"the gradient of {names.get(id(one), 'a parameter')}" for one in inputs]
+        parameters, title, driver = self._parameters, self._title, self._driver
+
+        def compare(found: Sequence[Any], given: Sequence[Any]) -> None:
+            driver.synchronize()
+            expected = eager.gradients(parameters, given)
+            pairs = zip(titles, found[-len(titles) :], expected, strict=True)
+            both = [(name, *pair) for name, *pair in pairs if any(one is not None for one in pair)]
+            wrong = difference(
+                [Leaf(name, _or_zeros(one, other)) for name, one, other in both],
+                [Leaf(name, _or_zeros(other, one)) for name, one, other in both],
+                wrong_value,
+            )
+            if wrong is not None:
+                raise differs(title, wrong, None, _BACKWARD)
+
+        node.register_hook(compare)
+
+
+class _Eager:
+    """A call without a graph, which keeps what its backward pass needs.
+
+    Attributes:
+        given: The tensors of the call.
+        leaves: Copies of its result's leaves.
+    """
+
+    def __init__(
+        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> None:
+        values, spec = tree_flatten((args, kwargs))
+        self.given = [value for value in values if is_tensor(value)]
+        self._inputs = [_like(value) if is_tensor(value) else value for value in values]
+        own_args, own_kwargs = tree_unflatten(self._inputs, spec)
+        self._result = function(*own_args, **own_kwargs)
+        self._inputs = [one for one in self._inputs if is_tensor(one)]
+        self.leaves = _named(self._result)
+
+    def gradients(
+        self, parameters: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None]
+    ) -> list[torch.Tensor | None]:
+        """Those of the tensors of the call and of parameters, for these of the results."""
+        outputs = tree_flatten(self._result)[0]
+        pairs = [
+            (output, gradient.detach())
+            for output, gradient in zip(outputs, given, strict=True)
+            if gradient is not None and output.requires_grad
+        ]
+        inputs = [*self._inputs, *parameters]
+        wanted = [one for one in inputs if one.requires_grad]
+        found: Sequence[torch.Tensor | None] = [None] * len(wanted)
+        if pairs:
+            found = torch.autograd.grad(
+                [output for output, _ in pairs],
+                wanted,
+                [gradient for _, gradient in pairs],
+                allow_unused=True,
+            )
+        by_place = iter(found)
+        return [next(by_place) if one.requires_grad else None for one in inputs]
+
+
+def _like(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that requires a gradient if the tensor does; the others are read as they are."""
+    if not tensor.requires_grad:
+        return tensor
+    return tensor.detach().clone().requires_grad_()
+
+
+def _or_zeros(gradient: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
+    """A gradient; none is one of zeros."""
+    if gradient is not None:
+        return gradient
+    assert other is not None
+    return torch.zeros_like(other)
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    copies = [tensor.detach().clone() for tensor in tensors]
+    for copy, tensor in zip(copies, tensors, strict=True):
+        copy.requires_grad_(tensor.requires_grad)
+    return copies
+
+
+def _named(result: Any) -> list[Leaf]:
+    """Copies of a result's leaves, by name."""
+    leaves = tree_flatten(result)[0]
+    names = _torch.names_in("result", result)
+    copies = [one.detach().clone() if is_tensor(one) else one for one in leaves]
+    return [Leaf(name, value) for name, value in zip(names, copies, strict=True)]

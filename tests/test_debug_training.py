@@ -1,0 +1,210 @@
+"""Debug calls of keys with gradients: both passes compared with eager, the forward in steps."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from cgraph.errors import CompareError
+from debug_calls import MANY, equal, graphed, line_of
+from lab import Lab, SimLab, fresh
+
+
+@pytest.mark.parametrize("debug", MANY)
+def test_with_gradients_results_and_gradients_equal_eager(lab: Lab, debug: str) -> None:
+    module = nn.Sequential(nn.Linear(8, 8), nn.Tanh()).to(lab.device)
+    run = graphed(module, debug)
+    for _ in range(3):
+        x = fresh(lab, 4, 8)
+        run(x).square().sum().backward()
+        found = [one.grad for one in module.parameters()]
+        module.zero_grad()
+        module(x).square().sum().backward()
+        assert equal(found, [one.grad for one in module.parameters()])
+        module.zero_grad()
+
+
+def test_a_forward_pass_that_differs_is_found_with_gradients(lab: Lab) -> None:
+    module, by = nn.Linear(8, 8).to(lab.device), [1.0]
+
+    def forward(x: Tensor) -> Tensor:
+        return module(x) * by[0]  # scaled
+
+    run, x = graphed(forward, "compare"), fresh(lab, 4, 8)
+    run(x)
+    by[0] = 3.0
+    with pytest.raises(CompareError, match="forward") as caught:
+        run(x)
+    assert "aten.mul.Tensor" in str(caught.value.operator)
+    assert line_of(__file__, "module(x) * by[0]  # scaled") in str(caught.value.operator)
+
+
+def test_a_padded_forward_pass_that_differs_is_found_with_gradients(lab: Lab) -> None:
+    module, by = nn.Linear(8, 8).to(lab.device), [1.0]
+    run = graphed(lambda x: module(x) * by[0], "compare", sizes=[4])
+    x = fresh(lab, 3, 8)
+    assert equal(run(x), module(x))
+    by[0] = 3.0
+    with pytest.raises(CompareError, match=r"result: it is"):
+        run(x)
+
+
+class Scaled(torch.autograd.Function):
+    """Doubles, with a backward pass that somebody can change."""
+
+    by = 2.0
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return gradient * Scaled.by
+
+
+@pytest.fixture
+def backward_by(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Sets what gradients are multiplied by; it is 2 again afterwards."""
+    return lambda by: monkeypatch.setattr(Scaled, "by", by)
+
+
+@pytest.mark.parametrize("named", ["x", "weight"])
+def test_a_backward_pass_that_differs_is_found_and_the_gradient_named(
+    lab: Lab, backward_by: Any, named: str
+) -> None:
+    module = nn.Linear(4, 4).to(lab.device)
+
+    def body(x: Tensor) -> Tensor:
+        return module(Scaled.apply(x)) if named == "x" else Scaled.apply(module(x))
+
+    run, x = graphed(body, "compare"), fresh(lab, 3, 4).requires_grad_(named == "x")
+    run(x).sum().backward()
+    backward_by(5.0)
+    with pytest.raises(CompareError, match="the backward pass") as caught:
+        run(x).sum().backward()
+    assert caught.value.output == f"the gradient of {named}"
+    backward_by(2.0)
+    wanted = [one for one in (x, *module.parameters()) if one.requires_grad]
+    found = torch.autograd.grad(run(x).sum(), wanted)
+    assert equal(found, torch.autograd.grad(body(x).sum(), wanted))
+
+
+class Odd(nn.Module):
+    """Draws, counts, leaves a parameter alone and returns more than tensors with gradients."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Dropout(0.4))
+        self.idle = nn.Parameter(torch.ones(2))
+
+    def forward(self, x: Tensor, y: Tensor, *, more: dict[str, Tensor]) -> Any:
+        total = self.layers(x * y) + more["z"]
+        return {"total": total, "index": total.argmax(1), "text": "odd"}, total.detach()
+
+
+@pytest.mark.parametrize("debug", MANY)
+def test_with_gradients_draws_counters_and_unused_tensors_are_as_in_eager(
+    lab: Lab, debug: str
+) -> None:
+    graphs, eager = Odd().to(lab.device), Odd().to(lab.device)
+    eager.load_state_dict(graphs.state_dict())
+    run = graphed(graphs, debug, preserve_state=True)
+    x = fresh(lab, 4, 6).requires_grad_()
+    torch.manual_seed(3)
+    run(x, x, more={"z": x})[0]["total"].sum().backward()
+    torch.manual_seed(3)
+    eager(x.detach(), x.detach(), more={"z": x.detach()})
+    for seed in range(3):
+        x, y, z = (fresh(lab, 4, 6).requires_grad_(one < 2) for one in range(3))
+        loss = fresh(lab, 4, 6)
+        found, right = [], []
+        for model, all_found in ((run, found), (eager, right)):
+            torch.manual_seed(seed)
+            result = model(x, y, more={"z": z})
+            wanted = [x, y, *(graphs if model is run else eager).layers.parameters()]
+            gradients = torch.autograd.grad(result[0]["total"], wanted, loss)
+            all_found += [result[0]["total"].clone(), result[0]["index"].clone(), *gradients]
+            all_found.append(torch.rand(2, device=lab.device))
+        assert equal(found, right)
+        assert equal(dict(graphs.named_buffers()), dict(eager.named_buffers()))
+
+
+def test_gradients_of_an_argument_that_is_given_twice_are_compared_one_by_one(lab: Lab) -> None:
+    run = graphed(lambda x, y: x * 2 + y.sin(), "compare")
+    for _ in range(3):
+        x = fresh(lab, 5).requires_grad_()
+        run(x, x).square().sum().backward()
+        (right,) = torch.autograd.grad((x * 2 + x.sin()).square().sum(), x)
+        assert equal(x.grad, right)
+
+
+def picked(x: Tensor, index: Tensor) -> Tensor:
+    y = x * 2
+    z = y.index_select(0, index)  # the failing line
+    return z + 1
+
+
+def test_an_operator_that_fails_with_gradients_is_named_with_its_line(sim: SimLab) -> None:
+    run = graphed(picked, "sync")
+    x, index = fresh(sim, 4).requires_grad_(), torch.tensor([1, 2])
+    run(x, index)
+    with pytest.raises((IndexError, RuntimeError), match="index") as caught:
+        run(x, torch.tensor([1, 99]))
+    note = "\n".join(caught.value.__notes__)
+    assert "operator 1 of picked, aten.index_select.default" in note
+    assert line_of(__file__, "# the failing line") in note
+    run(x, index).sum().backward()
+    assert equal(x.grad, torch.tensor([0.0, 2, 2, 0]))
+
+
+def test_a_difference_with_gradients_leaves_all_state_as_before_the_call(lab: Lab) -> None:
+    module, by = nn.BatchNorm1d(4).to(lab.device), [1.0]
+
+    def body(x: Tensor) -> Tensor:
+        return nn.functional.dropout(module(x), 0.3) * by[0]
+
+    run, x = graphed(body, "sync,compare"), fresh(lab, 6, 4)
+    run(x)
+    buffers = {name: one.clone() for name, one in module.named_buffers()}
+    by[0] = 2.0
+    torch.manual_seed(7)
+    with pytest.raises(CompareError) as caught:
+        run(x)
+    assert "aten.mul.Tensor" in str(caught.value.operator)
+    drawn = torch.rand(2, device=lab.device)
+    torch.manual_seed(7)
+    assert equal(drawn, torch.rand(2, device=lab.device))
+    assert equal(dict(module.named_buffers()), buffers)
+
+
+@pytest.mark.parametrize("debug", MANY)
+def test_backward_passes_inside_the_function_are_debugged_as_a_whole(lab: Lab, debug: str) -> None:
+    def slope(x: Tensor) -> Tensor:
+        own = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad((own.tanh() + own.sin() * own).sum(), own)
+        return found * 2
+
+    run = graphed(slope, debug)
+    for _ in range(3):
+        x = fresh(lab, 3, 4)
+        assert equal(run(x), slope(x))
+
+
+def test_autograd_inside_the_function_is_debugged_as_it_is(lab: Lab) -> None:
+    module = nn.Linear(4, 1).to(lab.device)
+
+    def penalty(x: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(module(x).tanh().sum(), x, create_graph=True)
+        return slope.square().sum()
+
+    run = graphed(penalty, "sync,compare")
+    for _ in range(3):
+        x = fresh(lab, 3, 4).requires_grad_()
+        result = run(x)
+        (found,) = torch.autograd.grad(result, module.weight)
+        (right,) = torch.autograd.grad(penalty(x), module.weight)
+        assert equal([result, found], [penalty(x), right])
