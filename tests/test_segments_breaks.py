@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -340,6 +340,38 @@ def test_in_another_capture_a_break_says_what_to_use(lab: Lab) -> None:
     with pytest.raises(CaptureError, match=r"scaled.*cgraph.graphed or SegmentedGraph.capture"):
         with cgraph.graph(cgraph.CUDAGraph()):
             scaled(x)
+    graph, y = SegmentedGraph.capture(lambda: scaled(x))
+    check_equal(graph.replay, y, scaled, x)
+
+
+class BrokenBackward(torch.autograd.Function):
+    """Its backward pass has a break."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return scaled(gradient)
+
+
+def slope(x: Tensor) -> Tensor:
+    own = x.detach().requires_grad_()
+    (found,) = torch.autograd.grad((BrokenBackward.apply(own) * own).sum(), own)
+    return cast("Tensor", found * 2)
+
+
+def test_a_break_in_a_backward_pass_is_refused_and_leaves_nothing_behind(lab: Lab) -> None:
+    x = fresh(lab, 8)
+    slope(x)
+    with pytest.raises(CaptureError, match="scaled was called in a backward pass"):
+        SegmentedGraph.capture(lambda: slope(x))
+    run = cgraph.graphed(slope)
+    with pytest.warns(UserWarning, match="scaled was called in a backward pass"):
+        assert torch.equal(run(x), slope(x))
+    x = fresh(lab, 8)
+    assert torch.equal(run(x), slope(x))
     graph, y = SegmentedGraph.capture(lambda: scaled(x))
     check_equal(graph.replay, y, scaled, x)
 

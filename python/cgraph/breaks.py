@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from cgraph import _driver
+from cgraph import _driver, _torch
 from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
 __all__ = ["Breakable", "breakable", "eager_break", "innermost", "require_work_in_call"]
@@ -72,7 +72,7 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     Raises:
         ArgumentError: It cannot be called, or it is a generator or coroutine function, whose body
             does not run when it is called.
-        CaptureError: From a call, in any other capture.
+        CaptureError: From a call, in any other capture, and in a backward pass inside of one.
     """
     if fn is None:
         return functools.partial(eager_break, name=name)
@@ -83,6 +83,11 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
+        if _torch.is_in_backward_pass() and _is_capturing():
+            raise CaptureError(
+                f"the break {title} was called in a backward pass, which a capture cannot divide:"
+                " call it before or behind the backward pass"
+            )
         capture = innermost()
         if capture is not None:
             return capture.run(fn, title, args, kwargs)
