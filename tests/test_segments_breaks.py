@@ -254,31 +254,35 @@ def test_under_autocast_no_segment_reads_what_a_break_has_cast(lab: Lab) -> None
     assert torch.equal(y, body(x))
 
 
-class Counting(TorchDispatchMode):
-    """Counts operators."""
+class Noting(TorchDispatchMode):
+    """Notes operators."""
 
-    count = 0
+    def __init__(self) -> None:
+        super().__init__()
+        self.operators: list[str] = []
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        self.count += 1
+        self.operators.append(str(func))
         return func(*args, **(kwargs or {}))
 
 
 def test_a_dispatch_mode_of_the_function_stays_where_it_is(lab: Lab) -> None:
-    x, counting = fresh(lab, 8), Counting()
+    x, noting = fresh(lab, 8), Noting()
 
     def body(x: Tensor) -> Tensor:
-        with counting:
+        with noting:
             y = scaled(x * 2) + 1
         return y * 3
 
     body(x)
-    eager, counting.count = counting.count, 0
+    eager, noting.operators = noting.operators, []
     graph, y = SegmentedGraph.capture(lambda: body(x))
-    # The result of a break is copied, and kept without its history.
-    assert counting.count == eager + 2
+    # The result of a break is copied, and kept without its history, which torch 2.8 shows twice.
+    also = noting.operators[5:-1]
+    assert [*noting.operators[:5], noting.operators[-1]] == eager
+    assert list(dict.fromkeys(also)) == ["aten.clone.default", "aten.detach.default"]
     check_equal(graph.replay, y, body, x)
 
 
