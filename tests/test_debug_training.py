@@ -208,3 +208,119 @@ def test_autograd_inside_the_function_is_debugged_as_it_is(lab: Lab) -> None:
         (found,) = torch.autograd.grad(result, module.weight)
         (right,) = torch.autograd.grad(penalty(x), module.weight)
         assert equal([result, found], [penalty(x), right])
+
+
+def test_parameters_with_hooks_are_compared_before_these(lab: Lab) -> None:
+    module, calls = nn.Linear(4, 2).to(lab.device), []
+    module.weight.register_hook(lambda gradient: (calls.append(1), gradient * 0.5)[1])
+    run = graphed(lambda x: module(x), "compare")
+    for _ in range(2):
+        x = fresh(lab, 3, 4)
+        module.zero_grad()
+        run(x).square().sum().backward()
+        (right,) = torch.autograd.grad(module(x).square().sum(), module.weight)
+        assert equal(module.weight.grad, right)
+    assert len(calls) == 4
+
+
+class Busy(torch.autograd.Function):
+    """Draws and counts in its backward pass."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, count: Tensor) -> Tensor:
+        ctx.count = count
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
+        ctx.count.add_(1)
+        return gradient * torch.rand_like(gradient), None
+
+
+@pytest.mark.parametrize("debug", ["compare", "sync,compare"])
+def test_what_a_backward_pass_draws_and_writes_happens_once(lab: Lab, debug: str) -> None:
+    module = nn.BatchNorm1d(4).to(lab.device)
+    run = graphed(lambda x: Busy.apply(module(x), module.num_batches_tracked), debug)
+    run(fresh(lab, 3, 4).requires_grad_()).sum().backward()
+    for seed in range(3):
+        before, x = int(module.num_batches_tracked), fresh(lab, 3, 4).requires_grad_()
+        torch.manual_seed(seed)
+        (found,) = torch.autograd.grad(run(x).square().sum(), x)
+        after = int(module.num_batches_tracked)
+        torch.manual_seed(seed)
+        own = Busy.apply(module(x), module.num_batches_tracked)
+        (right,) = torch.autograd.grad(own.square().sum(), x)
+        assert equal(found, right)
+        assert after == before + 2  # the forward pass counts, too
+
+
+def test_an_argument_that_is_written_before_the_backward_pass_is_compared_as_it_was(
+    lab: Lab,
+) -> None:
+    module = nn.Linear(4, 2).to(lab.device)
+    run, x = graphed(lambda x: module(x).exp(), "compare"), fresh(lab, 3, 4)
+    run(x)
+    (right,) = torch.autograd.grad(module(x).exp().sum(), module.weight)
+    result = run(x)
+    x.normal_()
+    (found,) = torch.autograd.grad(result.sum(), module.weight)
+    assert equal(found, right)
+
+
+def test_steps_that_fail_leave_what_an_earlier_backward_pass_reads(sim: SimLab) -> None:
+    table = fresh(sim, 3)
+    run = graphed(lambda x, i: x.square() + table.index_select(0, i), "sync")
+    x, index = fresh(sim, 3).requires_grad_(), torch.tensor([0, 1, 2])
+    run(x, index)
+    result = run(x, index)
+    with pytest.raises((IndexError, RuntimeError), match="index"):
+        run(torch.full((3,), 100.0).requires_grad_(), torch.tensor([0, 1, 99]))
+    (found,) = torch.autograd.grad(result.sum(), x)
+    assert equal(found, 2 * x)
+
+
+def inside(x: Tensor, index: Tensor) -> Tensor:
+    class Picking(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return gradient.index_select(0, index) * Scaled.by
+
+    own = x.detach().requires_grad_()
+    (found,) = torch.autograd.grad(Picking.apply(own).sum(), own)
+    return found * 3 if x.dim() == 1 else found
+
+
+@pytest.mark.parametrize("dims", [1, 2])
+def test_a_backward_pass_inside_that_fails_or_differs_is_said_to_be_one(
+    sim: SimLab, backward_by: Any, dims: int
+) -> None:
+    run, good, bad = graphed(inside, "sync"), torch.tensor([1, 0]), torch.tensor([1, 99])
+    x = fresh(sim, *[2] * dims)
+    run(x, good)
+    with pytest.raises((IndexError, RuntimeError), match="index") as caught:
+        run(x, bad)
+    named = "or the backward pass before it" if dims == 1 else "such as a backward pass"
+    assert named in "\n".join(caught.value.__notes__)
+    run = graphed(inside, "compare")
+    run(x, good)
+    backward_by(7.0)
+    named = "or the backward pass before it" if dims == 1 else "a backward pass inside"
+    with pytest.raises(CompareError, match=named):
+        run(x, good)
+
+
+@pytest.mark.parametrize("options", [{"outputs": "clone"}, {"sizes": [8]}])
+def test_copies_and_padded_calls_are_compared_in_both_passes(
+    lab: Lab, options: dict[str, Any]
+) -> None:
+    module = nn.Linear(4, 2).to(lab.device)
+    run = graphed(module, "sync,compare", **options)
+    for _ in range(3):
+        x = fresh(lab, 5, 4).requires_grad_()
+        wanted = [x, *module.parameters()]
+        found = torch.autograd.grad(run(x).square().sum(), wanted)
+        assert equal(found, torch.autograd.grad(module(x).square().sum(), wanted))

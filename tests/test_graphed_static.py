@@ -14,6 +14,8 @@ from torch.testing import assert_close
 from torch.utils.hooks import RemovableHandle
 
 import cgraph
+from cgraph import eager_break
+from cgraph.errors import CompareError
 from graphed_calls import misses, states
 from graphed_objects import Own
 from lab import Lab, fresh
@@ -183,6 +185,92 @@ HOOKS: dict[str, Callable[[nn.Module], RemovableHandle]] = {
     "before": lambda module: module.register_forward_pre_hook(lambda _, args: (args[0] + 1,)),
     "of all": lambda _: register_module_forward_hook(add_one),
 }
+
+
+def replaced_dictionary(module: nn.Module) -> None:
+    module._forward_hooks = type(module._forward_hooks)()
+
+
+def exchanged(module: nn.Module) -> None:
+    for number in module._forward_hooks:
+        module._forward_hooks[number] = lambda *arguments: arguments[2] - 3
+
+
+@pytest.mark.parametrize("change", [replaced_dictionary, exchanged])
+def test_hooks_that_are_stripped_or_exchanged_are_noticed(
+    lab: Lab, change: Callable[[nn.Module], None]
+) -> None:
+    module = nn.Linear(3, 3, device=lab.device)
+    module.register_forward_hook(add_one)
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    with torch.no_grad():
+        for _ in range(2):
+            for _ in range(2):
+                x = fresh(lab, 2, 3)
+                assert_close(function(x), module(x) * 2)
+            change(module)
+        x = fresh(lab, 2, 3)
+        assert_close(function(x), module(x) * 2)
+        module.register_forward_hook(add_one)
+        assert_close(function(x), module(x) * 2)
+    assert function.report().keys[0].rerecorded[0].argument == "a hook of the module"
+
+
+def test_a_hook_that_another_thread_is_about_to_add_is_noticed(lab: Lab) -> None:
+    module = nn.Linear(3, 3, device=lab.device)
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    with torch.no_grad():
+        function(fresh(lab, 2, 3))
+        handle = RemovableHandle(module._forward_hooks)
+        for _ in range(5):  # while it is counted and not yet there
+            function(fresh(lab, 2, 3))
+        module._forward_hooks[handle.id] = add_one
+        x = fresh(lab, 2, 3)
+        assert_close(function(x), module(x) * 2)
+
+
+def test_hooks_of_backward_passes_are_noticed(lab: Lab) -> None:
+    module = nn.Sequential(nn.Linear(3, 3, device=lab.device), nn.Tanh())
+    function = cgraph.graphed(lambda x: module(x) * 2)
+    x = fresh(lab, 2, 3).requires_grad_()
+    function(x)
+    for add in (module[0].register_full_backward_hook, module[0].register_full_backward_pre_hook):
+        handle = add(lambda *arguments: (arguments[1][0] * 3,))
+        with pytest.warns(UserWarning, match="have hooks"):
+            found = torch.autograd.grad(function(x).sum(), x)
+        assert_close(found, torch.autograd.grad((module(x) * 2).sum(), x))
+        handle.remove()
+    assert_close(
+        torch.autograd.grad(function(x).sum(), x), torch.autograd.grad((module(x) * 2).sum(), x)
+    )
+
+
+def test_captures_that_follow_modules_leave_other_functions_captured(lab: Lab) -> None:
+    module, by = nn.Linear(3, 3, device=lab.device), [2.0]
+    inner = cgraph.graphed(lambda x: module(x) * 2)
+    outer = cgraph.graphed(lambda x: eager_break(inner)(x) * by[0], debug="compare")
+    with torch.no_grad():
+        outer(fresh(lab, 2, 3))
+        for change in (3.0, 4.0, 5.0):
+            by[0] = change
+            with pytest.raises(CompareError):
+                outer(fresh(lab, 2, 3))
+        x = fresh(lab, 2, 3)
+        assert_close(inner(x), module(x) * 2)
+    assert states(inner) == ["captured"]
+    assert inner.report().keys[0].rerecorded == ()
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+@pytest.mark.parametrize("grad", [False, True])
+def test_scripted_modules_are_captured(lab: Lab, grad: bool) -> None:
+    layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(lab.device)
+    module = torch.jit.script(layers).eval()
+    function = cgraph.graphed(lambda x: module(x) * 2, on_fail="raise")
+    with torch.set_grad_enabled(grad):
+        for _ in range(3):
+            x = fresh(lab, 4, 3)
+            assert_close(function(x), module(x) * 2)
 
 
 @pytest.mark.filterwarnings("ignore:submodules of .* have hooks")

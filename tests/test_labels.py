@@ -18,6 +18,7 @@ from torch.utils.checkpoint import checkpoint
 import cgraph
 from cgraph import labels, picture
 from cgraph.errors import ArgumentError, StateError
+from cgraph.hooks import register_graph_capture_end_hook
 from cgraph.labels import Label
 from lab import Lab, SimLab, captured, fresh
 
@@ -145,6 +146,19 @@ def test_nodes_have_the_path_of_their_module(lab: Lab) -> None:
     }
     assert [label.module for label in of(graph, "exp")] == ["Model"]
     assert [label.module for label in of(graph, "neg")] == [None]
+
+
+def test_nodes_of_graphed_callables_have_the_path_of_their_module(lab: Lab) -> None:
+    model = Model().to(lab.device)
+    seen: list[set[str | None]] = []
+    hook = register_graph_capture_end_hook(
+        lambda graph: seen.append({label.module for label in graph._labels.values()})
+    )
+    try:
+        cgraph.make_graphed_callables(model, (fresh(lab, 4, 8),), enable_annotations=True)
+    finally:
+        hook.remove()
+    assert {"Model.layers.0.inner", "Model.layers.1.inner", "Model"} <= seen[0]
 
 
 def test_a_module_that_raises_is_left(lab: Lab) -> None:

@@ -380,6 +380,46 @@ def test_a_break_in_a_backward_pass_is_refused_and_leaves_nothing_behind(lab: La
     check_equal(graph.replay, y, scaled, x)
 
 
+def test_a_break_in_a_backward_pass_that_is_swallowed_is_refused_all_the_same(lab: Lab) -> None:
+    class Swallowing(BrokenBackward):
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            try:
+                return scaled(gradient)
+            except CaptureError:
+                return gradient
+
+    def swallowing(x: Tensor) -> Tensor:
+        own = x.detach().requires_grad_()
+        (found,) = torch.autograd.grad((Swallowing.apply(own) * own).sum(), own)
+        return cast("Tensor", found * 2)
+
+    x, weight = fresh(lab, 8), fresh(lab, 8).requires_grad_()
+    if lab.device == "cpu":  # on a GPU backward passes have a thread of their own
+        with pytest.raises(CaptureError, match="went on after a break"):
+            SegmentedGraph.capture(lambda: swallowing(x))
+        run = cgraph.graphed(lambda x, y: Swallowing.apply(x * y) * 2)
+        with pytest.warns(UserWarning, match="a break in a function whose result requires"):
+            run(x, weight)
+    graph, y = SegmentedGraph.capture(lambda: scaled(x))
+    check_equal(graph.replay, y, scaled, x)
+
+
+def test_a_capture_that_begins_in_a_backward_pass_is_divided(lab: Lab) -> None:
+    run = cgraph.graphed(lambda g: scaled(g * 2) + 1, on_fail="raise")
+
+    class Graphed(BrokenBackward):
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return cast("Tensor", run(gradient.contiguous()).clone())
+
+    for _ in range(3):
+        x, loss = fresh(lab, 8).requires_grad_(), fresh(lab, 8)
+        (found,) = torch.autograd.grad(Graphed.apply(x), x, loss)
+        assert torch.equal(found, scaled(loss * 2) + 1)
+    assert run.report().captured == 1
+
+
 @pytest.mark.parametrize("fn", [3, None, lambda: (yield)], ids=["number", "none", "generator"])
 def test_what_cannot_be_a_break_is_refused(fn: Any) -> None:
     with pytest.raises(ArgumentError, match="fn is"):

@@ -509,13 +509,13 @@ class Fixed:
         cls,
         holders: Sequence[tuple[Any, str, Any]],
         owners: Sequence[dict[Any, Any]],
-        hooks: tuple[object, list[dict[Any, Any]]],
+        hooks: tuple[object, Sequence[tuple[dict[str, Any], str, dict[int, Any]]]],
         tensors: list[Any],
         addresses: list[int],
         reader: TensorReader,
         are_equal: Callable[..., bool],
     ) -> Self: ...
-    def is_in_place(self, grad: bool) -> bool:
+    def is_in_place(self, grad: bool, hooks: bool = True) -> bool:
         """Whether all is as it was."""
 
 @final

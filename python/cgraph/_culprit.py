@@ -30,7 +30,8 @@ _UNWRITTEN = (
 )
 _UNKNOWN = (
     "No operator differs when they run one by one: the graph reads memory that other work"
-    " overwrites, or streams that do not wait for each other"
+    " overwrites, streams do not wait for each other, or it is a backward pass inside the function,"
+    " whose operators are not looked at"
 )
 
 
@@ -115,10 +116,9 @@ class Search:
             operator = self._steps.operators[found.place]
             segment = f" of segment {operator.segment}" if self._has_breaks else ""
             fix = _UNWRITTEN if found.is_nan and self._poisons else _PYTHON
-            return str(operator), (
-                f"The first operator that differs is number {found.place}{segment}, {operator}:"
-                f" {found.text}. {fix}"
-            )
+            where = f"number {found.place}{segment}, {operator}"
+            where += ", or the backward pass before it" if operator.is_behind_backward else ""
+            return str(operator), f"The first operator that differs is {where}: {found.text}. {fix}"
         finally:
             rollback.rewind()
             random.rewind()

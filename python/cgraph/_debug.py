@@ -14,7 +14,15 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._calls import Call
 from cgraph._culprit import RandomStates, Search, differs, in_steps
-from cgraph._differences import Leaf, difference, is_tensor, put, wrong_nan, wrong_value
+from cgraph._differences import (
+    Leaf,
+    copies_of,
+    difference,
+    is_tensor,
+    put,
+    wrong_nan,
+    wrong_value,
+)
 from cgraph._recorded import Plan, Recorded
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
@@ -139,7 +147,7 @@ class Debugged:
         """Run eagerly, put back what that has written, replay and compare."""
         random = RandomStates()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
-        copies = _copies(tensors)
+        copies = copies_of(tensors)
         try:
             with rollback:
                 args, kwargs = self._call.arguments(copies)
@@ -163,7 +171,7 @@ class Debugged:
             poisons="poison" in self._words,
             has_breaks=bool(self._recorded.breaks),
         )
-        arguments = self._call.arguments(_copies(tensors))
+        arguments = self._call.arguments(copies_of(tensors))
         operator, why = search.first(arguments, tensors, rollback, random, self._poison)
         raise differs(self._title, found, operator, why)
 
@@ -189,8 +197,3 @@ class Debugged:
             yield from module.named_parameters()
         for tensor in tensors_of((self._function,)):
             yield "a tensor that the function reaches", tensor
-
-
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    with torch.no_grad():
-        return [tensor.detach().clone() for tensor in tensors]

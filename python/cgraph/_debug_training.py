@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgraph import _driver, _torch
+from cgraph import _driver
 from cgraph._calls import Call
 from cgraph._culprit import RandomStates, Search, differs, in_steps
-from cgraph._differences import Leaf, difference, is_tensor, wrong_value
+from cgraph._differences import Leaf, copies_of, difference, is_tensor, named, wrong_value
 from cgraph._recorded import Plan
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
@@ -47,15 +47,22 @@ def debugged_call(
     """
     if "eager" in words or not {"compare", "sync"} & set(words):
         return DebuggedCall(words, plan.function, f"{name} ({key})", trained, None)
-    # The results have a history as long as the steps are there.
+    # Of their own: a backward pass that is still to come may read the graph's.
+    statics = _own(trained.statics)
+    # Stand-ins, as the results have a history as long as the steps are there.
     with stand_ins(trained.modules):
-        steps = in_steps(plan, name, call, trained.statics, keep="compare" in words)
+        steps = in_steps(plan, name, call, statics, keep="compare" in words)
     random, written = RandomStates(), Rollback()
-    args, kwargs = call.arguments(trained.statics)
-    with written:
-        plan.function(*args, **kwargs)
-    written.rewind()
-    random.rewind()
+    args, kwargs = call.arguments(statics)
+    try:
+        with written:
+            plan.function(*args, **kwargs)
+    except BaseException:
+        steps.reset()
+        raise
+    finally:
+        written.rewind()
+        random.rewind()
     forward = _Forward(steps, written, taken)
     return DebuggedCall(words, plan.function, f"{name} ({key})", trained, forward)
 
@@ -96,9 +103,7 @@ class DebuggedCall:
         self._words = words
         self._function = function
         self._title = title
-        self._replay = trained.replay
-        self._parameters = trained.parameters
-        self._modules = trained.modules
+        self._trained = trained
         self._forward = forward
         self._driver = _driver.current()
 
@@ -140,102 +145,126 @@ class DebuggedCall:
         rollback = Rollback(is_capturing=self._driver.is_capturing)
         try:
             with rollback:
-                eager = _Eager(self._function, args, kwargs)
+                eager = _Eager(self._function, self._trained, call, args, kwargs)
         finally:
             rollback.rewind()
             random.rewind()
         result = self._replayed(args, kwargs)
-        found = difference(_named(result), eager.leaves, wrong_value)
+        found = difference(named(result), eager.leaves, wrong_value)
         if found is None:
-            self._watch_backward(result, call, eager)
+            self._watch_backward(result, eager)
             return result
         search = Search(self._function, forward.steps, wrong_value, poisons=False, has_breaks=False)
-        arguments = call.arguments(_copies(call.tensors))
+        arguments = call.arguments(_own(call.tensors))
         operator, why = search.first(arguments, call.tensors, rollback, random)
         raise differs(self._title, found, operator, why)
 
     def _replayed(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        result = self._replay(*args, **kwargs)
+        result = self._trained.replay(*args, **kwargs)
         self._driver.synchronize()
         return result
 
-    def _watch_backward(self, result: Any, call: Call, eager: _Eager) -> None:
+    def _watch_backward(self, result: Any, eager: _Eager) -> None:
         """Compare the gradients that the backward pass will give with eager's."""
         nodes = (one.grad_fn for one in tree_flatten(result)[0] if is_tensor(one))
         node = next((node for node in nodes if node is not None), None)
         if node is None:
             return
-        names = {id(leaf.value): leaf.name for leaf in call.leaves}
-        for module in self._modules:
-            names |= {id(one): name for name, one in module.named_parameters()}
-        inputs = [*eager.given, *self._parameters]
-        titles = [f"the gradient of {names.get(id(one), 'a parameter')}" for one in inputs]
-        parameters, title, driver = self._parameters, self._title, self._driver
+        title, driver = self._title, self._driver
+        expected: list[Leaf] = []
 
-        def compare(found: Sequence[Any], given: Sequence[Any]) -> None:
+        def before(given: Sequence[torch.Tensor | None]) -> None:
             driver.synchronize()
-            expected = eager.gradients(parameters, given)
-            pairs = zip(titles, found[-len(titles) :], expected, strict=True)
-            both = [(name, *pair) for name, *pair in pairs if any(one is not None for one in pair)]
+            expected[:] = eager.gradients(given, driver)
+
+        def behind(found: Sequence[torch.Tensor | None], _: object) -> None:
+            driver.synchronize()
+            pairs = zip(expected, found[-len(expected) :], strict=True)
+            both = [
+                (*leaf, one) for leaf, one in pairs if leaf.value is not None or one is not None
+            ]
             wrong = difference(
-                [Leaf(name, _or_zeros(one, other)) for name, one, other in both],
-                [Leaf(name, _or_zeros(other, one)) for name, one, other in both],
+                [Leaf(name, _or_zeros(one, right)) for name, right, one in both],
+                [Leaf(name, _or_zeros(right, one)) for name, right, one in both],
                 wrong_value,
             )
             if wrong is not None:
                 raise differs(title, wrong, None, _BACKWARD)
 
-        node.register_hook(compare)
+        node.register_prehook(before)
+        node.register_hook(behind)
 
 
 class _Eager:
     """A call without a graph, which keeps what its backward pass needs.
 
+    Parameters have stand-ins: hooks of the real ones are called with what the graph gives.
+
     Attributes:
-        given: The tensors of the call.
         leaves: Copies of its result's leaves.
     """
 
     def __init__(
-        self, function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+        self,
+        function: Callable[..., Any],
+        trained: Trained,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
     ) -> None:
+        fixed = {id(leaf.value) for leaf in call.leaves if leaf.kind == "fixed"}
+        names = {id(leaf.value): leaf.name for leaf in call.leaves}
+        for module in trained.modules:
+            names |= {id(one): name for name, one in module.named_parameters()}
         values, spec = tree_flatten((args, kwargs))
-        self.given = [value for value in values if is_tensor(value)]
-        self._inputs = [_like(value) if is_tensor(value) else value for value in values]
-        own_args, own_kwargs = tree_unflatten(self._inputs, spec)
-        self._result = function(*own_args, **own_kwargs)
-        self._inputs = [one for one in self._inputs if is_tensor(one)]
-        self.leaves = _named(self._result)
+        own = [
+            _own([value])[0] if is_tensor(value) and id(value) not in fixed else value
+            for value in values
+        ]
+        with stand_ins(trained.modules) as reals:
+            own_args, own_kwargs = tree_unflatten(own, spec)
+            self._outputs = tree_flatten(result := function(*own_args, **own_kwargs))[0]
+            self.leaves = named(result)
+            instead = {
+                id(reals[id(one)]): one for part in trained.modules for one in part.parameters()
+            }
+        given = [value for value in values if is_tensor(value)]
+        self._names = [names.get(id(one), "a parameter") for one in (*given, *trained.parameters)]
+        self._inputs = [one for one in own if is_tensor(one)]
+        self._inputs += [instead.get(id(one), one) for one in trained.parameters]
 
-    def gradients(
-        self, parameters: Sequence[torch.Tensor], given: Sequence[torch.Tensor | None]
-    ) -> list[torch.Tensor | None]:
-        """Those of the tensors of the call and of parameters, for these of the results."""
-        outputs = tree_flatten(self._result)[0]
+    def gradients(self, given: Sequence[torch.Tensor | None], driver: _driver.Driver) -> list[Leaf]:
+        """Those of the tensors of the call and of parameters, for these of the results.
+
+        What the backward pass writes and draws is put back. It can run once.
+        """
         pairs = [
             (output, gradient.detach())
-            for output, gradient in zip(outputs, given, strict=True)
-            if gradient is not None and output.requires_grad
+            for output, gradient in zip(self._outputs, given, strict=True)
+            if gradient is not None and is_tensor(output) and output.requires_grad
         ]
-        inputs = [*self._inputs, *parameters]
-        wanted = [one for one in inputs if one.requires_grad]
+        wanted = [one for one in self._inputs if one.requires_grad]
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-        if pairs:
-            found = torch.autograd.grad(
-                [output for output, _ in pairs],
-                wanted,
-                [gradient for _, gradient in pairs],
-                allow_unused=True,
-            )
+        random, rollback = RandomStates(), Rollback(is_capturing=driver.is_capturing)
+        try:
+            if pairs:
+                with rollback:
+                    found = torch.autograd.grad(
+                        [output for output, _ in pairs],
+                        wanted,
+                        [gradient for _, gradient in pairs],
+                        allow_unused=True,
+                    )
+            driver.synchronize()
+        finally:
+            rollback.rewind()
+            random.rewind()
+            self._outputs = []
         by_place = iter(found)
-        return [next(by_place) if one.requires_grad else None for one in inputs]
-
-
-def _like(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that requires a gradient if the tensor does; the others are read as they are."""
-    if not tensor.requires_grad:
-        return tensor
-    return tensor.detach().clone().requires_grad_()
+        return [
+            Leaf(f"the gradient of {name}", next(by_place) if one.requires_grad else None)
+            for name, one in zip(self._names, self._inputs, strict=True)
+        ]
 
 
 def _or_zeros(gradient: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
@@ -246,16 +275,7 @@ def _or_zeros(gradient: torch.Tensor | None, other: torch.Tensor | None) -> torc
     return torch.zeros_like(other)
 
 
-def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    copies = [tensor.detach().clone() for tensor in tensors]
-    for copy, tensor in zip(copies, tensors, strict=True):
-        copy.requires_grad_(tensor.requires_grad)
-    return copies
-
-
-def _named(result: Any) -> list[Leaf]:
-    """Copies of a result's leaves, by name."""
-    leaves = tree_flatten(result)[0]
-    names = _torch.names_in("result", result)
-    copies = [one.detach().clone() if is_tensor(one) else one for one in leaves]
-    return [Leaf(name, value) for name, value in zip(names, copies, strict=True)]
+def _own(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies that require gradients where the tensors do."""
+    copies = zip(copies_of(tensors), tensors, strict=True)
+    return [copy.requires_grad_(tensor.requires_grad) for copy, tensor in copies]

@@ -9,9 +9,20 @@ import torch
 
 from cgraph import _torch
 from cgraph._steps import Wrong
+from cgraph._torch import tree_flatten
 from cgraph.errors import CompareError
 
-__all__ = ["Difference", "Leaf", "difference", "is_tensor", "put", "wrong_nan", "wrong_value"]
+__all__ = [
+    "Difference",
+    "Leaf",
+    "copies_of",
+    "difference",
+    "is_tensor",
+    "named",
+    "put",
+    "wrong_nan",
+    "wrong_value",
+]
 
 
 class Leaf(NamedTuple):
@@ -132,6 +143,19 @@ def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
                 if size > 1 and stride == 0:
                     own, leaf = own.narrow(dim, 0, 1), leaf.narrow(dim, 0, 1)
             own.detach().copy_(leaf)
+
+
+def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Copies without history."""
+    return [tensor.detach().clone() for tensor in tensors]
+
+
+def named(result: Any) -> list[Leaf]:
+    """Copies of a result's leaves, by name."""
+    leaves = tree_flatten(result)[0]
+    names = _torch.names_in("result", result)
+    copies = [one.detach().clone() if is_tensor(one) else one for one in leaves]
+    return [Leaf(name, value) for name, value in zip(names, copies, strict=True)]
 
 
 def is_tensor(value: Any) -> bool:

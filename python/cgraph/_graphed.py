@@ -61,8 +61,9 @@ class Sample:
     def call(self, function: Callable[..., Any]) -> Any:
         """Call a function with them, or the forward of a module."""
         if isinstance(function, torch.nn.Module):
-            # Hooks of all modules run around the graphed one.
-            function = function.forward
+            # Those of all modules run around the graphed forward, and would run twice.
+            if any(map(_torch.hooks_of_users, _torch.hooks_of(None))):
+                function = function.forward
         return function(*self._args, **self._kwargs)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

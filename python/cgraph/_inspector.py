@@ -131,7 +131,7 @@ class _Operators(TorchDispatchMode):
             self._log.add(kind, self._last, place)
             # Autograd hands the warnings of its threads on, to the line of the backward pass.
             self._unheard += threading.get_ident() != self._thread
-        if self._is_work(on_device, kwargs) and not _torch.is_in_backward_pass():
+        if self._is_work(on_device, kwargs) and _torch.evaluating_node() is None:
             # Autograd joins the streams of a backward pass itself.
             self._streams.work(self._last, place)
         result = func(*args, **kwargs)

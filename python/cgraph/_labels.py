@@ -14,7 +14,6 @@ from itertools import takewhile
 from typing import Any, NamedTuple
 
 from torch import nn
-from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from cgraph import _core, _source, _torch, labels
 from cgraph._torch import TorchDispatchMode
@@ -160,6 +159,9 @@ class Modules:
 
     Args:
         look: Called whenever a module begins or ends.
+
+    Attributes:
+        remove: Stops following them.
     """
 
     def __init__(self, look: Callable[[], None]) -> None:
@@ -167,15 +169,7 @@ class Modules:
         self._running: dict[int, list[str]] = {}
         # Modules are kept, so that no other one gets the id of one that is gone.
         self._paths: dict[int, tuple[nn.Module, str]] = {}
-        self._hooks = [
-            register_module_forward_pre_hook(self._enter),
-            register_module_forward_hook(self._leave, always_call=True),
-        ]
-
-    def remove(self) -> None:
-        """Stop following them."""
-        for hook in self._hooks:
-            hook.remove()
+        self.remove = _torch.follow_modules(self._enter, self._leave)
 
     def current(self) -> str | None:
         """The path of the innermost module that runs on this thread."""

@@ -61,7 +61,7 @@ class Surroundings:
         self._owners: list[dict[str, Any]] = []
         self._tensors: list[torch.Tensor] = []
         self._names: list[str] = []
-        self._hooks = [("all modules", one) for one in _torch.hooks_of(None)]
+        hooks = [("all modules", one) for one in _torch.hooks_of(None)]
         for module in modules:
             for path, part in module.named_modules():
                 if "training" in vars(part):
@@ -69,21 +69,22 @@ class Surroundings:
                 for owner in (part._parameters, part._buffers):
                     if owner:
                         self._add(path, owner)
-                # One that is replaced has other tensors.
-                self._owners.append(part._modules)
-                self._hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
-        self._hooked = [list(hooks) for _, hooks in self._hooks]
+                # One that is replaced has other tensors. Those of TorchScript have no dictionary.
+                if isinstance(part._modules, dict):
+                    self._owners.append(part._modules)
+                hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
+        self._hooks = [(name, one, _torch.hooks_of_users(one)) for name, one in hooks]
         self._values = [list(owner.values()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.fixed: _core.Fixed | None = None
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
-        if self._owners:
+        if self._owners or self._tensors:
             self.fixed = _torch.fixed(
                 self._holders,
                 self._owners,
+                [(*one, known) for _, one, known in self._hooks],
                 self._tensors,
                 self._addresses,
-                [hooks for _, hooks in self._hooks],
             )
         memories = [_torch.memory_of(tensor) for tensor in tensors_of(function)]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
@@ -101,7 +102,13 @@ class Surroundings:
     @property
     def moved(self) -> str | None:
         """What is another one now, or a tensor that lies elsewhere; None if there is nothing."""
-        if self.fixed is None or self.fixed.is_in_place(torch.is_grad_enabled()):
+        grad = torch.is_grad_enabled()
+        if self.fixed is None or self.fixed.is_in_place(grad):
+            return None
+        if hooked := self._hooked:
+            return f"a hook of {hooked}"
+        # cgraph's own hooks may be there, while another capture follows modules.
+        if self.fixed.is_in_place(grad, hooks=False):
             return None
         for owner, name, value in self._holders:
             now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
@@ -109,12 +116,20 @@ class Surroundings:
                 return "the module" if name == "cell_contents" else name
         addresses = zip(self._names, self._tensors, self._addresses, strict=True)
         elsewhere = (name for name, one, address in addresses if one.data_ptr() != address)
-        hooked = zip(self._hooks, self._hooked, strict=True)
-        others = (f"a hook of {name}" for (name, now), known in hooked if list(now) != known)
-        return next(elsewhere, None) or next(others, None) or self._replaced()
+        return next(elsewhere, None) or self._replaced()
+
+    @property
+    def _hooked(self) -> str | None:
+        """What has other hooks of the user's than it had."""
+        for name, where, known in self._hooks:
+            now = _torch.hooks_of_users(where)
+            if now.keys() != known.keys() or any(now[one] is not known[one] for one in known):
+                return name
+        return None
 
     def _add(self, path: str, owner: dict[str, Any]) -> None:
-        self._owners.append(owner)
+        if isinstance(owner, dict):
+            self._owners.append(owner)
         for name, tensor in owner.items():
             if tensor is None or id(tensor) in self.owned:
                 continue

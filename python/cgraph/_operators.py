@@ -43,6 +43,7 @@ class Operator:
         results: The tensors that it returned, or copies.
         kernels: The names of its kernels.
         node: The number of its first node.
+        is_behind_backward: Whether a backward pass ran just before, whose operators are not seen.
     """
 
     label: Label
@@ -50,6 +51,7 @@ class Operator:
     results: list[torch.Tensor]
     kernels: tuple[str, ...] = ()
     node: int = 0
+    is_behind_backward: bool = False
 
     def __str__(self) -> str:
         """Operator, node, line, module and scopes in words."""
@@ -74,7 +76,9 @@ class Watch(TorchDispatchMode):
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._thread = threading.get_ident()
+        self._place = threading.get_ident(), _torch.backward_pass()
+        # Whether a backward pass has run since the last operator.
+        self._has_backward = False
         self._in_break = False
         self._modules: Modules | None = None
         self.segment = 0
@@ -108,16 +112,20 @@ class Watch(TorchDispatchMode):
     ) -> Any:
         """Run the operator."""
         result = func(*args, **(kwargs or {}))
-        # Backward passes have a stack of modes of their own, which nothing can divide there.
-        is_elsewhere = _torch.is_in_backward_pass() or threading.get_ident() != self._thread
-        if self._in_break or is_elsewhere:
+        # A backward pass has a stack of modes of its own, which nothing can divide there.
+        place = threading.get_ident(), _torch.backward_pass()
+        if self._in_break or place != self._place:
+            self._has_backward |= not self._in_break
             return result
         if func in _UNWRITTEN:
             self.unwritten(result)
         elif not _is_view(func):
             module = None if self._modules is None else self._modules.current()
             label = Label(tuple(labels.scopes()), module, str(func), user_line())
-            self.seen(Operator(label, self.segment, list(_values(func, result))))
+            values = list(_values(func, result))
+            operator = Operator(label, self.segment, values, is_behind_backward=self._has_backward)
+            self._has_backward = False
+            self.seen(operator)
         return result
 
     def seen(self, operator: Operator) -> None:

@@ -123,8 +123,8 @@ class Steps:
         except FoundError:
             raise
         except Exception as error:
-            if self._done < len(self.operators):
-                self._blame(error, str(self.operators[self._done]))
+            operators = self.operators[self._done :]
+            self._blame(error, operators[0] if operators else None)
             raise
         finally:
             self._look = None
@@ -147,7 +147,7 @@ class Steps:
         try:
             capture.run(partial(self._behind, place), f"operator {place}", (), {})
         except Exception as error:
-            self._blame(error, str(operator))
+            self._blame(error, operator)
             raise
         finally:
             handle.remove()
@@ -165,13 +165,17 @@ class Steps:
         if self._look is not None:
             self._look(place)
 
-    def _blame(self, error: Exception, operator: str) -> None:
+    def _blame(self, error: Exception, operator: Operator | None) -> None:
+        """Name the operator that was under way; None behind the last one."""
         count = len(self.operators)
         before = "no operator" if self._done == 0 else f"{self._done} of its operators"
+        what = "what comes behind the last one, such as a backward pass"
+        if operator is not None:
+            what = f"operator {self._done} of {self._name}, {operator}"
+            what += ", or the backward pass before it" if operator.is_behind_backward else ""
         add_note(
             error,
-            f"cgraph: operator {self._done} of {self._name}, {operator}, has failed;"
-            f" {before} ran well before it, of {count} that are known",
+            f"cgraph: {what}, has failed; {before} ran well before it, of {count} that are known",
         )
 
 

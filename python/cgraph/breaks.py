@@ -25,7 +25,14 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 from cgraph import _driver, _torch
 from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
-__all__ = ["Breakable", "breakable", "eager_break", "innermost", "require_work_in_call"]
+__all__ = [
+    "Breakable",
+    "breakable",
+    "eager_break",
+    "in_backward_pass",
+    "innermost",
+    "require_work_in_call",
+]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -83,15 +90,13 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
-        if _torch.is_in_backward_pass() and _is_capturing():
-            raise CaptureError(
-                f"the break {title} was called in a backward pass, which a capture cannot divide:"
-                " call it before or behind the backward pass"
-            )
         capture = innermost()
         if capture is not None:
             return capture.run(fn, title, args, kwargs)
         if _is_capturing():
+            # On a GPU backward passes have a thread of their own.
+            if _torch.backward_pass() != -1:
+                raise in_backward_pass(title)
             raise CaptureError(
                 f"the break {title} was called inside a capture that cannot be divided: capture the"
                 " function with cgraph.graphed or SegmentedGraph.capture instead"
@@ -99,6 +104,14 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
         return fn(*args, **kwargs)
 
     return call
+
+
+def in_backward_pass(title: str) -> CaptureError:
+    """The error of a break that a backward pass inside a capture has called."""
+    return CaptureError(
+        f"the break {title} was called in a backward pass, which a capture cannot divide: call it"
+        " before or behind the backward pass"
+    )
 
 
 def require_work_in_call(fn: Callable[..., Any]) -> None:

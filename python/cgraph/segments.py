@@ -20,7 +20,7 @@ from cgraph._forks import Forks
 from cgraph._modes import Modes
 from cgraph._source import user_line
 from cgraph._torch import tree_iter, tree_map
-from cgraph.breaks import breakable
+from cgraph.breaks import breakable, in_backward_pass
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
 from cgraph.graphs import graph
@@ -187,6 +187,7 @@ class _Session:
         self._open: CUDAGraph | None = None
         self._in_break = False
         self._failure: BaseException | None = None
+        self._backward_pass = _torch.backward_pass()
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -202,6 +203,10 @@ class _Session:
         """Run a break between two segments."""
         if self._in_break or self._failure is not None:
             return fn(*args, **kwargs)
+        if _torch.backward_pass() != self._backward_pass:
+            # Its stack of modes comes back at its end, with those of a segment that is over.
+            self._failure = in_backward_pass(name)
+            raise self._failure
         self._in_break = True
         try:
             with self._driver.stream(self._stream):

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch.nn.modules import module as torch_module
-from torch.utils.hooks import RemovableHandle
 
 from cgraph import _core
 from cgraph._torch.tensors import tensor_reader
 
 __all__ = [
     "autocast_state",
-    "fixed",
-    "hooks_of",
     "is_any_autocast_enabled",
     "mode_functions",
     "random_devices",
@@ -63,37 +59,6 @@ def random_devices() -> list[int]:
 def signature(tensor: torch.Tensor) -> _core.Signature:
     """What a tensor in its place has to be like."""
     return _core.Signature(tensor_reader(), tensor)
-
-
-def fixed(
-    holders: Sequence[tuple[Any, str, Any]],
-    owners: list[dict[str, Any]],
-    tensors: list[torch.Tensor],
-    addresses: list[int],
-    hooks: list[dict[Any, Any]],
-) -> _core.Fixed:
-    """Modules, where they were found, the dictionaries that hold their tensors, and their hooks."""
-    # torch's count of hooks tells of new ones, and not of those that are taken away.
-    always, by_count = [one for one in hooks if one], [one for one in hooks if not one]
-    return _core.Fixed(
-        holders,
-        [*owners, *always],
-        (RemovableHandle, by_count),
-        tensors,
-        addresses,
-        tensor_reader(),
-        torch._C._tensors_data_ptrs_at_indices_equal,
-    )
-
-
-def hooks_of(module: torch.nn.Module | None) -> list[dict[Any, Any]]:
-    """The hooks that run around a module's forward and backward, or around those of all modules."""
-    if module is None:
-        return [getattr(torch_module, f"_global{name}") for name in _HOOKS]
-    return [getattr(module, name) for name in _HOOKS]
-
-
-_HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 
 
 def storage_of(tensor: torch.Tensor) -> _core.Storage:

@@ -21,6 +21,7 @@ __all__ = [
     "WeakStorage",
     "apply",
     "autograd_sequence",
+    "backward_pass",
     "base_of",
     "capturable_on_cpu",
     "demangled",
@@ -28,7 +29,6 @@ __all__ = [
     "evaluating_node",
     "form_of",
     "forward_ad",
-    "is_in_backward_pass",
     "is_same",
     "is_transformed",
     "lazy_view",
@@ -121,9 +121,9 @@ def evaluating_node() -> Any:
     return torch._C._current_autograd_node()
 
 
-def is_in_backward_pass() -> bool:
-    """Whether this thread is in a backward pass."""
-    return bool(torch._C._current_graph_task_id() != -1)
+def backward_pass() -> int:
+    """The number of the backward pass that this thread is in; -1 outside of any."""
+    return torch._C._current_graph_task_id()
 
 
 def demangled(name: str) -> str:

@@ -190,7 +190,7 @@ impl Entry {
             }
         }
         match &self.fixed {
-            Some(fixed) => fixed.get().is_in_place(py, mode.grad),
+            Some(fixed) => fixed.get().is_in_place(py, mode.grad, true),
             None => Ok(true),
         }
     }

@@ -1,6 +1,8 @@
 //! `Fixed`: the tensors of modules that a graph reads where they lie.
 
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -9,6 +11,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::Contents;
 use super::pattern::requires_grad;
+use crate::raw;
 use crate::tensor::TensorReader;
 
 /// Modules as they were at the capture: where they were found, what their dictionaries held, and where
@@ -32,10 +35,30 @@ pub(crate) struct Fixed {
 struct Hooks {
     /// torch's class of their handles, which counts all hooks ever added.
     handle: Py<PyAny>,
-    /// The count at which there were last no others than at the capture.
+    /// The count that is known to stand for no others than at the capture.
     seen: AtomicI64,
-    contents: Contents,
+    /// One for which none were found, and since when.
+    next: Mutex<(i64, Instant)>,
+    /// Of those that had some: no count tells when these go.
+    some: Vec<HooksOfOne>,
+    none: Vec<HooksOfOne>,
 }
+
+/// Hooks of one kind: the item of a module's dictionary that has them, and what it held.
+struct HooksOfOne {
+    owner: Py<PyDict>,
+    name: Py<PyString>,
+    items: Vec<(Py<PyAny>, Py<PyAny>)>,
+}
+
+/// torch's class of the handles of hooks; dictionaries, names of items, and what these held.
+type KnownHooks<'py> = (
+    Py<PyAny>,
+    Vec<(Py<PyDict>, Py<PyString>, Bound<'py, PyDict>)>,
+);
+
+/// How long a count must stay: torch counts a hook before it is there, maybe in another thread.
+const SETTLED: Duration = Duration::from_secs(1);
 
 /// What torch's own comparison takes: tensors, addresses, and the places of those to compare.
 struct Lists {
@@ -56,12 +79,12 @@ struct Holder {
 impl Fixed {
     /// What the dictionaries hold now; the tensors and their addresses, which `reader` compares, or
     /// else `are_equal`. A holder is a dictionary or an object, the name of an item or attribute, and
-    /// the value. `hooks` are dictionaries of hooks with torch's class of their handles.
+    /// the value.
     #[new]
     fn new(
         holders: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
         owners: Vec<Bound<'_, PyDict>>,
-        hooks: (Py<PyAny>, Vec<Bound<'_, PyDict>>),
+        hooks: KnownHooks<'_>,
         tensors: Bound<'_, PyList>,
         addresses: Bound<'_, PyList>,
         reader: Py<TensorReader>,
@@ -90,15 +113,16 @@ impl Fixed {
         })
     }
 
-    /// Whether all hold the same objects, no hooks were added, and the tensors lie where they lay; with `grad` also
-    /// whether the same ones require gradients.
-    pub(crate) fn is_in_place(&self, py: Python<'_>, grad: bool) -> PyResult<bool> {
+    /// Whether all hold the same objects, `hooks` included, and the tensors lie where they lay; with
+    /// `grad` also whether the same ones require gradients.
+    #[pyo3(signature = (grad, hooks=true))]
+    pub(crate) fn is_in_place(&self, py: Python<'_>, grad: bool, hooks: bool) -> PyResult<bool> {
         for holder in &self.holders {
             if !holder.is_same(py)? {
                 return Ok(false);
             }
         }
-        if !self.owners.is_same(py) || !self.hooks.are_same(py)? {
+        if !self.owners.is_same(py) || (hooks && !self.hooks.are_same(py)?) {
             return Ok(false);
         }
         if grad {
@@ -120,7 +144,7 @@ impl Fixed {
             visit.call(&holder.value)?;
         }
         self.owners.__traverse__(visit)?;
-        self.hooks.contents.__traverse__(visit)?;
+        self.hooks.traverse(&visit)?;
         for (tensor, _) in &self.tensors {
             visit.call(tensor)?;
         }
@@ -129,12 +153,23 @@ impl Fixed {
 }
 
 impl Hooks {
-    fn new((handle, dictionaries): (Py<PyAny>, Vec<Bound<'_, PyDict>>)) -> Self {
+    fn new((handle, hooks): KnownHooks<'_>) -> Self {
+        let all = hooks.into_iter().map(|(owner, name, known)| HooksOfOne {
+            owner,
+            name,
+            items: known
+                .iter()
+                .map(|(id, hook)| (id.unbind(), hook.unbind()))
+                .collect(),
+        });
+        let (none, some) = all.partition(|one| one.items.is_empty());
         Self {
             handle,
             // No count is below 0.
             seen: AtomicI64::new(-1),
-            contents: Contents::new(dictionaries),
+            next: Mutex::new((-1, Instant::now())),
+            some,
+            none,
         }
     }
 
@@ -142,16 +177,48 @@ impl Hooks {
     /// added a hook anywhere.
     #[inline]
     fn are_same(&self, py: Python<'_>) -> PyResult<bool> {
+        let are_same = |all: &[HooksOfOne]| all.iter().all(|one| one.is_same(py));
         let now = self.handle.bind(py).getattr(intern!(py, "next_id"))?;
         let now = now.extract()?;
-        if self.seen.load(Ordering::Relaxed) == now {
-            return Ok(true);
+        let is_seen = self.seen.load(Ordering::Relaxed) == now;
+        if !are_same(&self.some) || !(is_seen || are_same(&self.none)) {
+            return Ok(false);
         }
-        let are_same = self.contents.is_same(py);
-        if are_same {
-            self.seen.store(now, Ordering::Relaxed);
+        if !is_seen {
+            self.note(now);
         }
-        Ok(are_same)
+        Ok(true)
+    }
+
+    /// Notes a count at which there were no others.
+    #[cold]
+    fn note(&self, count: i64) {
+        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
+        if next.0 != count {
+            *next = (count, Instant::now());
+        } else if next.1.elapsed() > SETTLED {
+            self.seen.store(count, Ordering::Relaxed);
+        }
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        for one in self.some.iter().chain(&self.none) {
+            visit.call(&one.owner)?;
+            for (_, hook) in &one.items {
+                visit.call(hook)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl HooksOfOne {
+    #[inline]
+    fn is_same(&self, py: Python<'_>) -> bool {
+        let now = self.owner.bind(py).get_item(&self.name);
+        // What cannot be looked up is another one.
+        let now = now.ok().flatten().map(Bound::cast_into::<PyDict>);
+        now.is_some_and(|now| now.is_ok_and(|now| raw::has_just(&now, &self.items)))
     }
 }
 
