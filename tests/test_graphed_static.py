@@ -311,6 +311,27 @@ def test_hooks_that_are_added_to_modules_and_taken_away_are_noticed(
     assert key.rerecorded[0].argument.startswith("a hook of ")
 
 
+@pytest.mark.filterwarnings("ignore:submodules of .* have hooks")
+@pytest.mark.parametrize("grad", [False, True])
+def test_hooks_that_the_function_adds_at_its_first_call_ask_for_no_capture(
+    lab: Lab, grad: bool
+) -> None:
+    module, hooks = nn.Sequential(nn.Linear(3, 3, device=lab.device)), []
+
+    def lazily(x: Tensor) -> Tensor:
+        if not hooks:
+            hooks.append(module[0].register_forward_hook(add_one))
+        return cast("Tensor", module(x) * 2)
+
+    function = cgraph.graphed(lazily)
+    with torch.set_grad_enabled(grad):
+        for rows in (2, 3, 2):
+            for _ in range(2):
+                x = fresh(lab, rows, 3)
+                assert_close(function(x), lazily(x))
+    assert [key.rerecorded for key in function.report().keys] == [(), ()]
+
+
 def test_a_hook_that_is_added_to_something_else_asks_for_no_capture(lab: Lab) -> None:
     module = nn.Linear(3, 3, device=lab.device)
     function = cgraph.graphed(lambda x: module(x) * 2)

@@ -268,16 +268,18 @@ class Capturing:
                     recorded = train(
                         plan, call, statics, surroundings.modules, copies, self.holding
                     )
-            if isinstance(recorded, Trained):
-                if self._options.debug:
-                    self._debug(plan, key, call, recorded)
-                entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
-            else:
+            if not isinstance(recorded, Trained):
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
                     self._require_no_gradient(recorded)
-                if self._options.debug:
-                    self._debug(plan, key, call, recorded)
+            if surroundings.has_other_hooks:
+                # Some libraries add hooks at the first call, which is over.
+                surroundings = self.surroundings(call)
+            if self._options.debug:
+                self._debug(plan, key, call, recorded)
+            if isinstance(recorded, Trained):
+                entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
+            else:
                 entry = entry_of_graph(
                     recorded,
                     self.function,

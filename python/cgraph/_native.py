@@ -119,6 +119,12 @@ class Surroundings:
         return next(elsewhere, None) or self._replaced()
 
     @property
+    def has_other_hooks(self) -> bool:
+        """Whether the user's hooks are others now, and nothing else is."""
+        grad = torch.is_grad_enabled()
+        return bool(self._hooked and self.fixed and self.fixed.is_in_place(grad, hooks=False))
+
+    @property
     def _hooked(self) -> str | None:
         """What has other hooks of the user's than it had."""
         for name, where, known in self._hooks:

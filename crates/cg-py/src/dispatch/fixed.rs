@@ -58,7 +58,7 @@ type KnownHooks<'py> = (
 );
 
 /// How long a count must stay: torch counts a hook before it is there, maybe in another thread.
-const SETTLED: Duration = Duration::from_secs(1);
+const SETTLED: Duration = Duration::from_millis(100);
 
 /// What torch's own comparison takes: tensors, addresses, and the places of those to compare.
 struct Lists {
