@@ -122,7 +122,9 @@ class Surroundings:
     def has_other_hooks(self) -> bool:
         """Whether the user's hooks are others now, and nothing else is."""
         grad = torch.is_grad_enabled()
-        return bool(self._hooked and self.fixed and self.fixed.is_in_place(grad, hooks=False))
+        if self.fixed is None or self.fixed.is_in_place(grad):
+            return False
+        return bool(self._hooked and self.fixed.is_in_place(grad, hooks=False))
 
     @property
     def _hooked(self) -> str | None:
