@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import pytest
 import torch
@@ -334,6 +334,18 @@ def test_hooks_of_all_modules_run_once_around_a_graphed_one(lab: Lab) -> None:
         hook.remove()
     x = fresh(lab, 2, 3)
     assert_close(graphed(x), eager(x))
+
+
+def test_what_the_call_of_a_module_does_besides_happens_once(lab: Lab) -> None:
+    class Doubled(nn.Linear):
+        def __call__(self, x: Tensor) -> Tensor:
+            return cast("Tensor", super().__call__(x) * 2)
+
+    module = Doubled(3, 3, device=lab.device)
+    eager = copy.deepcopy(module)
+    make_graphed_callables(module, (fresh(lab, 2, 3),))
+    x = fresh(lab, 2, 3)
+    assert_close(module(x), eager(x))
 
 
 def test_trap_T90_hooks_of_submodules_are_captured_with_a_warning(lab: Lab) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cgraph.errors import CompareError
+from cgraph.errors import CompareError, StateError
 from debug_calls import MANY, equal, graphed, line_of
 from lab import Lab, SimLab, fresh
 
@@ -324,3 +324,34 @@ def test_copies_and_padded_calls_are_compared_in_both_passes(
         wanted = [x, *module.parameters()]
         found = torch.autograd.grad(run(x).square().sum(), wanted)
         assert equal(found, torch.autograd.grad(module(x).square().sum(), wanted))
+
+
+def test_gradients_of_keyword_arguments_are_compared_by_name(lab: Lab) -> None:
+    run = graphed(lambda b, a: a.sin() * 2 + b.sum() * 3, "compare")
+    for _ in range(2):
+        a, b = fresh(lab, 2, 3).requires_grad_(), fresh(lab, 4).requires_grad_()
+        found = torch.autograd.grad(run(b=b, a=a).sum(), (a, b))
+        assert equal(found, torch.autograd.grad((a.sin() * 2 + b.sum() * 3).sum(), (a, b)))
+
+
+@pytest.mark.parametrize("debug", ["", "compare"])
+def test_a_second_backward_pass_is_refused_as_without_debugging(lab: Lab, debug: str) -> None:
+    run, x = graphed(lambda x: x.exp(), debug), fresh(lab, 5).requires_grad_()
+    run(x)
+    result = run(x).sum()
+    result.backward(retain_graph=True)
+    with pytest.raises(StateError, match="second time"):
+        result.backward()
+
+
+def test_a_parameter_that_is_an_argument_too_has_its_hooks_called_once(lab: Lab) -> None:
+    module, calls = nn.Linear(4, 4).to(lab.device), []
+    run = graphed(lambda x, weight: module(x) @ weight, "compare")
+    run(fresh(lab, 3, 4), module.weight)
+    hook = module.weight.register_hook(lambda _: calls.append(1))
+    x = fresh(lab, 3, 4)
+    run(x, module.weight).sum().backward()
+    assert len(calls) == 1
+    hook.remove()
+    (right,) = torch.autograd.grad((module(x) @ module.weight).sum(), module.weight)
+    assert equal(module.weight.grad, right)

@@ -15,7 +15,7 @@ from torch.utils.hooks import RemovableHandle
 
 import cgraph
 from cgraph import eager_break
-from cgraph.errors import CompareError
+from cgraph.errors import CaptureError, CompareError
 from graphed_calls import misses, states
 from graphed_objects import Own
 from lab import Lab, fresh
@@ -262,15 +262,19 @@ def test_captures_that_follow_modules_leave_other_functions_captured(lab: Lab) -
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
-@pytest.mark.parametrize("grad", [False, True])
-def test_scripted_modules_are_captured(lab: Lab, grad: bool) -> None:
-    layers = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(lab.device)
-    module = torch.jit.script(layers).eval()
-    function = cgraph.graphed(lambda x: module(x) * 2, on_fail="raise")
-    with torch.set_grad_enabled(grad):
-        for _ in range(3):
-            x = fresh(lab, 4, 3)
-            assert_close(function(x), module(x) * 2)
+@pytest.mark.parametrize("ahead", [False, True])
+def test_scripted_modules_run_eagerly_as_nobody_can_watch_them(lab: Lab, ahead: bool) -> None:
+    module = torch.jit.script(nn.Sequential(nn.Linear(3, 3), nn.Dropout()).to(lab.device))
+    function, x = cgraph.graphed(lambda x: module(x) * 2), fresh(lab, 4, 3)
+    if ahead:
+        with pytest.raises(CaptureError, match=r"TorchScript.*the module is of torch.jit"):
+            function.capture(x, progress=False)
+    with pytest.warns(UserWarning, match=r"TorchScript.*the module is of torch.jit"):
+        function(x)
+    assert "the module that was scripted" in str(function.report().keys[0].advice)
+    module.eval()
+    x = fresh(lab, 4, 3)
+    assert_close(function(x), module(x) * 2)
 
 
 @pytest.mark.filterwarnings("ignore:submodules of .* have hooks")
@@ -312,24 +316,29 @@ def test_hooks_that_are_added_to_modules_and_taken_away_are_noticed(
 
 
 @pytest.mark.filterwarnings("ignore:submodules of .* have hooks")
+@pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("grad", [False, True])
-def test_hooks_that_the_function_adds_at_its_first_call_ask_for_no_capture(
-    lab: Lab, grad: bool
+def test_hooks_that_the_function_adds_at_its_first_call_become_part_of_the_graph(
+    lab: Lab, grad: bool, warmup: int
 ) -> None:
     module, hooks = nn.Sequential(nn.Linear(3, 3, device=lab.device)), []
 
     def lazily(x: Tensor) -> Tensor:
+        y = cast("Tensor", module(x) * 2)
         if not hooks:
             hooks.append(module[0].register_forward_hook(add_one))
-        return cast("Tensor", module(x) * 2)
+        return y
 
-    function = cgraph.graphed(lazily)
+    function = cgraph.graphed(lazily, warmup=warmup, measure=warmup > 0)
     with torch.set_grad_enabled(grad):
         for rows in (2, 3, 2):
+            if not hooks:
+                function(fresh(lab, rows, 3))
             for _ in range(2):
                 x = fresh(lab, rows, 3)
                 assert_close(function(x), lazily(x))
-    assert [key.rerecorded for key in function.report().keys] == [(), ()]
+    again = [key.rerecorded for key in function.report().keys]
+    assert [len(one) for one in again] == [1 if warmup == 0 else 0, 0]
 
 
 def test_a_hook_that_is_added_to_something_else_asks_for_no_capture(lab: Lab) -> None:

@@ -19,7 +19,7 @@ FIXES = {
     " change",
     "frozen": "capture this key before freeze(), with .capture()",
     "moved too often": "keep the argument at one address and change it in place, with copy_(), or"
-    " do not declare it static",
+    " do not declare it static; add hooks once, before the first call",
     "host sync": "keep the value in a tensor, or mark the work with @cgraph.eager_break",
     "data-dependent shape": "use a fixed size and a mask, or mark the work with"
     " @cgraph.eager_break",
@@ -27,6 +27,7 @@ FIXES = {
     " torch.utils._pytree.register_pytree_node",
     "no memory of its own": "pass the tensors that it consists of, or a dense copy",
     "more than its elements": "pass the tensors that it consists of, or a dense copy",
+    "TorchScript": "graph the module that was scripted: replays run no Python in between either",
     "an iterator": "pass a list or a tuple",
     "no elements": "nothing: there is no work to save",
     "tensor elsewhere": "move the tensor to the device before the call",

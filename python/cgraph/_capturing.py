@@ -155,7 +155,7 @@ class Capturing:
             self.keys.pop(self.identity(whole), None)
             return functools.partial(self.function, *args, **kwargs)
         self._require_thawed(key, is_frozen)
-        reason = reason_against(whole) or (None if recurs else self.limits.explosion(key))
+        reason = self._reason_against(whole) or (None if recurs else self.limits.explosion(key))
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
         try:
@@ -211,7 +211,7 @@ class Capturing:
         Raises:
             CaptureError: It is.
         """
-        reason = reason_against(call)
+        reason = self._reason_against(call)
         if reason is not None:
             raise CaptureError(f"{self._name} cannot be captured for ({call}): {reason}")
 
@@ -272,8 +272,8 @@ class Capturing:
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
                     self._require_no_gradient(recorded)
-            if surroundings.has_other_hooks:
-                # Some libraries add hooks at the first call, which is over.
+            if surroundings.has_other_hooks and not recorded.has_added_hooks:
+                # Some libraries add hooks at the first call, which came before the capture.
                 surroundings = self.surroundings(call)
             if self._options.debug:
                 self._debug(plan, key, call, recorded)
@@ -315,6 +315,9 @@ class Capturing:
         self._pools.clear()
         self._buffers.clear()
         self._is_warm = False
+
+    def _reason_against(self, call: Call) -> str | None:
+        return reason_against(call) or self.surroundings(call).reason_against
 
     def _place(self, driver: _driver.Driver, needs_grad: bool) -> tuple[Any, Any]:
         """Pool and stream of all captures on a device.

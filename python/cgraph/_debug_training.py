@@ -178,6 +178,8 @@ class DebuggedCall:
             expected[:] = eager.gradients(given, driver)
 
         def behind(found: Sequence[torch.Tensor | None], _: object) -> None:
+            if not expected:
+                return
             driver.synchronize()
             pairs = zip(expected, found[-len(expected) :], strict=True)
             both = [
@@ -216,9 +218,12 @@ class _Eager:
         names = {id(leaf.value): leaf.name for leaf in call.leaves}
         for module in trained.modules:
             names |= {id(one): name for name, one in module.named_parameters()}
-        values, spec = tree_flatten((args, kwargs))
+        # In the order of the node's gradients.
+        values, spec = tree_flatten((args, dict(sorted(kwargs.items()))))
         own = [
-            _own([value])[0] if is_tensor(value) and id(value) not in fixed else value
+            (_again(value) if id(value) in fixed else _own([value])[0])
+            if is_tensor(value)
+            else value
             for value in values
         ]
         with stand_ins(trained.modules) as reals:
@@ -236,8 +241,10 @@ class _Eager:
     def gradients(self, given: Sequence[torch.Tensor | None], driver: _driver.Driver) -> list[Leaf]:
         """Those of the tensors of the call and of parameters, for these of the results.
 
-        What the backward pass writes and draws is put back. It can run once.
+        What the backward pass writes and draws is put back. The second time there are none.
         """
+        if not self._outputs:
+            return []
         pairs = [
             (output, gradient.detach())
             for output, gradient in zip(self._outputs, given, strict=True)
@@ -273,6 +280,11 @@ def _or_zeros(gradient: torch.Tensor | None, other: torch.Tensor | None) -> torc
         return gradient
     assert other is not None
     return torch.zeros_like(other)
+
+
+def _again(tensor: torch.Tensor) -> torch.Tensor:
+    """Another tensor of the same memory, without history and hooks."""
+    return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
 def _own(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:

@@ -61,9 +61,8 @@ class Sample:
     def call(self, function: Callable[..., Any]) -> Any:
         """Call a function with them, or the forward of a module."""
         if isinstance(function, torch.nn.Module):
-            # Those of all modules run around the graphed forward, and would run twice.
-            if any(map(_torch.hooks_of_users, _torch.hooks_of(None))):
-                function = function.forward
+            # What its __call__ does besides runs around the graphed forward.
+            return _torch.call_forward(function, self._args, self._kwargs)
         return function(*self._args, **self._kwargs)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:

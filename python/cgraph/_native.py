@@ -39,6 +39,7 @@ class Surroundings:
         dictionaries: What holds the attributes that it may set.
         fixed: The modules' tensors, where they lie; None if there are none.
         owned: The ``id`` of each of these.
+        reason_against: Why a function that reaches them is better not captured; None if it is not.
         storages: The numbers of their storages, and of those of the other tensors.
         requires_grad: Whether each of the modules' tensors requires a gradient.
         needs_grad: Whether one of them requires a gradient.
@@ -58,18 +59,24 @@ class Surroundings:
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
+        self.reason_against: str | None = None
         self._owners: list[dict[str, Any]] = []
         self._tensors: list[torch.Tensor] = []
         self._names: list[str] = []
         hooks = [("all modules", one) for one in _torch.hooks_of(None)]
         for module in modules:
             for path, part in module.named_modules():
+                if isinstance(part, torch.jit.ScriptModule):
+                    self.reason_against = self.reason_against or (
+                        "TorchScript, whose parameters and flags cannot be watched:"
+                        f" {path or 'the module'} is of torch.jit"
+                    )
                 if "training" in vars(part):
                     self._with_flags.append(vars(part))
                 for owner in (part._parameters, part._buffers):
                     if owner:
                         self._add(path, owner)
-                # One that is replaced has other tensors. Those of TorchScript have no dictionary.
+                # One that is replaced has other tensors. Those of TorchScript have no dictionaries.
                 if isinstance(part._modules, dict):
                     self._owners.append(part._modules)
                 hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
@@ -78,7 +85,7 @@ class Surroundings:
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.fixed: _core.Fixed | None = None
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
-        if self._owners or self._tensors:
+        if self._owners:
             self.fixed = _torch.fixed(
                 self._holders,
                 self._owners,

@@ -73,6 +73,7 @@ class Recorded:
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
+        has_added_hooks: Whether a hook was added to something during the capture.
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
 
@@ -86,6 +87,7 @@ class Recorded:
         self.outputs, self.spec = tree_flatten(result)
         self.mutated: list[int] = []
         self.in_place: set[int] = set()
+        self.has_added_hooks = False
         self.seconds = 0.0
         self.eager_seconds: float | None = None
         self.graph_seconds: float | None = None
@@ -229,6 +231,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
+            hooks = _torch.hook_count()
             graph, result = _captured(run, plan, call, statics)
             try:
                 _require_no_new_attributes(of_capture)
@@ -238,6 +241,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 graph.reset()
                 raise
             recorded = Recorded(graph, statics, result)
+            recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))

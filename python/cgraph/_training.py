@@ -45,6 +45,7 @@ class Trained:
         eager_seconds: Both passes without graphs; None if that was not measured.
         graph_seconds: One replay of both, likewise.
         lent: What was returned last; None if nobody is told of results that are still held.
+        has_added_hooks: Whether a hook was added to something during the captures.
         debugged: What is called instead, to find a mistake; None if nobody looks for one.
     """
 
@@ -64,6 +65,7 @@ class Trained:
         self._surface = surface
         self.replay: Callable[..., Any] = surface.forward
         self.debugged: DebuggedCall | None = None
+        self.has_added_hooks = surface.hook_count != _torch.hook_count()
         self.lent = lent
         self.statics = statics
         self.seconds = seconds
@@ -134,7 +136,13 @@ class _Passes:
 
 
 class _Surface(torch.nn.Module):
-    """A function as a module, whose parameters are those that it reaches."""
+    """A function as a module, whose parameters are those that it reaches.
+
+    Attributes:
+        hook_count: How many hooks there were when the last call began.
+    """
+
+    hook_count = 0
 
     def __init__(self, function: Callable[..., Any], modules: Sequence[torch.nn.Module]) -> None:
         super().__init__()
@@ -149,6 +157,7 @@ class _Surface(torch.nn.Module):
         Raises:
             CallableError: Its result requires a gradient of a tensor that would not get one.
         """
+        self.hook_count = _torch.hook_count()
         try:
             result = self._function[0](*args, **kwargs)
         except torch.OutOfMemoryError:

@@ -42,7 +42,15 @@ from cgraph._torch.modes import (
     wait_between,
     without_autocast_cache,
 )
-from cgraph._torch.modules import HooksOf, fixed, follow_modules, hooks_of, hooks_of_users
+from cgraph._torch.modules import (
+    HooksOf,
+    call_forward,
+    fixed,
+    follow_modules,
+    hook_count,
+    hooks_of,
+    hooks_of_users,
+)
 from cgraph._torch.pools import (
     PoolKeeper,
     PoolLease,
@@ -108,6 +116,7 @@ __all__ = [
     "autograd_sequence",
     "backward_pass",
     "base_of",
+    "call_forward",
     "capturable_on_cpu",
     "captured_draw",
     "clear_workspaces",
@@ -126,6 +135,7 @@ __all__ = [
     "form_of",
     "forward_ad",
     "has_gpu",
+    "hook_count",
     "hooks_of",
     "hooks_of_users",
     "is_any_autocast_enabled",

@@ -12,14 +12,25 @@ from torch.utils.hooks import RemovableHandle
 from cgraph import _core
 from cgraph._torch.tensors import tensor_reader
 
-__all__ = ["HooksOf", "fixed", "follow_modules", "hooks_of", "hooks_of_users"]
+__all__ = [
+    "HooksOf",
+    "call_forward",
+    "fixed",
+    "follow_modules",
+    "hook_count",
+    "hooks_of",
+    "hooks_of_users",
+]
 
 HooksOf = tuple[dict[str, Any], str]
 """A dictionary, and the name of its item that is a dictionary of hooks."""
 
+Follow = Callable[..., None]
+"""What is told of a module, its arguments and, after its forward, the result."""
+
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
-# The numbers of cgraph's own hooks of all modules.
-_own: set[int] = set()
+# cgraph's own hooks of all modules, before and after a forward.
+_followers: list[tuple[Follow, Follow]] = []
 
 
 def fixed(
@@ -45,20 +56,39 @@ def hooks_of(module: torch.nn.Module | None) -> list[HooksOf]:
 def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:
     """The hooks that are not cgraph's own, by their numbers."""
     owner, name = hooks
-    return {number: hook for number, hook in owner.get(name, {}).items() if number not in _own}
+    # Other threads may follow modules meanwhile.
+    found, own = owner.get(name, {}).copy(), [one for pair in _followers for one in pair]
+    return {number: one for number, one in found.items() if all(one is not two for two in own)}
 
 
-def follow_modules(enter: Callable[..., None], leave: Callable[..., None]) -> Callable[[], None]:
+def hook_count() -> int:
+    """How many hooks torch has made so far."""
+    return RemovableHandle.next_id
+
+
+def follow_modules(enter: Follow, leave: Follow) -> Callable[[], None]:
     """Call functions before and after the forward of each module; what is returned stops that."""
+    _followers.append((enter, leave))
     hooks = [
         torch_module.register_module_forward_pre_hook(enter),
         torch_module.register_module_forward_hook(leave, always_call=True),
     ]
-    _own.update(hook.id for hook in hooks)
 
     def stop() -> None:
         for hook in hooks:
             hook.remove()
-            _own.discard(hook.id)
+        _followers[:] = [pair for pair in _followers if pair[0] is not enter]
 
     return stop
+
+
+def call_forward(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
+    """Call the forward of a module, which only those who follow modules see begin and end."""
+    followers = list(_followers)
+    for enter, _ in followers:
+        enter(module, args)
+    try:
+        return module.forward(*args, **kwargs)
+    finally:
+        for _, leave in followers:
+            leave(module, args, None)
