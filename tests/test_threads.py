@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 import threading
+import time
 from collections.abc import Callable, Sequence
 
 import pytest
 import torch
 
 import cgraph
+from cgraph import _cuda, _driver
 from lab import Lab, captured, fresh
 
 
@@ -31,6 +33,21 @@ def in_threads(*bodies: Callable[[], object]) -> None:
         assert not thread.is_alive(), "a thread waits for ever"
     if failures:
         raise failures[0]
+
+
+def test_threads_that_ask_for_the_driver_at_once_get_the_same(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Slow:
+        def __init__(self) -> None:
+            time.sleep(0.05)
+
+    monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
+    monkeypatch.setattr(_cuda, "Cuda", Slow)
+    monkeypatch.setattr(_driver, "_cuda", None)
+    found: list[object] = []
+    in_threads(*[lambda: found.append(_driver.current())] * 4)
+    assert len(found) == 4 and len(set(map(id, found))) == 1
 
 
 def test_trap_T63_replays_of_one_graph_from_several_threads_are_serialised(lab: Lab) -> None:

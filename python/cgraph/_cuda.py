@@ -154,7 +154,9 @@ class Cuda:
         """
         if ordinal not in self._side_streams:
             stream = _core.Stream(device)
-            self._side_streams[ordinal] = (stream, torch.cuda.ExternalStream(stream.handle))
+            pair = stream, torch.cuda.ExternalStream(stream.handle)
+            # Another thread may have made one meanwhile, and use it.
+            self._side_streams.setdefault(ordinal, pair)
         return self._side_streams[ordinal][1]
 
     def _require_gpu(self) -> None:

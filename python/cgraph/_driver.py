@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -160,6 +161,7 @@ class Driver(Protocol):
 
 _override: Driver | None = None
 _cuda: Driver | None = None
+_making = threading.Lock()
 
 
 def current() -> Driver:
@@ -177,7 +179,9 @@ def current() -> Driver:
     if _cuda is None:
         from cgraph._cuda import Cuda
 
-        _cuda = Cuda()
+        # Keys belong to a driver: two threads must not get one each.
+        with _making:
+            _cuda = _cuda or Cuda()
     return _cuda
 
 

@@ -214,6 +214,7 @@ def _forget_default_stream(simulator: Simulator) -> None:
 
 
 _default: Simulator | None = None
+_making = threading.Lock()
 _permanent: AbstractContextManager[None] | None = None
 
 
@@ -223,9 +224,11 @@ def default() -> Simulator:
     if _default is None:
         from cgraph._torch import capturable_on_cpu
 
-        _permanent = capturable_on_cpu()
-        _permanent.__enter__()
-        _default = Simulator()
+        with _making:
+            if _default is None:
+                _permanent = capturable_on_cpu()
+                _permanent.__enter__()
+                _default = Simulator()
     return _default
 
 
