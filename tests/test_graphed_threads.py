@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import _thread
+import signal
 import threading
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -44,6 +46,15 @@ def test_two_threads_get_right_results(lab: Lab) -> None:
     assert set(states(function)) == {"captured"}
 
 
+@pytest.fixture
+def heard_interrupts() -> Iterator[None]:
+    """Interrupts raise, also where a shell has started this in the background and they do not."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("heard_interrupts")
 def test_an_interrupt_ends_the_wait_for_the_capture_of_another_thread(lab: Lab) -> None:
     has_begun, may_end = threading.Event(), threading.Event()
 
