@@ -324,8 +324,10 @@ def picked(x: Tensor, index: Tensor) -> Tensor:
     return z + 1
 
 
-def test_an_operator_that_fails_in_a_replay_is_named_with_its_line(sim: SimLab) -> None:
-    run, x, index = graphed(picked, "sync"), fresh(sim, 4), torch.tensor([1, 2])
+@pytest.mark.parametrize("grad", [False, True])
+def test_an_operator_that_fails_in_a_replay_is_named_with_its_line(sim: SimLab, grad: bool) -> None:
+    run, index = graphed(picked, "sync"), torch.tensor([1, 2])
+    x = fresh(sim, 4).requires_grad_(grad)
     run(x, index)
     with pytest.raises((IndexError, RuntimeError), match="index") as caught:
         run(x, torch.tensor([1, 99]))
@@ -334,6 +336,9 @@ def test_an_operator_that_fails_in_a_replay_is_named_with_its_line(sim: SimLab) 
     assert line_of(__file__, "# the failing line") in note
     assert "1 of its operators ran well before it" in note
     assert equal(run(x, index), picked(x, index))
+    if grad:
+        found = torch.autograd.grad(run(x, index).sum(), x)
+        assert equal(found, torch.autograd.grad(picked(x, index).sum(), x))
 
 
 def test_errors_of_eager_runs_come_out_and_leave_state_as_before(lab: Lab) -> None:

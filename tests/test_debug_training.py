@@ -142,25 +142,6 @@ def test_gradients_of_an_argument_that_is_given_twice_are_compared_one_by_one(la
         assert equal(x.grad, right)
 
 
-def picked(x: Tensor, index: Tensor) -> Tensor:
-    y = x * 2
-    z = y.index_select(0, index)  # the failing line
-    return z + 1
-
-
-def test_an_operator_that_fails_with_gradients_is_named_with_its_line(sim: SimLab) -> None:
-    run = graphed(picked, "sync")
-    x, index = fresh(sim, 4).requires_grad_(), torch.tensor([1, 2])
-    run(x, index)
-    with pytest.raises((IndexError, RuntimeError), match="index") as caught:
-        run(x, torch.tensor([1, 99]))
-    note = "\n".join(caught.value.__notes__)
-    assert "operator 1 of picked, aten.index_select.default" in note
-    assert line_of(__file__, "# the failing line") in note
-    run(x, index).sum().backward()
-    assert equal(x.grad, torch.tensor([0.0, 2, 2, 0]))
-
-
 def test_a_difference_with_gradients_leaves_all_state_as_before_the_call(lab: Lab) -> None:
     module, by = nn.BatchNorm1d(4).to(lab.device), [1.0]
 

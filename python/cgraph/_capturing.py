@@ -317,7 +317,8 @@ class Capturing:
         self._is_warm = False
 
     def _reason_against(self, call: Call) -> str | None:
-        return reason_against(call) or self.surroundings(call).reason_against
+        reached = self._reached or self.surroundings(call)
+        return reason_against(call) or reached.reason_against
 
     def _place(self, driver: _driver.Driver, needs_grad: bool) -> tuple[Any, Any]:
         """Pool and stream of all captures on a device.

@@ -16,7 +16,6 @@ from cgraph._calls import Call
 from cgraph._culprit import RandomStates, Search, differs, in_steps
 from cgraph._differences import (
     Leaf,
-    copies_of,
     difference,
     is_tensor,
     put,
@@ -147,7 +146,7 @@ class Debugged:
         """Run eagerly, put back what that has written, replay and compare."""
         random = RandomStates()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
-        copies = copies_of(tensors)
+        copies = _copies(tensors)
         try:
             with rollback:
                 args, kwargs = self._call.arguments(copies)
@@ -171,7 +170,7 @@ class Debugged:
             poisons="poison" in self._words,
             has_breaks=bool(self._recorded.breaks),
         )
-        arguments = self._call.arguments(copies_of(tensors))
+        arguments = self._call.arguments(_copies(tensors))
         operator, why = search.first(arguments, tensors, rollback, random, self._poison)
         raise differs(self._title, found, operator, why)
 
@@ -197,3 +196,7 @@ class Debugged:
             yield from module.named_parameters()
         for tensor in tensors_of((self._function,)):
             yield "a tensor that the function reaches", tensor
+
+
+def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    return [tensor.detach().clone() for tensor in tensors]

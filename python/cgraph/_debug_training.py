@@ -10,7 +10,7 @@ import torch
 from cgraph import _driver
 from cgraph._calls import Call
 from cgraph._culprit import RandomStates, Search, differs, in_steps
-from cgraph._differences import Leaf, copies_of, difference, is_tensor, named, wrong_value
+from cgraph._differences import Leaf, difference, is_tensor, named, wrong_value
 from cgraph._recorded import Plan
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
@@ -48,7 +48,7 @@ def debugged_call(
     if "eager" in words or not {"compare", "sync"} & set(words):
         return DebuggedCall(words, plan.function, f"{name} ({key})", trained, None)
     # Of their own: a backward pass that is still to come may read the graph's.
-    statics = _own(trained.statics)
+    statics = [_own(static) for static in trained.statics]
     # Stand-ins, as the results have a history as long as the steps are there.
     with stand_ins(trained.modules):
         steps = in_steps(plan, name, call, statics, keep="compare" in words)
@@ -116,10 +116,11 @@ class DebuggedCall:
         """
         if "eager" in self._words:
             return self._function(*args, **kwargs)
-        if self._forward is not None and "sync" in self._words:
-            self._run_in_steps(self._forward, args, kwargs)
-        if self._forward is not None and "compare" in self._words:
-            return self._compared(self._forward, args, kwargs)
+        if self._forward is not None:
+            if "sync" in self._words:
+                self._run_in_steps(self._forward, args, kwargs)
+            if "compare" in self._words:
+                return self._compared(self._forward, args, kwargs)
         return self._replayed(args, kwargs)
 
     def reset(self) -> None:
@@ -155,7 +156,7 @@ class DebuggedCall:
             self._watch_backward(result, eager)
             return result
         search = Search(self._function, forward.steps, wrong_value, poisons=False, has_breaks=False)
-        arguments = call.arguments(_own(call.tensors))
+        arguments = call.arguments([_own(tensor) for tensor in call.tensors])
         operator, why = search.first(arguments, call.tensors, rollback, random)
         raise differs(self._title, found, operator, why)
 
@@ -220,12 +221,10 @@ class _Eager:
             names |= {id(one): name for name, one in module.named_parameters()}
         # In the order of the node's gradients.
         values, spec = tree_flatten((args, dict(sorted(kwargs.items()))))
-        own = [
-            (_again(value) if id(value) in fixed else _own([value])[0])
-            if is_tensor(value)
-            else value
-            for value in values
-        ]
+        given = [value for value in values if is_tensor(value)]
+        inputs = [_again(one) if id(one) in fixed else _own(one) for one in given]
+        in_turn = iter(inputs)
+        own = [next(in_turn) if is_tensor(value) else value for value in values]
         with stand_ins(trained.modules) as reals:
             own_args, own_kwargs = tree_unflatten(own, spec)
             self._outputs = tree_flatten(result := function(*own_args, **own_kwargs))[0]
@@ -233,10 +232,8 @@ class _Eager:
             instead = {
                 id(reals[id(one)]): one for part in trained.modules for one in part.parameters()
             }
-        given = [value for value in values if is_tensor(value)]
         self._names = [names.get(id(one), "a parameter") for one in (*given, *trained.parameters)]
-        self._inputs = [one for one in own if is_tensor(one)]
-        self._inputs += [instead.get(id(one), one) for one in trained.parameters]
+        self._inputs = [*inputs, *(instead.get(id(one), one) for one in trained.parameters)]
 
     def gradients(self, given: Sequence[torch.Tensor | None], driver: _driver.Driver) -> list[Leaf]:
         """Those of the tensors of the call and of parameters, for these of the results.
@@ -287,7 +284,6 @@ def _again(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.detach().requires_grad_(tensor.requires_grad)
 
 
-def _own(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies that require gradients where the tensors do."""
-    copies = zip(copies_of(tensors), tensors, strict=True)
-    return [copy.requires_grad_(tensor.requires_grad) for copy, tensor in copies]
+def _own(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that requires a gradient if the tensor does."""
+    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -15,7 +15,6 @@ from cgraph.errors import CompareError
 __all__ = [
     "Difference",
     "Leaf",
-    "copies_of",
     "difference",
     "is_tensor",
     "named",
@@ -143,11 +142,6 @@ def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
                 if size > 1 and stride == 0:
                     own, leaf = own.narrow(dim, 0, 1), leaf.narrow(dim, 0, 1)
             own.detach().copy_(leaf)
-
-
-def copies_of(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Copies without history."""
-    return [tensor.detach().clone() for tensor in tensors]
 
 
 def named(result: Any) -> list[Leaf]:

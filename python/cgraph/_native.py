@@ -71,14 +71,14 @@ class Surroundings:
                         "TorchScript, whose parameters and flags cannot be watched:"
                         f" {path or 'the module'} is of torch.jit"
                     )
+                    continue
                 if "training" in vars(part):
                     self._with_flags.append(vars(part))
                 for owner in (part._parameters, part._buffers):
                     if owner:
                         self._add(path, owner)
-                # One that is replaced has other tensors. Those of TorchScript have no dictionaries.
-                if isinstance(part._modules, dict):
-                    self._owners.append(part._modules)
+                # One that is replaced has other tensors.
+                self._owners.append(part._modules)
                 hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
         self._hooks = [(name, one, _torch.hooks_of_users(one)) for name, one in hooks]
         self._values = [list(owner.values()) for owner in self._owners]
@@ -143,8 +143,7 @@ class Surroundings:
         return None
 
     def _add(self, path: str, owner: dict[str, Any]) -> None:
-        if isinstance(owner, dict):
-            self._owners.append(owner)
+        self._owners.append(owner)
         for name, tensor in owner.items():
             if tensor is None or id(tensor) in self.owned:
                 continue

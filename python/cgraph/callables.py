@@ -208,12 +208,7 @@ def _check(function: Any, sample: Sample, device_type: str) -> None:
 
 
 def _has_hooks(module: torch.nn.Module) -> bool:
-    return bool(
-        module._forward_hooks
-        or module._forward_pre_hooks
-        or module._backward_hooks
-        or module._backward_pre_hooks
-    )
+    return any(map(_torch.hooks_of_users, _torch.hooks_of(module)))
 
 
 def _warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:

@@ -14,7 +14,18 @@ pub(crate) struct Contents {
 
 struct Content {
     dict: Py<PyDict>,
-    items: Vec<(Py<PyAny>, Py<PyAny>)>,
+    items: Items,
+}
+
+/// Keys and values, in their order.
+pub(super) type Items = Vec<(Py<PyAny>, Py<PyAny>)>;
+
+/// What a dictionary holds.
+pub(super) fn items_of(dict: &Bound<'_, PyDict>) -> Items {
+    let items = dict.iter();
+    items
+        .map(|(key, value)| (key.unbind(), value.unbind()))
+        .collect()
 }
 
 #[pymethods]
@@ -23,10 +34,7 @@ impl Contents {
     #[new]
     pub(crate) fn new(dictionaries: Vec<Bound<'_, PyDict>>) -> Self {
         let of = dictionaries.into_iter().map(|dict| Content {
-            items: dict
-                .iter()
-                .map(|(key, value)| (key.unbind(), value.unbind()))
-                .collect(),
+            items: items_of(&dict),
             dict: dict.unbind(),
         });
         Self { of: of.collect() }

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::contents::Contents;
+use super::contents::{Contents, Items, items_of};
 use super::pattern::requires_grad;
 use crate::raw;
 use crate::tensor::TensorReader;
@@ -48,7 +48,7 @@ struct Hooks {
 struct HooksOfOne {
     owner: Py<PyDict>,
     name: Py<PyString>,
-    items: Vec<(Py<PyAny>, Py<PyAny>)>,
+    items: Items,
 }
 
 /// torch's class of the handles of hooks; dictionaries, names of items, and what these held.
@@ -157,10 +157,7 @@ impl Hooks {
         let all = hooks.into_iter().map(|(owner, name, known)| HooksOfOne {
             owner,
             name,
-            items: known
-                .iter()
-                .map(|(id, hook)| (id.unbind(), hook.unbind()))
-                .collect(),
+            items: items_of(&known),
         });
         let (none, some) = all.partition(|one| one.items.is_empty());
         Self {
