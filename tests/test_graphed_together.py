@@ -22,6 +22,15 @@ def doubled(x: Tensor) -> Tensor:
     return torch.relu(x * 2)
 
 
+def with_break(x: Tensor) -> Tensor:
+    return as_it_is(x * 2) + 1
+
+
+@cgraph.eager_break
+def as_it_is(x: Tensor) -> Tensor:
+    return x
+
+
 def require_right(function: cgraph.functions.GraphedFunction, lab: Lab, sizes: list[int]) -> None:
     for rows in sizes:
         x = fresh(lab, rows, 5)
@@ -41,7 +50,7 @@ def test_every_size_of_a_ladder_is_instantiated_and_right(lab: Lab, keep_templat
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_ladder_of_captures_alone_waits_for_the_device_once_for_each_size(
+def test_a_ladder_of_captures_alone_waits_for_the_device_only_where_it_makes_static_inputs(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, warmup: int
 ) -> None:
     waits = []
@@ -50,8 +59,38 @@ def test_a_ladder_of_captures_alone_waits_for_the_device_once_for_each_size(
     monkeypatch.setattr(driver, "synchronize", lambda self: (waits.append(1), synchronize(self)))
     function = cgraph.graphed(doubled, sizes=SIZES, warmup=warmup, measure=False)
     function.capture(fresh(lab, 3, 5))
-    assert (len(waits) == len(SIZES)) is (warmup == 0)
-    require_right(function, lab, SIZES)
+    assert (len(waits) == 1) is (warmup == 0)
+    # The next one fits into the memory of these, and the one after it does not.
+    for rows, count in ((7, 1), (16, 2)):
+        function.capture(fresh(lab, 3, 5), sizes=[rows])
+        assert (len(waits) == count) is (warmup == 0)
+    require_right(function, lab, [*SIZES, 7, 16])
+
+
+def test_a_ladder_with_breaks_waits_for_replays_before_it_writes_what_they_read(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = cgraph.graphed(with_break, warmup=0, measure=False)
+    function.capture(fresh(lab, 8, 5), sizes=[8])
+    order: list[str] = []
+    driver, copy = type(_driver.current()), Tensor.copy_
+    synchronize = driver.synchronize
+
+    def wait(self: _driver.Driver) -> None:
+        order.append("wait")
+        synchronize(self)
+
+    def write(self: Tensor, other: Tensor) -> Tensor:
+        order.append("write")
+        return copy(self, other)
+
+    monkeypatch.setattr(driver, "synchronize", wait)
+    monkeypatch.setattr(Tensor, "copy_", write)
+    x = fresh(lab, 8, 5)
+    function.capture(x, sizes=[4])
+    monkeypatch.undo()
+    assert order.index("wait") < order.index("write")
+    assert torch.equal(function(x[:4]), with_break(x[:4]))
 
 
 @pytest.mark.parametrize("is_put_back", [False, True])

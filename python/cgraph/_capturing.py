@@ -23,7 +23,7 @@ from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._refusals import reason_against
 from cgraph._source import levels_to_user, place_of, user_line
 from cgraph._surroundings import modules_of
-from cgraph._text import first_line, short_place
+from cgraph._text import first_line
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, NoGradientError, Trained, train
 from cgraph._trying import Padding
@@ -201,9 +201,9 @@ class Capturing:
         """The key of a call, which may be a new one."""
         self._reached = self.surroundings(call)
         identity = self.identity(call, self._reached)
-        if identity not in self.keys:
-            self.keys[identity] = Key(str(call))
-        return self.keys[identity]
+        if (key := self.keys.get(identity)) is None:
+            key = self.keys[identity] = Key(str(call))
+        return key
 
     def require_no_reason_against(self, call: Call) -> None:
         """Refuse a call that is better not captured.
@@ -254,8 +254,7 @@ class Capturing:
             if not only_captures:
                 # Replays on any stream may still read what is about to be written.
                 driver.synchronize()
-            # A tensor of inference mode would not show that the function has written it.
-            with torch.inference_mode(False), torch.no_grad():
+            with _torch.without_gradients():
                 statics = [
                     self._static(place, tensor, not needs_grad, not only_captures)
                     for place, tensor in enumerate(call.tensors)
@@ -272,7 +271,8 @@ class Capturing:
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
                     self._require_no_gradient(recorded)
-            if surroundings.has_other_hooks and not recorded.has_added_hooks:
+            has_called = not only_captures and not recorded.has_added_hooks
+            if has_called and surroundings.has_other_hooks:
                 # Some libraries add hooks at the first call, which came before the capture.
                 surroundings = self.surroundings(call)
             if self._options.debug:
@@ -294,8 +294,7 @@ class Capturing:
         if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
             together.add(key, recorded)
         if again is not None:
-            where = user_line()
-            key.again(again, None, None if where is None else short_place(where))
+            key.again(again, None, user_line())
         self.add(call, entry)
         self.limits.evict(key)
 
@@ -354,16 +353,20 @@ class Capturing:
         a backward pass may come after calls of other keys, and reads what its forward pass got.
         """
         if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
-            return tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
-        known = self._buffers.get(form)
-        whole = None if known is None else known.get()
-        if whole is None or whole.nbytes() < tensor.nbytes:
+            static = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        else:
+            form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
+            known = self._buffers.get(form)
+            whole = None if known is None else known.get()
+            if whole is not None and whole.nbytes() >= tensor.nbytes:
+                static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
+                return static.copy_(tensor) if fills else static
             static = tensor.detach().clone()
             self._buffers[form] = _torch.WeakStorage(static)
-            return static
-        static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
-        return static.copy_(tensor) if fills else static
+        if not fills:
+            # Replays on another stream may write it, whose memory this one has used.
+            _driver.current().synchronize()
+        return static
 
     def _debug(self, plan: Plan, key: Key, call: Call, recorded: Recorded | Trained) -> None:
         """Let a key be replayed for debugging; captures it in steps of one operator."""
@@ -408,8 +411,7 @@ class Capturing:
         moved = key.moved(call)
         if moved is None:
             return True
-        where = user_line()
-        count = key.again("moved", moved, None if where is None else short_place(where))
+        count = key.again("moved", moved, user_line())
         self.limits.drop(key, "eager")
         if count > self._options.max_recording:
             key.reason = f"moved too often: {moved}, {count} times"
@@ -481,7 +483,7 @@ class Capturing:
             entry = entry_of_call(self.function, call, self.surroundings(call))
             self._dispatcher.add(entry)
         is_new = not any(one.reason == reason for one in self.keys.values())
-        key.run_eagerly(reason, None if where is None else short_place(where), entry)
+        key.run_eagerly(reason, where, entry)
         key.eager_calls += 1
         if is_new:
             _warn_eager(self._name, key)

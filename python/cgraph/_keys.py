@@ -12,6 +12,7 @@ from cgraph import _core
 from cgraph._calls import Call
 from cgraph._native import Surroundings
 from cgraph._recorded import Recorded
+from cgraph._text import short_place
 from cgraph._training import Trained
 from cgraph.reports import KeyReport, Rerecording, State
 
@@ -109,11 +110,11 @@ class Key:
     def run_eagerly(self, reason: str, where: str | None, entry: _core.Entry | None) -> None:
         """Calls run eagerly from now on."""
         self.drop("eager")
-        self.reason, self.where, self.entry = reason, where, entry
+        self.reason, self.where, self.entry = reason, _short(where), entry
 
     def again(self, reason: str, argument: str | None, where: str | None) -> int:
         """Count a new capture; how many that were for this reason and argument."""
-        self._again[reason, argument, where] += 1
+        self._again[reason, argument, _short(where)] += 1
         return sum(
             count
             for (why, what, _), count in self._again.items()
@@ -180,6 +181,10 @@ class Key:
             capture_seconds=self.capture_seconds,
             **facts,
         )
+
+
+def _short(where: str | None) -> str | None:
+    return None if where is None else short_place(where)
 
 
 def _addresses(call: Call) -> dict[str, int]:

@@ -93,7 +93,8 @@ class Surroundings:
                 self._tensors,
                 self._addresses,
             )
-        memories = [_torch.memory_of(tensor) for tensor in tensors_of(function)]
+        others = [one for one in tensors_of(function) if id(one) not in self.owned]
+        memories = [_torch.memory_of(tensor) for tensor in others]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
     @property
@@ -244,7 +245,8 @@ def returned(
     """What a native entry returns for these leaves of a result."""
     own = {_torch.storage_id(static.untyped_storage()) for static in recorded.statics}
     outside = surroundings.storages | recorded.in_place
-    leaves = [_leaf(recorded, output, own, outside, copies) for output in outputs]
+    device = recorded.device
+    leaves = [_leaf(recorded, output, device, own, outside, copies) for output in outputs]
     build: Any = functools.partial(_build, recorded.spec)
     if recorded.spec.is_leaf():
         build = "single"
@@ -258,14 +260,19 @@ def returned(
 
 
 def _leaf(
-    recorded: Recorded, output: Any, statics: set[int], outside: set[int], copies: bool
+    recorded: Recorded,
+    output: Any,
+    device: torch.device | None,
+    statics: set[int],
+    outside: set[int],
+    copies: bool,
 ) -> tuple[Any, ...]:
     if not isinstance(output, torch.Tensor):
         return "constant", output
     place = recorded.argument(output)
     if place is not None:
         return "argument", place
-    if output.layout is not torch.strided or output.device != recorded.device:
+    if output.layout is not torch.strided or output.device != device:
         return "constant", output
     number = _torch.storage_id(output.untyped_storage())
     if number in outside:

@@ -216,8 +216,10 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         last.push(attributes.put_back_after_error)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
-        # Replays on another stream may write the static tensors, whose memory this one has used.
-        driver.synchronize()
+        if not plan.only_captures:
+            # The calls before read the static tensors on another stream than the one that filled
+            # them, and replays may write them on yet another.
+            driver.synchronize()
         with driver.stream(plan.stream):
             try:
                 eager_seconds = _warm_up(run, plan, rollback, driver)
@@ -232,7 +234,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
-            graph, result = _captured(run, plan, call, statics)
+            graph, result = _captured(run, plan, call, statics, driver)
             try:
                 _require_no_new_attributes(of_capture)
                 _require_known_classes(result)
@@ -284,7 +286,11 @@ def _warm_up(
 
 
 def _captured(
-    run: Callable[[], Any], plan: Plan, call: Call, statics: list[torch.Tensor]
+    run: Callable[[], Any],
+    plan: Plan,
+    call: Call,
+    statics: list[torch.Tensor],
+    driver: _driver.Driver,
 ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
     """Capture on the current stream, which has just been waited for."""
     graph = CUDAGraph(keep_graph=plan.keep_template)
@@ -303,6 +309,8 @@ def _captured(
         return graph, result
     if plan.only_captures:
         # Breaks run, and read them. What the function writes is told by the versions, without this.
+        # Replays on any stream may still read what is about to be written.
+        driver.synchronize()
         for static, tensor in zip(statics, call.tensors, strict=True):
             static.data.copy_(tensor)
     # Only a function with a break is captured in segments, which costs more.

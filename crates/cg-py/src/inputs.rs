@@ -22,6 +22,12 @@ use crate::tensor::TensorReader;
 pub(crate) struct Inputs {
     core: cg_core::Inputs,
     slots: Vec<Slot>,
+    /// Where each static tensor begins. This and the next are apart from the slots, as they are all
+    /// that most calls need of them.
+    own: Box<[Address]>,
+    /// The address that the kernel was last found able to copy from, which is not looked for among
+    /// all destinations again; at first 0, where no tensor is.
+    safe: Box<[AtomicU64]>,
     /// The memory that torch copies to, before the kernel runs.
     by_torch: Vec<Range<u64>>,
 }
@@ -32,9 +38,6 @@ struct Slot {
     tensor: Py<PyAny>,
     /// Whether the kernel can copy to it: else torch has to.
     is_plain: bool,
-    /// The address that the kernel was last found able to copy from, which is not looked for among
-    /// all destinations again; at first 0, where no tensor is.
-    safe: AtomicU64,
 }
 
 #[pymethods]
@@ -76,8 +79,11 @@ impl Inputs {
         template.core.retain(Arc::new(owners));
         let by_torch = slots.iter().filter(|slot| !slot.is_plain);
         let by_torch = by_torch.map(|slot| slot.signature.span()).collect();
+        let own = slots.iter().map(|slot| Address(slot.signature.address()));
         Ok(Self {
             core,
+            own: own.collect(),
+            safe: slots.iter().map(|_| AtomicU64::default()).collect(),
             slots,
             by_torch,
         })
@@ -110,8 +116,7 @@ impl Inputs {
     /// The sources of a replay that copies nothing.
     pub(crate) fn rest(&self, sources: &mut Vec<Address>) {
         sources.clear();
-        let slots = self.slots.iter();
-        sources.extend(slots.map(|slot| Address(slot.signature.address())));
+        sources.extend_from_slice(&self.own);
     }
 
     /// [`Self::sources`] into a vector that is used again.
@@ -151,29 +156,29 @@ impl Inputs {
     /// Where a replay copies a tensor from; torch copies here what the kernel cannot.
     #[inline]
     fn source(&self, index: usize, tensor: &Bound<'_, PyAny>, fit: Match) -> PyResult<Address> {
-        let slot = &self.slots[index];
-        let own = Address(slot.signature.address());
+        let own = self.own[index];
         match fit {
             Match::Same => Ok(own),
             Match::Copy(address) if self.is_safe(index, address) => Ok(Address(address)),
-            Match::Copy(_) | Match::Torch => slot.copy_by_torch(tensor).map(|()| own),
+            Match::Copy(_) | Match::Torch => self.slots[index].copy_by_torch(tensor).map(|()| own),
         }
     }
 
     /// Whether the kernel can copy from there, which nothing writes at about the same time.
     #[inline]
     fn is_safe(&self, index: usize, address: u64) -> bool {
+        self.safe[index].load(Ordering::Relaxed) == address || self.becomes_safe(index, address)
+    }
+
+    fn becomes_safe(&self, index: usize, address: u64) -> bool {
         let slot = &self.slots[index];
-        if slot.safe.load(Ordering::Relaxed) == address {
-            return true;
-        }
         let end = address + slot.signature.nbytes();
         let mut by_torch = self.by_torch.iter();
         let is_safe = slot.is_plain
             && !self.core.conflicts(index, Address(address))
             && by_torch.all(|range| end <= range.start || range.end <= address);
         if is_safe {
-            slot.safe.store(address, Ordering::Relaxed);
+            self.safe[index].store(address, Ordering::Relaxed);
         }
         is_safe
     }
@@ -184,7 +189,6 @@ impl Slot {
         let signature = Signature::new(reader, tensor)?;
         Ok(Self {
             is_plain: signature.is_dense(),
-            safe: AtomicU64::default(),
             signature,
             tensor: tensor.call_method0("detach")?.unbind(),
         })

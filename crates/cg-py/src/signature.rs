@@ -27,8 +27,8 @@ pub(crate) struct Layout {
     bytes: u64,
     /// From the first element to the end of the last one.
     span_bytes: u64,
-    shape: Box<[i64]>,
-    strides: Box<[i64]>,
+    /// The shape, then the strides: side by side, as calls compare both.
+    extents: Box<[i64]>,
     dtype: Dtype,
     place: Place,
     /// Whether the elements fill `bytes` bytes with no gap and no overlap.
@@ -46,19 +46,22 @@ impl Layout {
             } else {
                 steps(view).sum::<u64>() + view.element_bytes
             },
-            shape: view.shape.into(),
-            strides: view.strides.into(),
+            extents: [view.shape, view.strides].concat().into(),
             dtype: view.dtype,
             place: view.place,
             is_dense: is_dense(view.shape, view.strides),
         }
     }
 
+    fn shape(&self) -> &[i64] {
+        &self.extents[..self.extents.len() / 2]
+    }
+
     /// How a tensor gets into this one; none if shape, dtype or device differ.
     #[inline]
     fn compare(&self, view: &View<'_>) -> Option<Match> {
-        if !is_same(&self.shape, view.shape) || self.dtype != view.dtype || self.place != view.place
-        {
+        let (shape, strides) = self.extents.split_at(self.extents.len() / 2);
+        if !is_same(shape, view.shape) || self.dtype != view.dtype || self.place != view.place {
             return None;
         }
         if self.bytes == 0 {
@@ -66,7 +69,7 @@ impl Layout {
         }
         let same_strides = || {
             // The stride of a dimension of size one means nothing.
-            let mut sizes = self.shape.iter().zip(&self.strides).zip(view.strides);
+            let mut sizes = shape.iter().zip(strides).zip(view.strides);
             sizes.all(|((size, a), b)| *size == 1 || a == b)
         };
         Some(match view.address {
@@ -224,7 +227,7 @@ impl Signature {
     #[cold]
     fn misfit(&self, py: Python<'_>, given: &str, index: usize) -> PyErr {
         let (dtype, device) = (self.dtype.bind(py), self.device.bind(py));
-        let expected = in_words(dtype, &self.layout.shape, device);
+        let expected = in_words(dtype, self.layout.shape(), device);
         argument(&format!("argument {index}"), given, &expected)
     }
 

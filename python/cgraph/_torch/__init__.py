@@ -41,6 +41,7 @@ from cgraph._torch.modes import (
     storage_of,
     wait_between,
     without_autocast_cache,
+    without_gradients,
 )
 from cgraph._torch.modules import (
     HooksOf,
@@ -179,6 +180,7 @@ __all__ = [
     "watch_pools",
     "watch_routing",
     "without_autocast_cache",
+    "without_gradients",
     "without_modes",
     "wrapped",
 ]

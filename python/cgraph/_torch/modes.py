@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ __all__ = [
     "storage_of",
     "wait_between",
     "without_autocast_cache",
+    "without_gradients",
 ]
 
 is_any_autocast_enabled = torch._C._is_any_autocast_enabled
@@ -44,6 +45,20 @@ def without_autocast_cache() -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(enabled)
         torch.clear_autocast_cache()
+
+
+def without_gradients() -> AbstractContextManager[None]:
+    """A context that records no gradients and makes tensors that count who writes them.
+
+    Those of inference mode do not.
+    """
+    return _outside_inference() if torch.is_inference_mode_enabled() else torch.no_grad()
+
+
+@contextmanager
+def _outside_inference() -> Iterator[None]:
+    with torch.inference_mode(False), torch.no_grad():
+        yield
 
 
 def mode_functions() -> tuple[Any, Any, Any]:

@@ -56,6 +56,8 @@ def hooks_of(module: torch.nn.Module | None) -> list[HooksOf]:
 def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:
     """The hooks that are not cgraph's own, by their numbers."""
     owner, name = hooks
+    if not owner.get(name):
+        return {}
     # Other threads may follow modules meanwhile.
     found, own = owner.get(name, {}).copy(), [one for pair in _followers for one in pair]
     return {number: one for number, one in found.items() if all(one is not two for two in own)}

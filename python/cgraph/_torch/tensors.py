@@ -8,10 +8,11 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch import _ops
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
@@ -181,6 +182,9 @@ def modes_aside(count: int) -> Iterator[None]:
 
 def without_modes() -> Any:
     """A context in which no dispatch mode is active."""
+    stacks = _ops._len_torch_dispatch_stack_pre_dispatch, torch._C._len_torch_dispatch_stack
+    if not any(count() for count in stacks):
+        return nullcontext()
     return python_dispatch._disable_current_modes()
 
 
