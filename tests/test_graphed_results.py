@@ -358,3 +358,63 @@ def test_a_variable_that_is_read_before_it_is_replaced_holds_a_result(lab: Lab) 
         found = graphed(fresh(lab, 4)) + found
     with pytest.raises(StateError, match="is still referenced"):
         _, found = graphed(fresh(lab, 4)), found * 2
+
+
+def deep(x: Tensor, is_deep: bool) -> Tensor:
+    return x.sin().cos().tan() if is_deep else x * 2
+
+
+@pytest.mark.parametrize("sizes", [None, [4]])
+def test_a_result_is_kept_from_a_graph_that_was_captured_before_its_own(
+    lab: Lab, sizes: list[int] | None
+) -> None:
+    function = cgraph.graphed(deep, sizes=sizes, on_held="clone")
+    function(fresh(lab, 3), True)
+    for _ in range(3):
+        x = fresh(lab, 3)
+        kept = function(x, False)
+        function(fresh(lab, 3), True)
+        assert torch.equal(kept, x * 2)
+
+
+def test_a_result_that_another_graph_may_overwrite_is_told_of(lab: Lab) -> None:
+    function = cgraph.graphed(deep, on_held="raise")
+    function(fresh(lab, 3), True)
+    x = fresh(lab, 3)
+    kept = function(x, False)
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"output 0 of deep.*may overwrite it"):
+            function(fresh(lab, 3), True)
+        assert torch.equal(kept, x * 2)
+    del kept
+    function(fresh(lab, 3), True)
+
+
+def test_a_result_is_told_of_whichever_function_of_the_pool_may_overwrite_it(lab: Lab) -> None:
+    pool = cgraph.graph_pool_handle()
+    first = cgraph.graphed(lambda x: deep(x, True), pool=pool, on_held="ignore")
+    second = cgraph.graphed(twice, pool=pool, on_held="raise")
+    first(fresh(lab, 3))
+    kept = second(fresh(lab, 3))
+    with pytest.raises(StateError, match="may overwrite it"):
+        first(fresh(lab, 3))
+    del kept
+    first(fresh(lab, 3))
+
+
+def test_results_of_graphs_captured_one_after_the_other_can_be_held_together(lab: Lab) -> None:
+    function = cgraph.graphed(deep, on_held="raise")
+    for _ in range(40):
+        x, y = fresh(lab, 3), fresh(lab, 3)
+        first = function(x, True)
+        second = function(y, False)
+        assert torch.equal(first, deep(x, True)) and torch.equal(second, y * 2)
+        del first, second
+
+
+def test_a_variable_that_takes_results_of_one_graph_after_another_is_no_holder(lab: Lab) -> None:
+    function = cgraph.graphed(deep, on_held="raise")
+    for call in range(80):
+        x = fresh(lab, 3)
+        result = function(x, call % 3 == 0)
+        assert torch.equal(result, deep(x, call % 3 == 0))

@@ -430,3 +430,33 @@ def test_a_capture_inside_a_capture_is_refused(lab: Lab) -> None:
     x = fresh(lab, 8)
     with pytest.raises(CaptureError, match="nested"), cgraph.graph(cgraph.CUDAGraph()):
         SegmentedGraph.capture(lambda: x + 1)
+
+
+def test_a_segment_reads_what_the_one_before_it_left_while_it_is_captured(lab: Lab) -> None:
+    @eager_break
+    def pause() -> None:
+        """Ends a segment."""
+
+    seen: list[Tensor] = []
+
+    @eager_break
+    def look(x: Tensor) -> None:
+        seen.append(x.clone())
+
+    def several(x: Tensor) -> Tensor:
+        y = (x + 1) * 2
+        pause()
+        y = y + x
+        y = y * 3
+        look(y)
+        return y
+
+    x = fresh(lab, 64)
+    graph, result = SegmentedGraph.capture(lambda: several(x))
+    lab.sync()
+    expected = ((x + 1) * 2 + x) * 3
+    assert torch.equal(result, expected) and torch.equal(seen.pop(), expected)
+    result.fill_(torch.nan)
+    graph.replay()
+    lab.sync()
+    assert torch.equal(result, expected) and torch.equal(seen.pop(), expected)

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import inspect
-import sys
-import types
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -14,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
+from cgraph._constants import Constant, as_now, is_array, is_loose
 from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
 from cgraph.errors import ArgumentError
 
@@ -66,7 +64,7 @@ class Leaf:
     def key(self, grad: bool) -> Hashable:
         """What two calls of one graph have in common here."""
         if self.kind == "constant":
-            return _Constant(self.value)
+            return Constant(self.value)
         tensor = self.value
         if (form := _torch.form_of(tensor)) is not None:
             return self.kind, form, tensor.dtype
@@ -237,17 +235,18 @@ class Call:
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors in the places of those that are copied."""
-        others = iter(tensors)
-        values = iter(
-            [next(others) if leaf.kind == "tensor" else leaf.value for leaf in self.leaves]
-        )
+        values = self._values(tensors)
         args = tuple(_put_together(one, values) for one in self._args)
         return args, {name: _put_together(one, values) for name, one in self._kwargs}
 
-    def consists_of(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether arguments that :meth:`arguments` has made are still put together like these."""
-        again = [_is_like(part, value) for part, value in zip(self._args, args, strict=True)]
-        return all(again) and all(_is_like(part, kwargs[name]) for name, part in self._kwargs)
+    def consists_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether arguments that :meth:`arguments` has made still consist of the same objects."""
+        values = self._values(tensors)
+        given = [*args, *(kwargs[name] for name, _ in self._kwargs)]
+        parts = [*self._args, *(part for _, part in self._kwargs)]
+        return all(_is_like(part, value, values) for part, value in zip(parts, given, strict=True))
 
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
         """The same call with other tensors in the places of those that are copied."""
@@ -279,6 +278,11 @@ class Call:
         words = [str(leaf) for leaf in self.leaves]
         return ", ".join([*words, *filter(None, [str(self.mode)])]) or "no arguments"
 
+    def _values(self, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+        """All values, with other tensors in the places of those that are copied."""
+        others = iter(tensors)
+        return iter([next(others) if leaf.kind == "tensor" else leaf.value for leaf in self.leaves])
+
     def _taken(self, value: Any, name: str, static: bool) -> Any:
         """What a value consists of: its container, or None for a leaf."""
         kind = type(value)
@@ -303,7 +307,7 @@ class Call:
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind = "constant"
         # Nothing native compares the elements of an array.
-        self.is_native &= not _is_array(value)
+        self.is_native &= not is_array(value)
         if isinstance(value, torch.Tensor):
             # Nothing native knows where it lies, or what is in it.
             self.is_native &= _torch.memory_of(value) is not None
@@ -324,20 +328,33 @@ def _structure(one: Any) -> Hashable:
         return None
     kind, parts = one
     if kind == "dict":
-        return kind, tuple((key, _structure(part)) for key, part in parts)
+        return kind, tuple((Constant(key), _structure(part)) for key, part in parts)
     return one if kind == "other" else (kind, _structure(parts))
 
 
-def _is_like(one: Any, value: Any) -> bool:
-    """Whether a value has the containers that it was made with."""
-    if one is None or one[0] == "other":
-        return True
+def _is_like(one: Any, value: Any, values: Iterator[Any]) -> bool:
+    """Whether a value has the containers that it was made with, and in them the same values."""
+    if one is None:
+        return value is next(values)
     kind, parts = one
+    if kind == "other":
+        spec, count = parts
+        leaves, now = tree_flatten(value)
+        before = [next(values) for _ in range(count)]
+        return bool(now == spec) and all(map(_is_same, leaves, before))
     if kind == "dict":
         return [*value] == [key for key, _ in parts] and all(
-            _is_like(part, value[key]) for key, part in parts
+            _is_like(part, value[key], values) for key, part in parts
         )
-    return len(value) == len(parts) and all(map(_is_like, parts, value))
+    same = zip(parts, value, strict=False)
+    return len(value) == len(parts) and all(_is_like(part, item, values) for part, item in same)
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether a leaf is what it was; containers of the user's may make it anew when asked."""
+    if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
+        return now is before or _torch.place_of(now) == _torch.place_of(before)
+    return Constant(now) == Constant(before)
 
 
 def _put_together(one: Any, values: Iterator[Any]) -> Any:
@@ -364,42 +381,9 @@ def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
 
 def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
     if leaf.kind == "constant":
-        return "constant", _as_now(leaf.value)
+        return "same" if is_loose(leaf.value) else "constant", as_now(leaf.value)
     signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
     return leaf.kind, signature, leaf.value.requires_grad
-
-
-class _Constant:
-    """A value as part of a key: ``1``, ``1.0`` and ``True`` are three, ``0.0`` and ``-0.0`` two.
-
-    What cannot be compared is equal to itself alone.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self._value = value = _as_now(value)
-        if _is_array(value):
-            self._value = value.dtype.str, value.shape, value.tobytes()
-        if type(value) is float:
-            # All that are not a number are one, and zeros have signs.
-            self._value = float, value.hex()
-        try:
-            self._hash = hash((type(value), self._value))
-        except Exception:  # whatever a class of the user's raises
-            self._hash = hash(type(value))
-
-    def __hash__(self) -> int:
-        return self._hash
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, _Constant):
-            return False
-        one, two = self._value, other._value
-        if one is two:
-            return True
-        try:
-            return type(one) is type(two) and bool(one == two)
-        except Exception:  # likewise
-            return False
 
 
 def hides_tensors(value: Any) -> bool:
@@ -413,19 +397,3 @@ def hides_tensors(value: Any) -> bool:
     else:
         held = list(getattr(value, "__dict__", {}).values())
     return any(isinstance(one, torch.Tensor) for one in tree_iter(held))
-
-
-def _is_array(value: Any) -> bool:
-    numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
-
-
-def _as_now(value: Any) -> Any:
-    """A value that stays as it is, also if the caller changes what it consists of."""
-    if type(value) in (set, bytearray) or _is_array(value):
-        return value.copy()
-    if isinstance(value, types.SimpleNamespace):
-        return copy.copy(value)
-    parameters = getattr(value, "__dataclass_params__", None)
-    is_compared = parameters is not None and parameters.eq and not parameters.frozen
-    return copy.copy(value) if is_compared and not isinstance(value, type) else value

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import traceback
-import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
@@ -21,7 +20,7 @@ from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._refusals import reason_against
-from cgraph._source import levels_to_user, place_of, user_line
+from cgraph._source import place_of, user_line
 from cgraph._surroundings import modules_of
 from cgraph._text import first_line
 from cgraph._together import Together
@@ -166,8 +165,11 @@ class Capturing:
                 return self._failed(key, call, error.cause, args, kwargs)
             # Nothing of a capture: what the function raises, the caller gets.
             raise self._with_note(error.cause, key) from None
-        except NotReadyError:
-            # It is after this call.
+        except NotReadyError as error:
+            # It is after this call, unless each one makes something new.
+            if key.was_not_ready:
+                return self._failed(key, call, error, args, kwargs)
+            key.was_not_ready = True
             return functools.partial(self.function, *args, **kwargs)
         except Exception as error:
             return self._failed(key, call, error, args, kwargs)
@@ -275,6 +277,8 @@ class Capturing:
             if has_called and surroundings.has_other_hooks:
                 # Some libraries add hooks at the first call, which came before the capture.
                 surroundings = self.surroundings(call)
+            if isinstance(recorded, Recorded) and recorded.gradients.added_to:
+                surroundings = surroundings.with_gradients(recorded.gradients.added_to)
             if self._options.debug:
                 self._debug(plan, key, call, recorded)
             if isinstance(recorded, Trained):
@@ -415,7 +419,7 @@ class Capturing:
         self.limits.drop(key, "eager")
         if count > self._options.max_recording:
             key.reason = f"moved too often: {moved}, {count} times"
-            _warn_eager(self._name, key)
+            key.warn(self._name)
         return False
 
     def _require_thawed(self, key: Key, is_frozen: bool) -> None:
@@ -486,14 +490,4 @@ class Capturing:
         key.run_eagerly(reason, where, entry)
         key.eager_calls += 1
         if is_new:
-            _warn_eager(self._name, key)
-
-
-def _warn_eager(name: str, key: Key) -> None:
-    """Say once that calls run eagerly, and what to do."""
-    at = "" if key.where is None else f" ({key.where})"
-    warnings.warn(
-        f"{name} runs eagerly for ({key.text}): {key.reason}{at}. What to do:"
-        f" {key.report().advice}",
-        stacklevel=levels_to_user(),
-    )
+            key.warn(self._name)

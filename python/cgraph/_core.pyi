@@ -19,6 +19,7 @@ __all__ = [
     "HookHandle",
     "Inputs",
     "Lane",
+    "Neighbours",
     "Pool",
     "Segments",
     "Signature",
@@ -481,7 +482,7 @@ class Entry:
         flags: Sequence[tuple[dict[str, Any], bool]],
         fixed: Fixed | None,
         work: object,
-        outputs: tuple[list[Any], object, object] | None,
+        outputs: tuple[list[Any], object, object, tuple[Neighbours, int]] | None,
         lane: Lane | None,
         turn: Turn,
     ) -> Self: ...
@@ -525,6 +526,14 @@ class Lane:
     def __new__(
         cls, device: Device, current: object, ordinal: int, switch: Callable[[int, int], object]
     ) -> Self: ...
+
+@final
+class Neighbours:
+    """The graphs of one pool, of which one may overwrite what a later one has returned."""
+
+    def __new__(cls) -> Self: ...
+    def number(self) -> int:
+        """The number of a graph that was captured just now; the first one is 1."""
 
 @final
 class Turn:

@@ -125,8 +125,10 @@ class Debugged:
             self._steps.run(tensors, poison="poison" in self._words)
             assert self._steps.recorded is not None
             put(self._steps.recorded.outputs, recorded.outputs, self._title)
+            self._steps.recorded.gradients.put()
         else:
             self._feed(tensors)
+            recorded.gradients.put()
         if self._checks or "sync" in self._words:
             self._driver.synchronize()
 

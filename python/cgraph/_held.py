@@ -48,6 +48,7 @@ class Holding:
         lent: torch.Tensor | None,
         site: Any,
         count: int,
+        is_own: bool = True,
     ) -> None:
         """Act on output ``place`` of the call at ``site``.
 
@@ -57,6 +58,7 @@ class Holding:
             lent: What was returned; None if only views of it are left.
             site: Code and instruction of the call that returned it.
             count: How many references the caller has.
+            is_own: Whether the graph that returned it is the one that is about to be replayed.
         """
         if is_busy():
             # In a warm-up, whose values nobody sees.
@@ -73,10 +75,12 @@ class Holding:
             lent = None
         here, there = user_line(), _line(site)
         what = "a view of output" if lent is None else "output"
+        does = "overwrites" if is_own else "may overwrite"
+        memory = "its memory" if is_own else "memory that they share"
         text = (
             f"{what} {place} of {self._name}, returned at {there or 'another line'}, is still"
-            f" referenced, and the call at {_short(here) or 'another line'} overwrites it: results"
-            " of a graph lie in its memory. Clone what you keep, or graph the function with"
+            f" referenced, and the call at {_short(here) or 'another line'} {does} it: results of"
+            f" a graph lie in {memory}. Clone what you keep, or graph the function with"
             ' outputs="clone"'
         )
         if self._policy == "raise":

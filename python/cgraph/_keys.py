@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Hashable
 from typing import Any
@@ -12,6 +13,7 @@ from cgraph import _core
 from cgraph._calls import Call
 from cgraph._native import Surroundings
 from cgraph._recorded import Recorded
+from cgraph._source import levels_to_user
 from cgraph._text import short_place
 from cgraph._training import Trained
 from cgraph.reports import KeyReport, Rerecording, State
@@ -37,6 +39,7 @@ class Key:
         batched: For each leaf of the result the dimension of the rows, or None; None as long as it
             was not tried out.
         leak: How padding rows show in others; None if they do not.
+        was_not_ready: Whether a capture has waited for what a call makes.
     """
 
     def __init__(self, text: str) -> None:
@@ -45,6 +48,7 @@ class Key:
         self.reason: str | None = None
         self.where: str | None = None
         self.recorded: Recorded | Trained | None = None
+        self.was_not_ready = False
         self.entry: _core.Entry | None = None
         self.padded: dict[Hashable, _core.Entry] = {}
         self.away: list[_core.Entry] | None = None
@@ -111,6 +115,15 @@ class Key:
         """Calls run eagerly from now on."""
         self.drop("eager")
         self.reason, self.where, self.entry = reason, _short(where), entry
+
+    def warn(self, name: str) -> None:
+        """Say that calls run eagerly, and what to do; ``name`` is the function's."""
+        at = "" if self.where is None else f" ({self.where})"
+        warnings.warn(
+            f"{name} runs eagerly for ({self.text}): {self.reason}{at}. What to do:"
+            f" {self.report().advice}",
+            stacklevel=levels_to_user(),
+        )
 
     def again(self, reason: str, argument: str | None, where: str | None) -> int:
         """Count a new capture; how many that were for this reason and argument."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import operator
 import sys
@@ -14,10 +15,11 @@ from cgraph import _core, _torch
 from cgraph._attributes import dictionaries_of
 from cgraph._calls import Call
 from cgraph._held import Holding
+from cgraph._leaving import Leaving
 from cgraph._recorded import Recorded
 from cgraph._source import user_frame
-from cgraph._surroundings import holders_of, tensors_of
-from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph._surroundings import Holder, holders_of, tensors_of
+from cgraph._torch import tree_unflatten
 
 __all__ = ["Flag", "Surroundings", "entry_of_call", "entry_of_graph"]
 
@@ -83,19 +85,18 @@ class Surroundings:
         self._hooks = [(name, one, _torch.hooks_of_users(one)) for name, one in hooks]
         self._values = [list(owner.values()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
-        self.fixed: _core.Fixed | None = None
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
-        if self._owners:
-            self.fixed = _torch.fixed(
-                self._holders,
-                self._owners,
-                [(*one, known) for _, one, known in self._hooks],
-                self._tensors,
-                self._addresses,
-            )
+        self._find()
         others = [one for one in tensors_of(function) if id(one) not in self.owned]
         memories = [_torch.memory_of(tensor) for tensor in others]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
+
+    def with_gradients(self, gradients: Sequence[Holder]) -> Surroundings:
+        """The same, with gradients that leaves must still have: what has them, name and value."""
+        other = copy.copy(self)
+        other._holders = [*self._holders, *gradients]
+        other._find()
+        return other
 
     @property
     def training(self) -> tuple[bool, ...]:
@@ -121,7 +122,7 @@ class Surroundings:
         for owner, name, value in self._holders:
             now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
             if now is not value:
-                return "the module" if name == "cell_contents" else name
+                return _NAMES.get(name, name)
         addresses = zip(self._names, self._tensors, self._addresses, strict=True)
         elsewhere = (name for name, one, address in addresses if one.data_ptr() != address)
         return next(elsewhere, None) or self._replaced()
@@ -143,6 +144,18 @@ class Surroundings:
                 return name
         return None
 
+    def _find(self) -> None:
+        """Note where all is now."""
+        self.fixed: _core.Fixed | None = None
+        if self._owners or self._holders:
+            self.fixed = _torch.fixed(
+                self._holders,
+                self._owners,
+                [(*one, known) for _, one, known in self._hooks],
+                self._tensors,
+                self._addresses,
+            )
+
     def _add(self, path: str, owner: dict[str, Any]) -> None:
         self._owners.append(owner)
         for name, tensor in owner.items():
@@ -163,6 +176,9 @@ class Surroundings:
             if all(now is not one for one in known)
         )
         return next(names, "a parameter")
+
+
+_NAMES = {"cell_contents": "the module", "grad": "a gradient"}
 
 
 def entry_of_graph(
@@ -189,8 +205,12 @@ def entry_of_graph(
     work: Any = recorded.graph
     if recorded.debugged is not None:
         work = recorded.debugged
-    elif recorded.mutated:
-        work = _WriteBack(recorded, function, call, surroundings.storages)
+    elif recorded.leaves_more:
+        # With tensors of its own: the caller's are not kept.
+        like = call.replaced(recorded.statics)
+        outside = surroundings.storages
+        leaving = Leaving(recorded, function, like, lambda: recorded.outputs, outside)
+        work = _Feed(recorded, leaving)
     elif lane is None:
         work = recorded.feed()
     return _core.Entry(
@@ -241,7 +261,7 @@ def returned(
     *,
     copies: bool,
     held: Holding | None,
-) -> tuple[list[tuple[Any, ...]], Any, Any]:
+) -> tuple[list[tuple[Any, ...]], Any, Any, tuple[_core.Neighbours, int]]:
     """What a native entry returns for these leaves of a result."""
     own = {_torch.storage_id(static.untyped_storage()) for static in recorded.statics}
     outside = surroundings.storages | recorded.in_place
@@ -253,10 +273,11 @@ def returned(
     elif recorded.is_flat_tuple:
         build = "tuple"
     if held is None or copies:
-        return leaves, build, None
+        return leaves, build, None, recorded.neighbours
     storages = {place: leaf[3] for place, leaf in enumerate(leaves) if leaf[0] == "static"}
     callback = functools.partial(held, storages)
-    return leaves, build, (callback, sys._getframe, user_frame, held.stride)
+    who = callback, sys._getframe, user_frame, held.stride
+    return leaves, build, who, recorded.neighbours
 
 
 def _leaf(
@@ -289,58 +310,22 @@ def _build(spec: Any, leaves: list[Any]) -> Any:
     return tree_unflatten(leaves, spec)
 
 
-class _WriteBack:
-    """Replays, and gives the caller's tensors what the function has written to its own."""
+class _Feed:
+    """Replays, and leaves to the caller what else the function does.
 
-    def __init__(
-        self, recorded: Recorded, function: Callable[..., Any], call: Call, outside: set[int]
-    ) -> None:
-        self._recorded = recorded
+    Args:
+        recorded: The capture.
+        leaving: What leaves it.
+    """
+
+    def __init__(self, recorded: Recorded, leaving: Leaving) -> None:
+        self._leaving = leaving
         self._feed = recorded.feed()
-        self._function = function
-        self._call = call.replaced(recorded.statics)
-        self._outside = outside | recorded.in_place
+        self._statics = recorded.statics
 
-    def __call__(self, tensors: tuple[Any, ...]) -> None:
-        recorded = self._recorded
-        if self._is_seen_elsewhere(tensors):
-            # The copies that a graph reads have no memory in common.
-            args, kwargs = self._call.arguments(tensors)
-            leaves = tree_flatten(self._function(*args, **kwargs))[0]
-            for own, new in zip(recorded.outputs, leaves, strict=True):
-                if isinstance(own, torch.Tensor) and own is not new:
-                    own.copy_(new)
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        if self._leaving.is_seen_elsewhere(tensors):
+            self._leaving.run_eagerly(tensors)
             return
         self._feed(tensors)
-        for place in recorded.mutated:
-            tensors[place].copy_(recorded.statics[place])
-
-    def _is_seen_elsewhere(self, tensors: tuple[Any, ...]) -> bool:
-        """Whether what is written can be read through another argument, or as the surroundings."""
-        numbers = [_torch.storage_id(tensor.untyped_storage()) for tensor in tensors]
-        written = [numbers[place] for place in self._recorded.mutated]
-        return any(
-            number in self._outside
-            or (numbers.count(number) > 1 and _overlaps(place, numbers, tensors))
-            for place, number in zip(self._recorded.mutated, written, strict=True)
-        )
-
-
-def _overlaps(place: int, numbers: list[int], tensors: tuple[Any, ...]) -> bool:
-    """Whether one tensor has bytes in common with another one, as far as their ends tell."""
-    begin, end = _span(tensors[place])
-    return any(
-        one != place and number == numbers[place] and span[0] < end and begin < span[1]
-        for one, number in enumerate(numbers)
-        for span in [_span(tensors[one])]
-    )
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of the one after the last."""
-    if tensor.numel() == 0:
-        return 0, 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in steps)
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size()
+        self._leaving.leave(tensors, self._statics)

@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from cgraph._calls import Call
+from cgraph._leaving import Leaving
 from cgraph._noise import Noise, is_near, same_rows
 from cgraph._options import Options, Pad
 from cgraph._recorded import Recorded
@@ -116,13 +117,14 @@ class Padded:
         recorded: The graph.
         found: The rows of the call.
         pad: What the padding contains.
+        leaving: Leaves to the caller what else the function does.
     """
 
-    def __init__(self, recorded: Recorded, found: Fit, pad: Pad) -> None:
+    def __init__(self, recorded: Recorded, found: Fit, pad: Pad, leaving: Leaving) -> None:
         self._replay = recorded.graph.replay
         if recorded.debugged is not None:
             self._replay = functools.partial(recorded.debugged, tuple(recorded.statics))
-        self._mutated = recorded.mutated
+        self._leaving = leaving
         self._pad = pad
         self._rows = found.rows
         self._dims = found.dims
@@ -136,16 +138,14 @@ class Padded:
             for static, dim in zip(recorded.statics, found.dims, strict=True)
         ]
 
-    def keep(self, objects: object) -> None:
-        """Keep something alive as long as this."""
-        self._kept = objects
-
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Copy, pad and replay."""
+        if self._leaving.is_seen_elsewhere(tensors):
+            self._leaving.run_eagerly(tensors)
+            return
         self.fill(tensors, self._pad)
         self._replay()
-        for place in self._mutated:
-            tensors[place].copy_(self._heads[place])
+        self._leaving.leave(tensors, self._heads)
 
     def fill(self, tensors: Sequence[torch.Tensor], pad: Pad) -> None:
         """Copy and pad, in as few launches as may be."""

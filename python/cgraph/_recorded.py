@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -14,10 +15,13 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._attributes import Attributes
 from cgraph._calls import Call, hides_tensors
+from cgraph._constants import is_array
+from cgraph._gradients import Gradients
 from cgraph._rollback import Rollback
 from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
+from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
@@ -74,6 +78,8 @@ class Recorded:
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
         has_added_hooks: Whether a hook was added to something during the capture.
+        gradients: What becomes of the ``.grad`` of leaves.
+        neighbours: The graphs of the same pool, and the number of this one among them.
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
 
@@ -87,6 +93,8 @@ class Recorded:
         self.outputs, self.spec = tree_flatten(result)
         self.mutated: list[int] = []
         self.in_place: set[int] = set()
+        self.gradients = Gradients([])
+        self.neighbours = _numbered(tuple(graph.pool()))
         self.has_added_hooks = False
         self.seconds = 0.0
         self.eager_seconds: float | None = None
@@ -175,6 +183,11 @@ class Recorded:
         self._storages.clear()
         self.outputs = []
 
+    @property
+    def leaves_more(self) -> bool:
+        """Whether a replay is followed by what its graph cannot do: see :meth:`leave`."""
+        return bool(self.mutated or self.gradients)
+
     def argument(self, output: object) -> int | None:
         """The place of the argument that an output is itself."""
         places = (place for place, static in enumerate(self.statics) if static is output)
@@ -192,11 +205,12 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         driver: The driver in force.
     """
     args, kwargs = call.arguments(statics)
+    unchanged = Unchanged(call, statics)
 
     def run() -> Any:
         args, kwargs = call.arguments(statics)
         result = plan.function(*args, **kwargs)
-        _require_same_arguments(call, args, kwargs)
+        unchanged.require(args, kwargs)
         return result
 
     leaves: list[torch.Tensor] = []
@@ -230,24 +244,31 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             if has_made_state():
                 raise NotReadyError("an optimizer makes its state at its first step")
             of_warmup = [leaf.grad for leaf in leaves]
+            now = Gradients(leaves)
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
+            rollback.captures_now()
             graph, result = _captured(run, plan, call, statics, driver)
             try:
                 _require_no_new_attributes(of_capture)
                 _require_known_classes(result)
                 _require_old_gradients(leaves, gradients, of_warmup)
-            except CaptureError:
+                now.note(statics, call.names)
+                _require_no_state_given(call, rollback)
+                if rollback.is_state_made:
+                    raise NotReadyError("the function writes to a tensor that its first call makes")
+            except (CaptureError, NotReadyError):
                 graph.reset()
                 raise
             recorded = Recorded(graph, statics, result)
+            recorded.gradients = now
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))
-                if static._version != version
+                if static._version != version or rollback.captures_write(static)
             ]
             in_place = [leaf.value for leaf in call.leaves if leaf.kind == "fixed"]
             memories = [_torch.memory_of(tensor) for tensor in in_place]
@@ -364,8 +385,16 @@ def _require_no_new_attributes(before: Attributes) -> None:
 
 
 def _require_known_classes(result: Any) -> None:
-    """Refuse a result with an object that has tensors and is no container that pytree knows."""
+    """Refuse a result with what would be the same object in each call, and may change.
+
+    Also one with an object that has tensors and is no container that pytree knows.
+    """
     for leaf in tree_flatten(result)[0]:
+        if isinstance(leaf, set | bytearray | Iterator) or is_array(leaf):
+            raise CaptureError(
+                f"the result has a {type(leaf).__qualname__}, and replays would return that of the"
+                " capture again: return tensors, numbers, strings and tuples of them"
+            )
         if hides_tensors(leaf):
             raise CaptureError(
                 f"the result has a {type(leaf).__qualname__}, whose tensors cannot be told apart"
@@ -373,13 +402,17 @@ def _require_known_classes(result: Any) -> None:
             )
 
 
-def _require_same_arguments(call: Call, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-    """Refuse a function that changes the lists and dictionaries that it is given."""
-    if not call.consists_of(args, kwargs):
-        raise CaptureError(
-            "the function changes a list or a dictionary among its arguments, and replays do not:"
-            " return what it adds"
-        )
+def _require_no_state_given(call: Call, rollback: Rollback) -> None:
+    """Refuse an argument that shares memory with what the function writes without being given it.
+
+    The graph reads a copy of it, which is not written.
+    """
+    for name, tensor in zip(call.names, call.tensors, strict=True):
+        if rollback.captures_write(tensor):
+            raise CaptureError(
+                f"{name} shares memory with a tensor that the function writes: give it a copy, or"
+                " let it find both in the same way"
+            )
 
 
 class _BreakFoundError(BaseException):
@@ -413,6 +446,20 @@ def _wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None
     if error is not None:
         with suppress(Exception):  # what comes out is the first one
             driver.synchronize()
+
+
+_neighbours: weakref.WeakValueDictionary[tuple[int, ...], _core.Neighbours] = (
+    weakref.WeakValueDictionary()
+)
+
+
+def _numbered(pool: tuple[int, ...]) -> tuple[_core.Neighbours, int]:
+    """The graphs of a pool, and the number of one that was captured just now."""
+    neighbours = _neighbours.get(pool)
+    if neighbours is None:
+        # Another thread may have made them meanwhile.
+        neighbours = _neighbours.setdefault(pool, _core.Neighbours())
+    return neighbours, neighbours.number()
 
 
 def _children(spec: Any) -> list[Any]:

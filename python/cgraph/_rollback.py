@@ -19,7 +19,7 @@ import torch
 from cgraph import _torch
 from cgraph._torch import TorchDispatchMode, tree_iter
 
-__all__ = ["Buffer", "Rollback", "leaves_behind"]
+__all__ = ["Buffer", "Rollback", "Watch", "leaves_behind"]
 
 Buffer = tuple[torch.Tensor, torch.Tensor]
 """What a storage held before it was written, and the storage itself."""
@@ -73,9 +73,10 @@ class Rollback:
         self._leaves = list(leaves)
         self._generators = list(generators)
         self._is_capturing = is_capturing
-        self._watch = _Watch(is_capturing)
+        self._watch = Watch(is_capturing)
         self._is_entered = False
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._made: frozenset[int] = frozenset()
 
     def __enter__(self) -> Rollback:
         """Note the leaves and the random state, and watch operators from now on."""
@@ -83,7 +84,7 @@ class Rollback:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self._states = [(generator, generator.get_state()) for generator in generators]
-        self._watch = _Watch(self._is_capturing)
+        self._watch = Watch(self._is_capturing)
         for leaf in _with_leaves_behind(self._leaves):
             self._watch.note(leaf)
         _torch.enter_mode(self._watch)
@@ -126,6 +127,23 @@ class Rollback:
         A replay would write it, too, and that could not be put back.
         """
         return self._watch.has_unseen
+
+    @property
+    def is_state_made(self) -> bool:
+        """Whether a capture writes what was made in the block before it, and is there since.
+
+        What the calls before it have written there cannot be put back.
+        """
+        return not self._watch.captured.isdisjoint(self._made)
+
+    def captures_now(self) -> None:
+        """Note that calls end here, and that a capture comes next."""
+        self._made = frozenset(self._watch.computed)
+
+    def captures_write(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured operator writes the storage of a tensor."""
+        memory = _torch.memory_of(tensor)
+        return memory is not None and _torch.storage_id(memory) in self._watch.captured
 
     @property
     def written(self) -> int:
@@ -204,12 +222,14 @@ def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         nodes += [after for after, _ in node.next_functions]
 
 
-class _Watch(TorchDispatchMode):
+class Watch(TorchDispatchMode):
     """Sees the operators.
 
     Attributes:
         tensors: How tensors were before, by ``id``.
         storages: How storages were before, by number.
+        captured: The numbers of the storages that captured operators write.
+        computed: Those of the storages that operators made before.
         over: The block has ended; where the mode could not be left, it does nothing.
         has_unseen: A capture writes storages that it has not made and that were not written before.
     """
@@ -220,13 +240,14 @@ class _Watch(TorchDispatchMode):
         super().__init__()
         self.tensors: dict[int, _Tensor] = {}
         self.storages: dict[int, _Storage] = {}
+        self.captured: set[int] = set()
         self.over = False
         self.has_unseen = False
         self._is_capturing = is_capturing
         # A weak reference lets the memory go, but not the number: no other storage gets it.
         self._fresh: dict[int, _torch.WeakStorage] = {}
         # Of these, what was made while nothing was captured.
-        self._computed: set[int] = set()
+        self.computed: set[int] = set()
         # Autograd has a thread for each GPU.
         self._lock = threading.Lock()
 
@@ -234,9 +255,12 @@ class _Watch(TorchDispatchMode):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Note what the operator may change, and run it."""
-        kwargs = kwargs or {}
+        return self.seen(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
+
+    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Note what an operator may change that ``run`` runs or captures; its result."""
         if self.over:
-            return func(*args, **kwargs)
+            return run()
         given = list(_tensors((args, kwargs)))
         written = list(_written(func, args, kwargs))
         with self._lock:
@@ -245,7 +269,7 @@ class _Watch(TorchDispatchMode):
                     self.note(tensor)
             if written:
                 self._note_written(written)
-        result = func(*args, **kwargs)
+        result = run()
         self._note_fresh(given, result)
         return result
 
@@ -275,7 +299,8 @@ class _Watch(TorchDispatchMode):
                 continue
             number = _torch.storage_id(memory)
             if is_capturing:
-                is_own = number in self._fresh and number not in self._computed
+                self.captured.add(number)
+                is_own = number in self._fresh and number not in self.computed
                 self.has_unseen |= not is_own and number not in self.storages
                 continue
             if number not in self._fresh and number not in self.storages:
@@ -299,7 +324,7 @@ class _Watch(TorchDispatchMode):
                 if number not in self.storages and number not in self._fresh:
                     self._fresh[number] = _torch.WeakStorage(tensor)
                     if not is_capturing:
-                        self._computed.add(number)
+                        self.computed.add(number)
 
 
 class _Tensor:
@@ -321,7 +346,9 @@ class _Tensor:
     def undo_place(self) -> None:
         """Let it lie where it was."""
         tensor = self.tensor()
-        if tensor is not None and self._like is not None and _place(tensor) != _place(self._like):
+        if tensor is None or self._like is None:
+            return
+        if _torch.place_of(tensor) != _torch.place_of(self._like):
             tensor.data = self._like
 
     def undo_autograd(self) -> None:
@@ -358,15 +385,6 @@ def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
 def _in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Bytes as numbers of a type, where they are a whole number of them."""
     return content if content.numel() % dtype.itemsize else content.view(dtype)
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...] | None:
-    """Where a tensor lies, in which form; two without a storage are never the same."""
-    memory = _torch.memory_of(tensor)
-    if memory is None:
-        return (id(tensor),)
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return (_torch.storage_id(memory), tensor.storage_offset(), shape, stride, tensor.dtype)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

@@ -18,6 +18,7 @@ from cgraph import _core, _labels, _torch
 from cgraph._driver import Captured, Handle
 from cgraph._footprint import Meter, is_recording
 from cgraph._liveness import Outside
+from cgraph._rollback import Watch
 from cgraph._sim_pools import SimHandle, SimMemPool
 from cgraph._torch import (
     DataDependentOutputException,
@@ -215,6 +216,10 @@ class Recorder(TorchDispatchMode):
         stream = self._simulator.current_stream()
         if self.over or not stream.is_capturing():
             return func(*args, **kwargs)
+        if func._can_decompose():
+            # Inference mode leaves it whole: what it consists of may be work as well as views.
+            with self:
+                return func.decompose(*args, **kwargs)
         self._check_generator(func, kwargs)
         if "mkldnn_rnn" in str(func):
             # Its backward pass reads memory that is not a tensor's.
@@ -225,6 +230,14 @@ class Recorder(TorchDispatchMode):
             return self._literal(stream, func, args[0])
         if not _touches_memory(func):
             return func(*args, **kwargs)
+        run = functools.partial(self._record, stream, func, args, kwargs)
+        # They are outside of this one, and would see nothing of what it takes.
+        for watch in _torch.modes_inside_out(Watch):
+            run = functools.partial(watch.seen, func, args, kwargs, run)
+        return run()
+
+    def _record(self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make a node of the operator; its result."""
         fresh, result = self._outputs(stream, func, args, kwargs)
         if func not in _UNINITIALISED:
             leaves, spec = tree_flatten((args, kwargs))

@@ -41,10 +41,13 @@ class SimMemPool(MemPool):
 
     Attributes:
         is_open: Whether a capture allocates from it.
+        keeps_contents: Whether new blocks hold what was there before, as on a GPU: a segment that
+            is being captured may still read what the one before it has left. Else they hold poison.
     """
 
     simulated = True
     is_open = False
+    keeps_contents = False
 
     def __init__(
         self,
@@ -70,12 +73,13 @@ class SimMemPool(MemPool):
         return 0, self._core.id
 
     def tensor(self, stream: _core.Stream, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the given layout in a new block, full of poison."""
+        """A tensor of the given layout in a new block."""
         if like.numel() == 0:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         last = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
         block = self._core.allocate(stream, (last + 1) * like.element_size())
-        block.poison()
+        if not self.keeps_contents:
+            block.poison()
         self._note("alloc", block.address, block.nbytes)
         end = weakref.finalize(block, self._note, "free", block.address, block.nbytes)
         end.atexit = False

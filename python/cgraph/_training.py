@@ -17,6 +17,7 @@ from cgraph._recorded import Plan, WarmupError
 from cgraph._rollback import Rollback, leaves_behind
 from cgraph._surroundings import optimizers_put_back, tensors_of
 from cgraph._timing import seconds_of
+from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
 from cgraph.callables import graphed_of, make_graphed_callables
 from cgraph.errors import CallableError, CaptureError
@@ -230,6 +231,7 @@ def train(
         CallableError: The function cannot be graphed with gradients.
     """
     args, kwargs = call.arguments(statics)
+    unchanged = Unchanged(call, statics)
     versions = [static._version for static in statics]
     driver = _driver.current()
     leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
@@ -269,8 +271,7 @@ def train(
                 if graph_seconds is not None:
                     both = functools.partial(_run_both, plan.function, surface, args, kwargs)
                     eager_seconds = seconds_of(both, driver)
-    if not call.consists_of(args, kwargs):
-        raise CallableError("the function changes a list or a dictionary among its arguments")
+    unchanged.require(args, kwargs)
     for name, static, version in zip(call.names, statics, versions, strict=True):
         if static._version != version:
             raise CallableError(

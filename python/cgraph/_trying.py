@@ -11,6 +11,7 @@ from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
 from cgraph._calls import Call
 from cgraph._keys import Key
+from cgraph._leaving import Leaving
 from cgraph._native import entry_of_call, returned
 from cgraph._options import Options, Pad
 from cgraph._padding import AnyPad, Fit, Leak, Padded, cut, cut_leaves, fit, leaks, resized
@@ -94,19 +95,20 @@ class Padding:
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
             return entry_of_call(run, call, surroundings, is_replay=True)
-        padded = Padded(recorded, found, self._options.pad)
-        outputs = [
-            # An argument that is returned is the caller's own.
-            whole if recorded.argument(whole) is not None else part
-            for whole, part in zip(
-                recorded.outputs,
-                cut_leaves(recorded.outputs, batched, found.rows),
-                strict=True,
-            )
-        ]
+
+        def outputs() -> list[Any]:
+            cut = cut_leaves(recorded.outputs, batched, found.rows)
+            return [
+                # An argument that is returned is the caller's own.
+                whole if recorded.argument(whole) is not None else part
+                for whole, part in zip(recorded.outputs, cut, strict=True)
+            ]
+
         # Calls are compared with dense tensors, as they come; what is copied to may have gaps.
         like = [torch.empty_like(tensor, requires_grad=False) for tensor in call.tensors]
-        padded.keep(like)
+        function, outside = self._capturing.function, surroundings.storages
+        leaving = Leaving(recorded, function, call.replaced(like), outputs, outside)
+        padded = Padded(recorded, found, self._options.pad, leaving)
         return _core.Entry(
             *call.patterns([_torch.signature(one) for one in like]),
             modes=call.mode,
@@ -115,7 +117,7 @@ class Padding:
             work=padded,
             outputs=returned(
                 recorded,
-                outputs,
+                outputs(),
                 surroundings,
                 copies=self._options.outputs == "clone",
                 held=self._capturing.holding,

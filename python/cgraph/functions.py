@@ -74,8 +74,12 @@ def graphed(
     step with its backward pass and optimizer inside is one graph.
 
     Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
-    that it writes among its arguments are written for the caller as well. What it raises in a
-    warm-up call is raised, and the next call tries again.
+    that it writes among its arguments are written for the caller as well, and parameters have the
+    gradients of a backward pass inside it. An argument must not share memory with a tensor that the
+    function writes and finds elsewhere. A function that changes containers among its arguments, or
+    the shape of a tensor, runs eagerly, and so does the first call of one that writes to tensors
+    which it makes then and keeps. What it raises in a warm-up call is raised, and the next call
+    tries again.
 
     One thread at a time captures or replays a function; others wait. So the function must not wait
     for a thread that calls it.
@@ -91,8 +95,9 @@ def graphed(
             function writes. It takes a call and five replays, up to 45 where equal replays differ,
             and a few times the memory of what is written. What shows for other contents of the rows
             alone may be missed.
-        outputs: ``"static"``: results lie in memory of the graph, and the next call of the same key
-            overwrites them. ``"clone"``: results are copies.
+        outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
+            them: always one of the same key, maybe one of a key that was captured before it in the
+            same pool. ``"clone"``: results are copies.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as

@@ -18,6 +18,7 @@ from cgraph._bridge import Bridge
 from cgraph._driver import Handle, Pool
 from cgraph._forks import Forks
 from cgraph._modes import Modes
+from cgraph._sim_pools import SimMemPool
 from cgraph._source import user_line
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import breakable, in_backward_pass
@@ -242,6 +243,7 @@ class _Session:
     def fail(self, error: BaseException) -> None:
         """Throw everything away."""
         self._abandon(error)
+        self._keep_contents(False)
         self._keep_breaks()
         with ExitStack() as resets:
             for step in self._steps:
@@ -274,6 +276,14 @@ class _Session:
             return
         self._steps.append(segment)
         segment.replay()
+        self._keep_contents(not is_last)
+
+    def _keep_contents(self, keeps: bool) -> None:
+        """Let a simulated pool poison nothing while later segments may read what is there."""
+        segments = [step for step in self._steps if isinstance(step, CUDAGraph)]
+        pool = self._driver.mem_pool(segments[0].pool()) if segments else None
+        if isinstance(pool, SimMemPool):
+            pool.keeps_contents = keeps
 
     def _abandon(self, error: BaseException) -> None:
         self._failure = self._failure or error

@@ -13,7 +13,6 @@ from torch._subclasses.fake_tensor import (
     FakeTensorMode,
 )
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_flatten, tree_iter, tree_map, tree_unflatten
 from torch.utils.weak import TensorWeakRef
 
 from cgraph._torch.history import History
@@ -87,7 +86,9 @@ from cgraph._torch.tensors import (
     memory_of,
     mode_count,
     modes_aside,
+    modes_inside_out,
     names_in,
+    place_of,
     references_of_torch,
     storage_id,
     tensor_reader,
@@ -95,6 +96,7 @@ from cgraph._torch.tensors import (
     without_modes,
     wrapped,
 )
+from cgraph._torch.trees import tree_flatten, tree_iter, tree_map, tree_unflatten
 from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools, watch_routing
 from cgraph.errors import NoDriverError, TorchError
 
@@ -154,10 +156,12 @@ __all__ = [
     "mode_count",
     "mode_functions",
     "modes_aside",
+    "modes_inside_out",
     "names_in",
     "new_pool_handle",
     "on_stream",
     "outlive",
+    "place_of",
     "pool_segments",
     "quiet",
     "random_devices",

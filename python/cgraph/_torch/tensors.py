@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import _ops
@@ -38,7 +38,9 @@ __all__ = [
     "memory_of",
     "mode_count",
     "modes_aside",
+    "modes_inside_out",
     "names_in",
+    "place_of",
     "references_of_torch",
     "storage_id",
     "tensor_reader",
@@ -47,6 +49,8 @@ __all__ = [
     "wrapped",
 ]
 
+
+Mode = TypeVar("Mode")
 
 is_transformed = torch._C._are_functorch_transforms_active
 # Its ``_current_level`` is from 0 on inside ``dual_level()``.
@@ -167,6 +171,12 @@ def mode_count() -> int:
     return len(python_dispatch._get_current_dispatch_mode_stack())
 
 
+def modes_inside_out(kind: type[Mode]) -> list[Mode]:
+    """The active dispatch modes of a class, the innermost first."""
+    modes = reversed(python_dispatch._get_current_dispatch_mode_stack())
+    return [mode for mode in modes if isinstance(mode, kind)]
+
+
 @contextmanager
 def modes_aside(count: int) -> Iterator[None]:
     """A context without the innermost dispatch modes, in which only so many are left."""
@@ -220,6 +230,15 @@ def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     except RuntimeError:
         return None
     return storage
+
+
+def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, in which form; two without a storage are never the same."""
+    memory = memory_of(tensor)
+    if memory is None:
+        return (id(tensor),)
+    shape, stride = tuple(tensor.shape), tensor.stride()
+    return storage_id(memory), tensor.storage_offset(), shape, stride, tensor.dtype
 
 
 def form_of(tensor: torch.Tensor) -> str | None:

@@ -51,8 +51,8 @@ enum Work {
 impl Entry {
     /// `args` and `kwargs` are patterns, see [`Pattern::parse`]. `modes` is `(grad, inference,
     /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
-    /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build, held)`, see
-    /// [`Outputs::new`].
+    /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
+    /// held, neighbours)`, see [`Outputs::new`].
     #[new]
     #[pyo3(signature = (args, kwargs, *, modes, flags, fixed, work, outputs, lane, turn))]
     #[expect(
@@ -77,8 +77,8 @@ impl Entry {
         });
         let work = match (outputs, work.cast::<Graph>()) {
             (None, _) => Work::Call(work.unbind()),
-            (Some((leaves, build, held)), graph) => {
-                let outputs = Outputs::new(&leaves, &build, held)?;
+            (Some((leaves, build, held, neighbours)), graph) => {
+                let outputs = Outputs::new(&leaves, &build, held, neighbours)?;
                 match (graph, work.cast::<Segments>()) {
                     (Ok(graph), _) => Work::Graph(graph.clone().unbind(), outputs),
                     (_, Ok(segments)) => Work::Segments(segments.clone().unbind(), outputs),

@@ -1,6 +1,6 @@
 //! `Outputs`: what an entry returns, and whether a caller still holds what it returned before.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
@@ -8,6 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::neighbours::{Loan, Neighbours};
 use super::pattern::{Found, requires_grad};
 use crate::error::argument;
 use crate::raw;
@@ -17,14 +18,19 @@ use crate::signature::{Match, Signature};
 pub(crate) struct Outputs {
     leaves: Vec<Leaf>,
     build: Build,
-    held: Option<Held>,
+    held: Option<Arc<Held>>,
+    /// The graphs of the same pool, and the number of this one among them.
+    neighbours: Py<Neighbours>,
+    number: u64,
+    /// Whether the neighbours know of what was returned.
+    is_noted: Arc<AtomicBool>,
 }
 
 /// Who is told of results that a caller still holds.
-struct Held {
+pub(super) struct Held {
     /// Called before the replay that overwrites a result: with its place, the tensor that was
-    /// returned (`None` if only views of it are held), code and instruction of the call, and how many
-    /// references the caller has.
+    /// returned (`None` if only views of it are held), code and instruction of the call, how many
+    /// references the caller has, and whether it is the replay of the same graph.
     callback: Py<PyAny>,
     /// `sys._getframe`: the caller, where a native entry was called.
     frame: Py<PyAny>,
@@ -74,7 +80,7 @@ struct Output {
 
 /// What the last call returned, and where that was.
 #[derive(Default)]
-struct Lent {
+pub(super) struct Lent {
     /// Returned again if the caller has let it go as it was: a new tensor costs more.
     tensor: Mutex<Option<Py<PyAny>>>,
     site: Mutex<Option<Site>>,
@@ -98,8 +104,14 @@ pub(crate) enum Caller {
     Cgraph,
 }
 
-/// What Python gives for the outputs: leaves, build, and who is told of held ones.
-pub(crate) type Returned<'py> = (Bound<'py, PyList>, Bound<'py, PyAny>, Option<Callbacks>);
+/// What Python gives for the outputs: leaves, build, who is told of held ones, and the neighbours with
+/// the graph's number among them.
+pub(crate) type Returned<'py> = (
+    Bound<'py, PyList>,
+    Bound<'py, PyAny>,
+    Option<Callbacks>,
+    (Py<Neighbours>, u64),
+);
 
 /// What Python gives for [`Held`]: callback, `sys._getframe`, what finds the user's frame, stride.
 type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
@@ -125,7 +137,7 @@ impl Storage {
 
     /// Whether somebody has a reference that is not ours.
     #[getter]
-    fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
+    pub(super) fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.references(py)? > self.at_rest.load(Ordering::Relaxed))
     }
 }
@@ -196,6 +208,7 @@ impl Outputs {
         leaves: &Bound<'_, PyList>,
         build: &Bound<'_, PyAny>,
         held: Option<Callbacks>,
+        (neighbours, number): (Py<Neighbours>, u64),
     ) -> PyResult<Self> {
         let leaves: PyResult<Vec<Leaf>> = leaves.iter().map(|leaf| Leaf::parse(&leaf)).collect();
         let leaves = leaves?;
@@ -207,13 +220,18 @@ impl Outputs {
         Ok(Self {
             leaves,
             build,
-            held: held.map(|(callback, frame, outer_frame, stride)| Held {
-                callback,
-                frame,
-                outer_frame,
-                stride,
-                calls: AtomicU64::new(0),
+            held: held.map(|(callback, frame, outer_frame, stride)| {
+                Arc::new(Held {
+                    callback,
+                    frame,
+                    outer_frame,
+                    stride,
+                    calls: AtomicU64::new(0),
+                })
             }),
+            neighbours,
+            number,
+            is_noted: Arc::default(),
         })
     }
 
@@ -225,11 +243,13 @@ impl Outputs {
         caller: Caller,
         found: &[Found<'_>],
     ) -> PyResult<()> {
+        let neighbours = self.neighbours.get();
         let Some(held) = &self.held else {
-            return Ok(());
+            return neighbours.release(py, self.number, found, true);
         };
         let call = held.calls.fetch_add(1, Ordering::Relaxed);
         let closely = held.is_close(call);
+        neighbours.release(py, self.number, found, closely)?;
         for (place, leaf) in self.leaves.iter().enumerate() {
             let Leaf::Static(output) = leaf else {
                 continue;
@@ -238,18 +258,10 @@ impl Outputs {
             let others = storage.others(&output.lent);
             let mut is_told = false;
             for lent in others.iter().chain([&output.lent]) {
-                match lent.take_used(py, found, closely)? {
-                    // As a rule the variable that the result of this call is assigned to.
-                    Some((_, ..=1)) if !closely => {}
-                    Some((used, count)) => {
-                        held.tell(py, place, lent, Some(used), count)?;
-                        is_told = true;
-                    }
-                    None => {}
-                }
+                is_told |= held.look(py, place, lent, found, closely, true)?;
             }
             if closely && !is_told && storage.is_held(py)? {
-                held.tell(py, place, &output.lent, None, MANY)?;
+                held.tell(py, place, &output.lent, None, true)?;
             }
         }
         if held.is_close(call + 1) {
@@ -274,6 +286,11 @@ impl Outputs {
     /// What the call returns.
     #[inline]
     pub(crate) fn result(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<Py<PyAny>> {
+        if let Some(held) = &self.held
+            && !self.is_noted.swap(true, Ordering::Relaxed)
+        {
+            self.neighbours.get().note(self.loans(py, held));
+        }
         let all = || self.leaves.iter().map(|leaf| leaf.lend(py, found));
         match &self.build {
             Build::Single => self.leaves[0].lend(py, found),
@@ -286,6 +303,21 @@ impl Outputs {
                 build.call1(py, (PyList::new(py, leaves)?,))
             }
         }
+    }
+
+    fn loans<'a>(&'a self, py: Python<'a>, held: &'a Arc<Held>) -> impl Iterator<Item = Loan> + 'a {
+        let leaves = self.leaves.iter().enumerate();
+        leaves.filter_map(move |(place, leaf)| match leaf {
+            Leaf::Static(output) => Some(Loan {
+                number: self.number,
+                place,
+                lent: Arc::downgrade(&output.lent),
+                storage: output.storage.clone_ref(py),
+                held: Arc::clone(held),
+                is_noted: Arc::clone(&self.is_noted),
+            }),
+            Leaf::Copied(_) | Leaf::Argument(_) | Leaf::Constant(_) => None,
+        })
     }
 
     /// Shows the garbage collector what this owns. Tensors refer to nothing of ours.
@@ -310,18 +342,43 @@ impl Held {
         call < FIRST_CALLS || call.is_multiple_of(self.stride)
     }
 
-    /// Tells of a result that is held; what was lent is lent again if that raises.
-    #[cold]
-    fn tell(
+    /// Tells of a result if it is held; whether it is.
+    #[inline]
+    pub(super) fn look(
         &self,
         py: Python<'_>,
         place: usize,
         lent: &Lent,
-        used: Option<Py<PyAny>>,
-        count: i64,
+        found: &[Found<'_>],
+        closely: bool,
+        is_own: bool,
+    ) -> PyResult<bool> {
+        match lent.take_used(py, found, closely)? {
+            // As a rule the variable that the result of this call is assigned to.
+            Some((_, ..=1)) if !closely => Ok(false),
+            Some(used) => self
+                .tell(py, place, lent, Some(used), is_own)
+                .map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Tells of a result that is held, with how many references; none if only views of it are. What
+    /// was lent is lent again if that raises.
+    #[cold]
+    pub(super) fn tell(
+        &self,
+        py: Python<'_>,
+        place: usize,
+        lent: &Lent,
+        used: Option<(Py<PyAny>, i64)>,
+        is_own: bool,
     ) -> PyResult<()> {
         let site = lent.site().take();
-        let told = self.callback.call1(py, (place, &used, &site, count));
+        let (used, count) = used.map_or((None, MANY), |(used, count)| (Some(used), count));
+        let told = self
+            .callback
+            .call1(py, (place, &used, &site, count, is_own));
         if told.is_err() {
             *lent.site() = site;
             if used.is_some() {

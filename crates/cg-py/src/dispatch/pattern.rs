@@ -19,8 +19,10 @@ pub(crate) enum Pattern {
     Tensor(Slot),
     /// A tensor that lies where it lay at the capture.
     Fixed(Slot),
-    /// The same value.
+    /// An equal value.
     Constant(Py<PyAny>),
+    /// The very same value.
+    Same(Py<PyAny>),
     Tuple(Vec<Self>),
     List(Vec<Self>),
     /// These keys in this order, which a function may go through.
@@ -35,8 +37,8 @@ pub(crate) struct Slot {
 
 impl Pattern {
     /// Reads what Python has put together: `("tensor", signature, requires_grad)`, `("fixed",
-    /// signature, requires_grad)`, `("constant", value)`, `("tuple", patterns)`, `("list",
-    /// patterns)` or `("dict", [(key, pattern)])`.
+    /// signature, requires_grad)`, `("constant", value)`, `("same", value)`, `("tuple",
+    /// patterns)`, `("list", patterns)` or `("dict", [(key, pattern)])`.
     pub(crate) fn parse(from: &Bound<'_, PyAny>) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
         let value = from.get_item(1)?;
@@ -54,6 +56,7 @@ impl Pattern {
             "tensor" => Self::Tensor(slot()?),
             "fixed" => Self::Fixed(slot()?),
             "constant" => Self::Constant(value.unbind()),
+            "same" => Self::Same(value.unbind()),
             "tuple" => Self::Tuple(all(&value)?),
             "list" => Self::List(all(&value)?),
             "dict" => Self::Dict(
@@ -66,7 +69,7 @@ impl Pattern {
                     .collect::<PyResult<_>>()?,
             ),
             _ => {
-                let expected = "tensor, fixed, constant, tuple, list or dict";
+                let expected = "tensor, fixed, constant, same, tuple, list or dict";
                 return Err(argument("the kind of a pattern", &kind, expected));
             }
         })
@@ -90,6 +93,7 @@ impl Pattern {
             }
             Self::Fixed(slot) => Ok(slot.fits(&value, grad)? == Some(Match::Same)),
             Self::Constant(constant) => Ok(equals(&value, constant.bind(value.py()))),
+            Self::Same(same) => Ok(value.is(same)),
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
                 Ok(tuple) => all_fit(patterns, tuple.len(), tuple.iter(), grad, found),
                 Err(_) => Ok(false),
@@ -99,7 +103,7 @@ impl Pattern {
                 Err(_) => Ok(false),
             },
             Self::Dict(patterns) => match value.cast_exact::<PyDict>() {
-                Ok(dict) if has_order(patterns, dict)? => fits_dict(patterns, dict, grad, found),
+                Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, grad, found),
                 _ => Ok(false),
             },
         }
@@ -109,7 +113,7 @@ impl Pattern {
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {
             Self::Tensor(_) | Self::Fixed(_) => Ok(()),
-            Self::Constant(constant) => visit.call(constant),
+            Self::Constant(value) | Self::Same(value) => visit.call(value),
             Self::Tuple(patterns) | Self::List(patterns) => {
                 patterns.iter().try_for_each(|one| one.traverse(visit))
             }
@@ -142,13 +146,13 @@ pub(crate) fn all_fit<'py>(
 }
 
 /// Whether a dictionary has its keys in the order of the patterns.
-fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDict>) -> PyResult<bool> {
+fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDict>) -> bool {
     for ((key, _), (other, _)) in patterns.iter().zip(dict) {
-        if !other.is(key) && !other.eq(key)? {
-            return Ok(false);
+        if !equals(&other, key.bind(other.py())) {
+            return false;
         }
     }
-    Ok(true)
+    true
 }
 
 /// Whether keyword arguments or the items of a dictionary fit.

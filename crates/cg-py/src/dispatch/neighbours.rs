@@ -1,0 +1,113 @@
+//! `Neighbours`: what the graphs of one pool have lent, which another one may overwrite.
+
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use pyo3::prelude::*;
+
+use super::outputs::{Held, Lent, Storage};
+use super::pattern::Found;
+
+/// The graphs of one pool, numbered in the order of their captures. What a graph returns may lie where
+/// graphs captured before it have their temporary memory; never where later ones have theirs.
+#[pyclass(frozen, weakref, module = "cgraph._core")]
+#[derive(Default)]
+pub(crate) struct Neighbours {
+    count: AtomicU64,
+    /// The number of the graph that was replayed last; zero if all are to be looked at.
+    last: AtomicU64,
+    loans: Mutex<Vec<Loan>>,
+}
+
+/// A result that a caller may have.
+pub(super) struct Loan {
+    pub(super) number: u64,
+    /// Its place among the leaves of its graph's result.
+    pub(super) place: usize,
+    pub(super) lent: Weak<Lent>,
+    pub(super) storage: Py<Storage>,
+    pub(super) held: Arc<Held>,
+    /// Whether the results of its graph are among the loans.
+    pub(super) is_noted: Arc<AtomicBool>,
+}
+
+#[pymethods]
+impl Neighbours {
+    #[new]
+    fn new() -> Self {
+        Self::default()
+    }
+
+    /// The number of a graph that was captured just now; the first one is 1.
+    fn number(&self) -> u64 {
+        self.count.fetch_add(1, Ordering::Relaxed) + 1
+    }
+}
+
+impl Neighbours {
+    /// Tells of held results that a replay of the graph of this number may overwrite, but for its
+    /// own.
+    #[inline]
+    pub(super) fn release(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        found: &[Found<'_>],
+        closely: bool,
+    ) -> PyResult<()> {
+        if self.last.swap(number, Ordering::Relaxed) == number {
+            return Ok(());
+        }
+        self.release_later(py, number, found, closely)
+    }
+
+    #[cold]
+    fn release_later(
+        &self,
+        py: Python<'_>,
+        number: u64,
+        found: &[Found<'_>],
+        closely: bool,
+    ) -> PyResult<()> {
+        let all = std::mem::take(&mut *self.loans());
+        let (later, others): (Vec<_>, Vec<_>) =
+            all.into_iter().partition(|loan| loan.number > number);
+        self.loans().extend(others);
+        for loan in &later {
+            if let Err(error) = loan.release(py, found, closely) {
+                self.loans().extend(later);
+                self.last.store(0, Ordering::Relaxed);
+                return Err(error);
+            }
+        }
+        for loan in &later {
+            loan.is_noted.store(false, Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    /// Notes results that are about to be returned.
+    #[cold]
+    pub(super) fn note(&self, loans: impl Iterator<Item = Loan>) {
+        let loans: Vec<Loan> = loans.collect();
+        self.loans().extend(loans);
+    }
+
+    fn loans(&self) -> MutexGuard<'_, Vec<Loan>> {
+        self.loans.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Loan {
+    fn release(&self, py: Python<'_>, found: &[Found<'_>], closely: bool) -> PyResult<()> {
+        // Nobody looks after the results of a graph that is gone.
+        let Some(lent) = self.lent.upgrade() else {
+            return Ok(());
+        };
+        let is_told = (self.held).look(py, self.place, &lent, found, closely, false)?;
+        if closely && !is_told && self.storage.get().is_held(py)? {
+            self.held.tell(py, self.place, &lent, None, false)?;
+        }
+        Ok(())
+    }
+}

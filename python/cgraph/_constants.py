@@ -1,0 +1,108 @@
+"""Values among the arguments that are no tensors: when two are the same, and what they were."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+import sys
+import types
+from typing import Any
+
+__all__ = ["Constant", "as_now", "is_array", "is_loose", "put_back"]
+
+
+class Constant:
+    """A value as part of a key: ``1``, ``1.0`` and ``True`` are three, ``0.0`` and ``-0.0`` two.
+
+    What cannot be compared is equal to itself alone.
+
+    >>> Constant(slice(0, 1)) == Constant(slice(0, True)), Constant(2.0) == Constant(2.0)
+    (False, True)
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._value = value = _exact(as_now(value))
+        try:
+            self._hash = hash((type(value), self._value))
+        except Exception:  # whatever a class of the user's raises
+            self._hash = hash(type(value))
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Constant):
+            return False
+        one, two = self._value, other._value
+        if one is two:
+            return True
+        try:
+            return type(one) is type(two) and bool(one == two)
+        except Exception:  # likewise
+            return False
+
+
+def is_loose(value: Any) -> bool:
+    """Whether ``==`` takes other values of the same type for this one, as ``0j`` and ``-0j``."""
+    return _exact(value) is not value and type(value) is not float
+
+
+def as_now(value: Any) -> Any:
+    """A value that stays as it is, also if somebody changes what it consists of."""
+    if type(value) in (set, bytearray) or is_array(value):
+        return value.copy()
+    if isinstance(value, types.SimpleNamespace):
+        return copy.copy(value)
+    is_changing = _is_compared(value) and not value.__dataclass_params__.frozen
+    return copy.copy(value) if is_changing else value
+
+
+def put_back(value: Any, before: Any) -> None:
+    """Let a value be again what :func:`as_now` has returned for it."""
+    if isinstance(value, set):
+        value.clear()
+        value.update(before)
+    elif isinstance(value, bytearray):
+        value[:] = before
+    elif is_array(value):
+        value[...] = before
+    else:
+        names = [field.name for field in dataclasses.fields(before)] if _is_compared(before) else []
+        if hasattr(value, "__dict__"):
+            vars(value).clear()
+            vars(value).update(vars(before))
+        for name in names:
+            setattr(value, name, getattr(before, name))
+
+
+def is_array(value: Any) -> bool:
+    """Whether a value is an array of NumPy's."""
+    numpy = sys.modules.get("numpy")
+    return numpy is not None and isinstance(value, numpy.ndarray)
+
+
+def _exact(value: Any) -> Any:
+    """What is equal for the same values alone; the value itself where ``==`` tells them apart."""
+    kind = type(value)
+    # All floats that are not a number are one, and zeros have signs.
+    if kind is float:
+        return float, value.hex()
+    if kind is complex:
+        return complex, value.real.hex(), value.imag.hex()
+    if kind is slice:
+        return slice, Constant(value.start), Constant(value.stop), Constant(value.step)
+    if kind in (set, frozenset):
+        return kind, frozenset(map(Constant, value))
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        return kind, value.dtype.str, value.shape, value.tobytes()
+    if _is_compared(value) and value.__dataclass_params__.frozen:
+        fields = [field for field in dataclasses.fields(value) if field.compare]
+        return kind, tuple(Constant(getattr(value, field.name)) for field in fields)
+    return value
+
+
+def _is_compared(value: Any) -> bool:
+    """Whether a value is of a dataclass that compares fields, and no class itself."""
+    parameters = getattr(value, "__dataclass_params__", None)
+    return parameters is not None and parameters.eq and not isinstance(value, type)

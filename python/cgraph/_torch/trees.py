@@ -1,0 +1,32 @@
+"""Trees of containers, in which a ``torch.Size`` is a value: torch's own make a tuple of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch.utils import _pytree
+
+__all__ = ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
+
+tree_unflatten = _pytree.tree_unflatten
+
+
+def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
+    """The leaves of a tree, and how they are put together."""
+    return _pytree.tree_flatten(tree, is_leaf=_is_size)
+
+
+def tree_iter(tree: Any) -> Iterator[Any]:
+    """The leaves of a tree."""
+    return iter(_pytree.tree_iter(tree, is_leaf=_is_size))
+
+
+def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
+    """A tree of the same containers, with what the function returns for each leaf."""
+    return _pytree.tree_map(function, tree, is_leaf=_is_size)
+
+
+def _is_size(value: Any) -> bool:
+    return type(value) is torch.Size

@@ -1,0 +1,65 @@
+"""What a function must leave as it is among its arguments, since its replays do."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._calls import Call
+from cgraph._constants import Constant, as_now, put_back
+from cgraph.errors import CaptureError
+
+__all__ = ["Unchanged"]
+
+
+class Unchanged:
+    """The arguments of a call before the function is called.
+
+    Args:
+        call: The call.
+        statics: What the function is given instead of the tensors that are copied.
+    """
+
+    def __init__(self, call: Call, statics: Sequence[torch.Tensor]) -> None:
+        self._call = call
+        self._statics = statics
+        constants = [leaf for leaf in call.leaves if leaf.kind == "constant"]
+        copies = [(leaf.name, leaf.value, as_now(leaf.value)) for leaf in constants]
+        self._constants = [one for one in copies if one[1] is not one[2]]
+        fixed = [(leaf.name, leaf.value) for leaf in call.leaves if leaf.kind == "fixed"]
+        tensors = [*zip(call.names, statics, strict=True), *fixed]
+        self._tensors = [(name, one, _torch.place_of(one)) for name, one in tensors]
+
+    def require(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a function that has changed more of its arguments than what is in tensors.
+
+        Args:
+            args: What :meth:`Call.arguments` made of the statics, and the function was given.
+            kwargs: Likewise.
+
+        Raises:
+            CaptureError: It has; values that are no tensors are as they were again.
+        """
+        changed = [one for one in self._constants if Constant(one[1]) != Constant(one[2])]
+        for _, value, before in changed:
+            put_back(value, before)
+        for name, value, _ in changed:
+            raise CaptureError(
+                f"the function changes {name}, a {type(value).__qualname__}, and replays do not:"
+                " return what is new"
+            )
+        for name, tensor, before in self._tensors:
+            if _torch.place_of(tensor) != before:
+                raise CaptureError(
+                    f"the function changes the shape or the memory of {name} in place, and replays"
+                    " do not: return a new tensor"
+                )
+        if not self._call.consists_of(args, kwargs, self._statics):
+            raise CaptureError(
+                "the function changes a list, a dictionary or another container among its"
+                " arguments, and replays do not: return what is new, or write to the tensors"
+                " in place"
+            )
