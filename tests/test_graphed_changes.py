@@ -35,6 +35,11 @@ def add_item(items: Any) -> Tensor:
     return items["new"] + 1
 
 
+def drop_nested(items: Any) -> Tensor:
+    items["rest"] = None
+    return items["x"] * 2
+
+
 def append(items: Any) -> Tensor:
     items.append(items[0] * 2)
     return items[0] + 1
@@ -48,6 +53,7 @@ def append(items: Any) -> Tensor:
         (count_calls, lambda x: {"x": x, "n": 1}),
         (add_item, lambda x: OrderedDict(x=x)),
         (append, lambda x: deque([x])),
+        (drop_nested, lambda x: {"x": x, "rest": [x]}),
         (lambda items: items.reverse() or items[0] * 2, lambda x: [x, x + 1]),
     ],
 )
@@ -288,6 +294,23 @@ def test_an_argument_in_the_memory_of_state_that_is_written_is_read_as_written(l
         assert torch.equal(own, other)
 
 
+def test_an_argument_beside_what_is_written_in_one_piece_of_memory_is_captured(lab: Lab) -> None:
+    own, other = (torch.zeros(16, device=lab.device) for _ in range(2))
+
+    def adding(arena: Tensor) -> Callable[[Tensor], Tensor]:
+        def function(x: Tensor) -> Tensor:
+            arena[8:].add_(1)
+            return x + arena[8:]
+
+        return function
+
+    graphed, eager = cgraph.graphed(adding(own)), adding(other)
+    for _ in range(3):
+        assert torch.equal(graphed(own[:8]), eager(other[:8]))
+        assert torch.equal(own, other)
+    assert states(graphed) == ["captured"]
+
+
 @eager_fallback
 @pytest.mark.parametrize(
     "make", [lambda: {1}, lambda: bytearray(b"a"), lambda: np.ones(2), lambda: iter([1, 2])]
@@ -320,3 +343,57 @@ def test_operators_that_consist_of_others_are_replayed_in_inference_mode(
         for _ in range(3):
             x = fresh(lab, 3, 3) * 10
             assert torch.allclose(graphed(x), function(x))
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: (x.detach().unsqueeze_(0), x * 2),
+        lambda x: (x.view(x.shape).t_(), x * 2),
+        lambda x: (x[:1].squeeze_(0), x * 2),
+    ],
+)
+def test_a_view_that_the_function_reshapes_is_returned_in_its_new_shape(
+    lab: Lab, function: Callable[[Tensor], Any]
+) -> None:
+    graphed = cgraph.graphed(function)
+    for _ in range(3):
+        agree(graphed, function, fresh(lab, 2, 3))
+
+
+def test_an_argument_that_is_written_and_returned_may_be_another_one_too(lab: Lab) -> None:
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return a
+
+    graphed = cgraph.graphed(function, sizes=[4])
+    for _ in range(3):
+        x = fresh(lab, 3, 2)
+        other = x + 1
+        assert graphed(x, x) is x and torch.equal(x, other)
+
+
+def test_warm_up_calls_and_timed_replays_go_no_further_than_the_call(lab: Lab) -> None:
+    class Cache(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("rows", torch.zeros(3, 2, device=lab.device))
+            self.register_buffer("place", torch.tensor([2], device=lab.device))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.rows.index_copy_(0, self.place, x)
+            self.place.add_(1)
+            return self.rows * 1
+
+    own, other = Cache(), Cache()
+    graphed = cgraph.graphed(own)
+    x = fresh(lab, 1, 2)
+    with torch.no_grad():
+        assert torch.equal(graphed(x), other(x))
+        assert own.place.item() == 3
+        for cache in (own, other):
+            cache.place.fill_(0)
+        for _ in range(3):
+            x = fresh(lab, 1, 2)
+            assert torch.equal(graphed(x), other(x))
+    assert states(graphed) == ["captured"]

@@ -78,6 +78,63 @@ def test_gradients_of_a_pass_inside_are_there_after_somebody_took_them_away(lab:
     assert states(graphed) == ["captured"]
 
 
+def test_gradients_of_a_pass_inside_outlast_replays_of_other_keys(lab: Lab) -> None:
+    net, other = nets(lab)
+    ours, theirs = (torch.optim.SGD(one.parameters(), 0.1) for one in (net, other))
+
+    def either(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[..., Tensor]:
+        step = step_of(net, optimizer)
+
+        def run(x: Tensor, trains: bool) -> Tensor:
+            if trains:
+                return step(x)
+            with torch.no_grad():
+                return net(x).square().mean().sin().cos()
+
+        return run
+
+    graphed, eager = cgraph.graphed(either(net, ours)), either(other, theirs)
+    graphed(fresh(lab, 3, 5), False)
+    for _ in range(4):
+        x, held_out = fresh(lab, 3, 5), fresh(lab, 3, 5)
+        assert near(graphed(x, True), eager(x, True))
+        assert near(graphed(held_out, False), eager(held_out, False))
+        require_same(net, other)
+        ours.step()
+        theirs.step()
+    assert states(graphed) == ["captured"] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.filterwarnings("ignore:Using backward")
+@pytest.mark.parametrize("creates_graph", [False, True])
+def test_a_gradient_that_is_computed_from_the_one_before_is_as_in_eager(
+    lab: Lab, creates_graph: bool
+) -> None:
+    def momentum(weight: Tensor) -> Step:
+        def run(x: Tensor) -> Tensor:
+            loss = (weight * x).square().sum()
+            if creates_graph:
+                loss.backward(create_graph=True)
+            else:
+                (gradient,) = torch.autograd.grad(loss, weight)
+                assert weight.grad is not None
+                weight.grad = weight.grad * 0.5 + gradient
+            return loss.detach()
+
+        return run
+
+    start = fresh(lab, 3)
+    own, other = (start.clone().requires_grad_() for _ in range(2))
+    own.grad, other.grad = torch.zeros_like(own), torch.zeros_like(own)
+    graphed, eager = cgraph.graphed(momentum(own)), momentum(other)
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert near(graphed(x), eager(x))
+        assert own.grad is not None and other.grad is not None
+        assert near(own.grad, other.grad)
+
+
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_gradients_that_a_pass_adds_to_may_be_replaced(lab: Lab) -> None:
     net, other = nets(lab)
@@ -131,6 +188,22 @@ class Sum(nn.Module):
         return self.total * 1
 
 
+class Buffered(nn.Module):
+    """The same in a buffer, which is watched."""
+
+    total: Tensor | None
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("total", None)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.total is None:
+            self.total = torch.zeros_like(x)
+        self.total.add_(x)
+        return self.total * 1
+
+
 @pytest.mark.parametrize("options", [{}, {"measure": False}, {"warmup": 1}])
 def test_state_that_the_first_call_makes_has_nothing_of_warm_up_calls(
     lab: Lab, options: dict[str, int]
@@ -141,6 +214,17 @@ def test_state_that_the_first_call_makes_has_nothing_of_warm_up_calls(
             x = fresh(lab, 3)
             assert torch.equal(graphed(x), eager(x))
     assert states(graphed) == ["captured"]
+
+
+def test_state_that_is_made_anew_now_and_then_is_captured_anew(lab: Lab) -> None:
+    own, eager = Buffered(), Buffered()
+    graphed = cgraph.graphed(own)
+    with torch.no_grad():
+        for call in range(12):
+            if call % 4 == 0:
+                own.total = eager.total = None
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), eager(x))
 
 
 def test_a_capture_ahead_of_the_call_that_makes_state_says_so(lab: Lab) -> None:
@@ -167,7 +251,8 @@ def test_a_function_that_makes_new_state_in_each_call_runs_eagerly(lab: Lab) -> 
 
     graphed = cgraph.graphed(function)
     with torch.no_grad():
-        for _ in range(4):
+        for _ in range(6):
             x = fresh(lab, 3)
             assert torch.equal(graphed(x), x * 2 + 1)
-    assert states(graphed) == ["eager"]
+    (key,) = graphed.report().keys
+    assert key.state == "eager" and "anew each time" in (key.reason or "")

@@ -342,12 +342,15 @@ def _is_like(one: Any, value: Any, values: Iterator[Any]) -> bool:
         leaves, now = tree_flatten(value)
         before = [next(values) for _ in range(count)]
         return bool(now == spec) and all(map(_is_same, leaves, before))
+    if type(value).__name__ != kind:
+        return False
     if kind == "dict":
         return [*value] == [key for key, _ in parts] and all(
             _is_like(part, value[key], values) for key, part in parts
         )
-    same = zip(parts, value, strict=False)
-    return len(value) == len(parts) and all(_is_like(part, item, values) for part, item in same)
+    return len(value) == len(parts) and all(
+        _is_like(part, item, values) for part, item in zip(parts, value, strict=True)
+    )
 
 
 def _is_same(now: Any, before: Any) -> bool:

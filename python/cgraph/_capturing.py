@@ -33,6 +33,8 @@ __all__ = ["Capturing"]
 
 # For so many modules among the arguments it is remembered what they have.
 _SURROUNDINGS = 16
+# So often in a row a call may make what a graph would use.
+_WAITS = 3
 
 
 class Capturing:
@@ -167,9 +169,11 @@ class Capturing:
             raise self._with_note(error.cause, key) from None
         except NotReadyError as error:
             # It is after this call, unless each one makes something new.
-            if key.was_not_ready:
-                return self._failed(key, call, error, args, kwargs)
-            key.was_not_ready = True
+            key.waits += 1
+            if key.waits > _WAITS:
+                return self._failed(
+                    key, call, CaptureError(f"{error}, anew each time"), args, kwargs
+                )
             return functools.partial(self.function, *args, **kwargs)
         except Exception as error:
             return self._failed(key, call, error, args, kwargs)

@@ -8,7 +8,7 @@ import sys
 import types
 from typing import Any
 
-__all__ = ["Constant", "as_now", "is_array", "is_loose", "put_back"]
+__all__ = ["Constant", "as_now", "is_array", "is_as_before", "is_loose", "put_back"]
 
 
 class Constant:
@@ -21,8 +21,9 @@ class Constant:
     """
 
     def __init__(self, value: Any) -> None:
-        self._value = value = _exact(as_now(value))
+        self._value = value = as_now(value)
         try:
+            self._value = value = _exact(value)
             self._hash = hash((type(value), self._value))
         except Exception:  # whatever a class of the user's raises
             self._hash = hash(type(value))
@@ -44,7 +45,10 @@ class Constant:
 
 def is_loose(value: Any) -> bool:
     """Whether ``==`` takes other values of the same type for this one, as ``0j`` and ``-0j``."""
-    return _exact(value) is not value and type(value) is not float
+    try:
+        return _exact(value) is not value and type(value) is not float
+    except Exception:  # whatever a class of the user's raises
+        return True
 
 
 def as_now(value: Any) -> Any:
@@ -55,6 +59,16 @@ def as_now(value: Any) -> Any:
         return copy.copy(value)
     is_changing = _is_compared(value) and not value.__dataclass_params__.frozen
     return copy.copy(value) if is_changing else value
+
+
+def is_as_before(value: Any, before: Any) -> bool:
+    """Whether a value is what :func:`as_now` has returned for it."""
+    if is_array(value) or not hasattr(value, "__dict__"):
+        return Constant(value) == Constant(before)
+    now, then = vars(value), vars(before)
+    return now.keys() == then.keys() and all(
+        now[name] is then[name] or Constant(now[name]) == Constant(then[name]) for name in now
+    )
 
 
 def put_back(value: Any, before: Any) -> None:
@@ -91,10 +105,10 @@ def _exact(value: Any) -> Any:
         return complex, value.real.hex(), value.imag.hex()
     if kind is slice:
         return slice, Constant(value.start), Constant(value.stop), Constant(value.step)
-    if kind in (set, frozenset):
+    if kind in (set, frozenset) and any(type(one) is not str for one in value):
         return kind, frozenset(map(Constant, value))
     numpy = sys.modules.get("numpy")
-    if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+    if numpy is not None and isinstance(value, numpy.ndarray | numpy.inexact):
         return kind, value.dtype.str, value.shape, value.tobytes()
     if _is_compared(value) and value.__dataclass_params__.frozen:
         fields = [field for field in dataclasses.fields(value) if field.compare]

@@ -39,7 +39,7 @@ class Key:
         batched: For each leaf of the result the dimension of the rows, or None; None as long as it
             was not tried out.
         leak: How padding rows show in others; None if they do not.
-        was_not_ready: Whether a capture has waited for what a call makes.
+        waits: How many captures in a row have waited for what a call makes.
     """
 
     def __init__(self, text: str) -> None:
@@ -48,7 +48,7 @@ class Key:
         self.reason: str | None = None
         self.where: str | None = None
         self.recorded: Recorded | Trained | None = None
-        self.was_not_ready = False
+        self.waits = 0
         self.entry: _core.Entry | None = None
         self.padded: dict[Hashable, _core.Entry] = {}
         self.away: list[_core.Entry] | None = None
@@ -106,7 +106,7 @@ class Key:
     ) -> None:
         """Calls are replays of this from now on."""
         self._surroundings = surroundings
-        self.state, self.reason, self.where = "captured", None, None
+        self.state, self.reason, self.where, self.waits = "captured", None, None, 0
         self._addresses = _addresses(call)
         self.recorded, self.entry = recorded, entry
         self.capture_seconds += recorded.seconds

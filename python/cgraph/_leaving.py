@@ -35,6 +35,7 @@ class Leaving:
         outside: set[int],
     ) -> None:
         self._mutated = recorded.mutated
+        self._statics = recorded.statics
         self._gradients = recorded.gradients
         self._function = function
         self._call = call
@@ -65,7 +66,9 @@ class Leaving:
         args, kwargs = self._call.arguments(tensors)
         leaves = tree_flatten(self._function(*args, **kwargs))[0]
         for own, new in zip(self._outputs(), leaves, strict=True):
-            if isinstance(own, torch.Tensor) and own is not new:
+            # An argument that is returned is the caller's own.
+            is_argument = any(own is static for static in self._statics)
+            if isinstance(own, torch.Tensor) and own is not new and not is_argument:
                 _copy(own, new)
 
     def leave(self, tensors: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
@@ -105,19 +108,9 @@ def _overlaps_itself(tensor: torch.Tensor) -> bool:
 
 def _overlaps(place: int, numbers: list[int], tensors: Sequence[torch.Tensor]) -> bool:
     """Whether one tensor has bytes in common with another one, as far as their ends tell."""
-    begin, end = _span(tensors[place])
+    begin, end = _torch.span_of(tensors[place])
     return any(
         one != place and number == numbers[place] and span[0] < end and begin < span[1]
         for one, number in enumerate(numbers)
-        for span in [_span(tensors[one])]
+        for span in [_torch.span_of(tensors[one])]
     )
-
-
-def _span(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of the one after the last."""
-    if tensor.numel() == 0:
-        return 0, 0
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    last = sum((size - 1) * stride for size, stride in steps)
-    begin = tensor.data_ptr()
-    return begin, begin + (last + 1) * tensor.element_size()

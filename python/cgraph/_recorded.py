@@ -182,10 +182,11 @@ class Recorded:
             self.debugged = None
         self._storages.clear()
         self.outputs = []
+        self.gradients = Gradients([])
 
     @property
     def leaves_more(self) -> bool:
-        """Whether a replay is followed by what its graph cannot do: see :meth:`leave`."""
+        """Whether a replay is followed by what its graph cannot do."""
         return bool(self.mutated or self.gradients)
 
     def argument(self, output: object) -> int | None:
@@ -249,16 +250,19 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
-            rollback.captures_now()
+            rollback.captures_now(now.before)
             graph, result = _captured(run, plan, call, statics, driver)
+            rollback.leave_alone(tree_flatten(result)[0], statics)
             try:
                 _require_no_new_attributes(of_capture)
                 _require_known_classes(result)
                 _require_old_gradients(leaves, gradients, of_warmup)
-                now.note(statics, call.names)
+                now.note(statics, call.names, rollback.captures_use)
                 _require_no_state_given(call, rollback)
                 if rollback.is_state_made:
-                    raise NotReadyError("the function writes to a tensor that its first call makes")
+                    raise NotReadyError(
+                        "the function writes to a tensor that a call makes and keeps"
+                    )
             except (CaptureError, NotReadyError):
                 graph.reset()
                 raise
@@ -278,7 +282,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             if plan.measure and not recorded.breaks and not rollback.has_unseen:
                 recorded.eager_seconds = eager_seconds
                 with rollback.aside():
-                    recorded.graph_seconds = replay_seconds(graph.replay, driver)
+                    recorded.graph_seconds = replay_seconds(graph.replay, driver, rollback.rewind)
             if recorded.breaks:
                 # The capture has run them, and the segments before them.
                 driver.synchronize()
@@ -296,9 +300,12 @@ def _warm_up(
     if not plan.warmup:
         return None
     for _ in range(max(1, plan.warmup - plan.measure)):
+        # Each begins as the call does: a counter must not run over its end.
+        rollback.rewind()
         run()
     seconds = None
     if plan.measure:
+        rollback.rewind()
         driver.synchronize()
         with rollback.aside():
             seconds = seconds_of(run, driver)
@@ -313,7 +320,7 @@ def _captured(
     statics: list[torch.Tensor],
     driver: _driver.Driver,
 ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
-    """Capture on the current stream, which has just been waited for."""
+    """Capture on the current stream."""
     graph = CUDAGraph(keep_graph=plan.keep_template)
     graph._statics = tuple(statics)
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)

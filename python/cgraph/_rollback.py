@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -76,7 +76,6 @@ class Rollback:
         self._watch = Watch(is_capturing)
         self._is_entered = False
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
-        self._made: frozenset[int] = frozenset()
 
     def __enter__(self) -> Rollback:
         """Note the leaves and the random state, and watch operators from now on."""
@@ -134,16 +133,42 @@ class Rollback:
 
         What the calls before it have written there cannot be put back.
         """
-        return not self._watch.captured.isdisjoint(self._made)
+        return self._watch.is_state_made
 
-    def captures_now(self) -> None:
-        """Note that calls end here, and that a capture comes next."""
-        self._made = frozenset(self._watch.computed)
+    def captures_now(self, noticed: Iterable[torch.Tensor]) -> None:
+        """Note that calls end here, and that a capture comes next.
+
+        Args:
+            noticed: Tensors of which it is noted whether the capture uses them.
+        """
+        self._watch.made = frozenset(self._watch.computed)
+        memories = [memory for memory in map(_torch.memory_of, noticed) if memory is not None]
+        self._watch.noticed = {_torch.storage_id(memory) for memory in memories}
+
+    def leave_alone(self, results: Iterable[Any], but: Sequence[torch.Tensor]) -> None:
+        """Put no result back to where it lay: a view may be new, and what it is of be older.
+
+        Args:
+            results: What the block has made.
+            but: Tensors that were there before, which may be among them.
+        """
+        for one in results:
+            if all(one is not other for other in but):
+                self._watch.tensors.pop(id(one), None)
+
+    def captures_use(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured operator gets a tensor in the storage of one that is noticed."""
+        memory = _torch.memory_of(tensor)
+        return memory is not None and _torch.storage_id(memory) in self._watch.used
 
     def captures_write(self, tensor: torch.Tensor) -> bool:
-        """Whether a captured operator writes the storage of a tensor."""
+        """Whether a captured operator writes between the ends of a tensor."""
         memory = _torch.memory_of(tensor)
-        return memory is not None and _torch.storage_id(memory) in self._watch.captured
+        if memory is None:
+            return False
+        begin, end = _torch.span_of(tensor)
+        spans = self._watch.captured.get(_torch.storage_id(memory), [])
+        return any(one < end and begin < other for one, other in spans)
 
     @property
     def written(self) -> int:
@@ -228,7 +253,12 @@ class Watch(TorchDispatchMode):
     Attributes:
         tensors: How tensors were before, by ``id``.
         storages: How storages were before, by number.
-        captured: The numbers of the storages that captured operators write.
+        captured: What captured operators write: the numbers of storages, and the addresses of the
+            first byte and of the one after the last.
+        made: The numbers of storages that operators made before the capture.
+        is_state_made: Whether one of these was written since.
+        noticed: The numbers of storages of which it is noted whether they are used.
+        used: Those that captured operators get.
         computed: Those of the storages that operators made before.
         over: The block has ended; where the mode could not be left, it does nothing.
         has_unseen: A capture writes storages that it has not made and that were not written before.
@@ -240,7 +270,11 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.tensors: dict[int, _Tensor] = {}
         self.storages: dict[int, _Storage] = {}
-        self.captured: set[int] = set()
+        self.captured: dict[int, list[tuple[int, int]]] = {}
+        self.made: frozenset[int] = frozenset()
+        self.is_state_made = False
+        self.noticed: set[int] = set()
+        self.used: set[int] = set()
         self.over = False
         self.has_unseen = False
         self._is_capturing = is_capturing
@@ -269,6 +303,8 @@ class Watch(TorchDispatchMode):
                     self.note(tensor)
             if written:
                 self._note_written(written)
+            if self.noticed and self._is_capturing():
+                self._note_used(given)
         result = run()
         self._note_fresh(given, result)
         return result
@@ -298,8 +334,9 @@ class Watch(TorchDispatchMode):
             if memory is None:
                 continue
             number = _torch.storage_id(memory)
+            self.is_state_made |= number in self.made
             if is_capturing:
-                self.captured.add(number)
+                self.captured.setdefault(number, []).append(_torch.span_of(tensor))
                 is_own = number in self._fresh and number not in self.computed
                 self.has_unseen |= not is_own and number not in self.storages
                 continue
@@ -308,6 +345,10 @@ class Watch(TorchDispatchMode):
                 with _torch.without_modes():
                     copy = _bytes(memory).clone()
                     self.storages[number] = _Storage(memory, nbytes, copy, tensor.dtype)
+
+    def _note_used(self, given: list[torch.Tensor]) -> None:
+        memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]
+        self.used |= self.noticed & {_torch.storage_id(memory) for memory in memories}
 
     def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
         """Note the storages that an operator made: those of its results that none was given."""

@@ -9,7 +9,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._calls import Call
-from cgraph._constants import Constant, as_now, put_back
+from cgraph._constants import as_now, is_as_before, put_back
 from cgraph.errors import CaptureError
 
 __all__ = ["Unchanged"]
@@ -43,7 +43,7 @@ class Unchanged:
         Raises:
             CaptureError: It has; values that are no tensors are as they were again.
         """
-        changed = [one for one in self._constants if Constant(one[1]) != Constant(one[2])]
+        changed = [one for one in self._constants if not is_as_before(one[1], one[2])]
         for _, value, before in changed:
             put_back(value, before)
         for name, value, _ in changed:

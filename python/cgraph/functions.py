@@ -70,16 +70,19 @@ def graphed(
     replays. Modules are found among what the function is, has, closes over, names or is given;
     their parameters and buffers are read where they lie, and a call after one has moved, or after
     a module was exchanged or got or lost a hook, captures anew. If the result requires a gradient,
-    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; a training
-    step with its backward pass and optimizer inside is one graph.
+    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
+    come from one node of autograd then, so that hooks of one do not see what goes through another,
+    and an argument that is returned is another tensor. A training step with its backward pass and
+    optimizer inside is one graph.
 
     Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
     that it writes among its arguments are written for the caller as well, and parameters have the
-    gradients of a backward pass inside it. An argument must not share memory with a tensor that the
-    function writes and finds elsewhere. A function that changes containers among its arguments, or
-    the shape of a tensor, runs eagerly, and so does the first call of one that writes to tensors
-    which it makes then and keeps. What it raises in a warm-up call is raised, and the next call
-    tries again.
+    gradients of a backward pass inside it, which the next call of the key overwrites. An argument
+    must not share memory with a tensor that the function writes and finds elsewhere. A function
+    that changes containers or sets among its arguments, or the shape of a tensor, runs eagerly;
+    what it changes inside other objects is not noticed. So does the first call of one that writes
+    to tensors which it makes then and keeps as attributes. What it raises in a warm-up call is
+    raised, and the next call tries again.
 
     One thread at a time captures or replays a function; others wait. So the function must not wait
     for a thread that calls it.
@@ -121,7 +124,9 @@ def graphed(
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
             warning. ``"raise"``: the error comes out.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
-            optimisers. The capture itself computes nothing.
+            optimisers. The capture itself computes nothing. Without it writes to arguments by
+            ``.data`` and state that the first call makes are not noticed, nor are gradients of a
+            backward pass inside a call under ``torch.no_grad()``.
         measure: Take the times of eager calls and replays at a capture, for the report: two warm-up
             calls at least, with hooks of replays, and no times where a replay would write what the
             warm-up has not, which could not be put back. Without it

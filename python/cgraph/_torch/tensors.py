@@ -42,6 +42,7 @@ __all__ = [
     "names_in",
     "place_of",
     "references_of_torch",
+    "span_of",
     "storage_id",
     "tensor_reader",
     "wants_gc",
@@ -239,6 +240,16 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
         return (id(tensor),)
     shape, stride = tuple(tensor.shape), tensor.stride()
     return storage_id(memory), tensor.storage_offset(), shape, stride, tensor.dtype
+
+
+def span_of(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses of the first byte and of the one after the last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    last = sum((size - 1) * stride for size, stride in steps)
+    begin = tensor.data_ptr()
+    return begin, begin + (last + 1) * tensor.element_size()
 
 
 def form_of(tensor: torch.Tensor) -> str | None:

@@ -26,7 +26,7 @@ pub(super) struct Loan {
     pub(super) place: usize,
     pub(super) lent: Weak<Lent>,
     pub(super) storage: Py<Storage>,
-    pub(super) held: Arc<Held>,
+    pub(super) held: Weak<Held>,
     /// Whether the results of its graph are among the loans.
     pub(super) is_noted: Arc<AtomicBool>,
 }
@@ -55,7 +55,7 @@ impl Neighbours {
         found: &[Found<'_>],
         closely: bool,
     ) -> PyResult<()> {
-        if self.last.swap(number, Ordering::Relaxed) == number {
+        if self.last.load(Ordering::Relaxed) == number {
             return Ok(());
         }
         self.release_later(py, number, found, closely)
@@ -69,6 +69,7 @@ impl Neighbours {
         found: &[Found<'_>],
         closely: bool,
     ) -> PyResult<()> {
+        self.last.store(number, Ordering::Relaxed);
         let all = std::mem::take(&mut *self.loans());
         let (later, others): (Vec<_>, Vec<_>) =
             all.into_iter().partition(|loan| loan.number > number);
@@ -86,11 +87,15 @@ impl Neighbours {
         Ok(())
     }
 
-    /// Notes results that are about to be returned.
+    /// Notes results that are about to be returned, and forgets those of graphs that are gone.
     #[cold]
     pub(super) fn note(&self, loans: impl Iterator<Item = Loan>) {
-        let loans: Vec<Loan> = loans.collect();
-        self.loans().extend(loans);
+        let known = std::mem::take(&mut *self.loans());
+        let all = known.into_iter().chain(loans);
+        let (living, gone): (Vec<_>, Vec<_>) = all.partition(|one| one.lent.strong_count() > 0);
+        self.loans().extend(living);
+        // Dropping may run any code: the lock is open.
+        drop(gone);
     }
 
     fn loans(&self) -> MutexGuard<'_, Vec<Loan>> {
@@ -101,12 +106,12 @@ impl Neighbours {
 impl Loan {
     fn release(&self, py: Python<'_>, found: &[Found<'_>], closely: bool) -> PyResult<()> {
         // Nobody looks after the results of a graph that is gone.
-        let Some(lent) = self.lent.upgrade() else {
+        let (Some(lent), Some(held)) = (self.lent.upgrade(), self.held.upgrade()) else {
             return Ok(());
         };
-        let is_told = (self.held).look(py, self.place, &lent, found, closely, false)?;
+        let is_told = held.look(py, self.place, &lent, found, closely, false)?;
         if closely && !is_told && self.storage.get().is_held(py)? {
-            self.held.tell(py, self.place, &lent, None, false)?;
+            held.tell(py, self.place, &lent, None, false)?;
         }
         Ok(())
     }

@@ -287,8 +287,9 @@ impl Outputs {
     #[inline]
     pub(crate) fn result(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<Py<PyAny>> {
         if let Some(held) = &self.held
-            && !self.is_noted.swap(true, Ordering::Relaxed)
+            && !self.is_noted.load(Ordering::Relaxed)
         {
+            self.is_noted.store(true, Ordering::Relaxed);
             self.neighbours.get().note(self.loans(py, held));
         }
         let all = || self.leaves.iter().map(|leaf| leaf.lend(py, found));
@@ -313,7 +314,7 @@ impl Outputs {
                 place,
                 lent: Arc::downgrade(&output.lent),
                 storage: output.storage.clone_ref(py),
-                held: Arc::clone(held),
+                held: Arc::downgrade(held),
                 is_noted: Arc::clone(&self.is_noted),
             }),
             Leaf::Copied(_) | Leaf::Argument(_) | Leaf::Constant(_) => None,
