@@ -153,8 +153,9 @@ class Rollback:
             but: Tensors that were there before, which may be among them.
         """
         for one in results:
-            if all(one is not other for other in but):
-                self._watch.tensors.pop(id(one), None)
+            known = self._watch.tensors.get(id(one))
+            if known is not None and all(one is not other for other in but):
+                known.like = None
 
     def captures_use(self, tensor: torch.Tensor) -> bool:
         """Whether a captured operator gets a tensor in the storage of one that is noticed."""
@@ -375,11 +376,14 @@ class _Tensor:
         tensor: The tensor.
         like: Another one of the same place in the same storage, or a copy of one without storage;
             None if neither can be had.
+
+    Attributes:
+        like: The same; None if the tensor is to stay where it is.
     """
 
     def __init__(self, tensor: torch.Tensor, like: torch.Tensor | None) -> None:
         self.tensor = _torch.TensorWeakRef(tensor)
-        self._like = like
+        self.like = like
         self._requires_grad = tensor.requires_grad
         self._is_leaf = tensor.is_leaf
         self._grad = tensor.grad if tensor.is_leaf else None
@@ -387,10 +391,10 @@ class _Tensor:
     def undo_place(self) -> None:
         """Let it lie where it was."""
         tensor = self.tensor()
-        if tensor is None or self._like is None:
+        if tensor is None or self.like is None:
             return
-        if _torch.place_of(tensor) != _torch.place_of(self._like):
-            tensor.data = self._like
+        if _torch.place_of(tensor) != _torch.place_of(self.like):
+            tensor.data = self.like
 
     def undo_autograd(self) -> None:
         """Take a history away that it did not have, and put its gradient back."""
