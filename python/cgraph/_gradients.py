@@ -11,15 +11,12 @@ from cgraph.errors import CaptureError
 
 __all__ = ["Gradients"]
 
-_Gradient = tuple[torch.Tensor, torch.Tensor | None]
-"""A leaf of autograd's, and its gradient."""
-
 
 class Gradients:
     """What a capture does to the ``.grad`` of leaves, for its replays to do.
 
     Args:
-        leaves: The leaves, before the capture.
+        leaves: The leaves, before anything was called.
 
     Attributes:
         added_to: Those whose gradient stays the same tensor, which the graph writes: leaf, the
@@ -27,8 +24,9 @@ class Gradients:
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
-        self._before = [(leaf, leaf.grad, _version(leaf.grad)) for leaf in leaves]
-        self._replaced: list[_Gradient] = []
+        self._old = [(leaf, leaf.grad) for leaf in leaves]
+        self._before: list[tuple[torch.Tensor | None, int | None]] = []
+        self._replaced: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self.added_to: list[Holder] = []
         # What the leaves get; made by the first replay.
         self._given: list[torch.Tensor | None] | None = None
@@ -37,10 +35,10 @@ class Gradients:
         """Whether replays give some leaf another gradient."""
         return bool(self._replaced)
 
-    @property
-    def before(self) -> list[torch.Tensor]:
-        """The gradients that the leaves had before the capture; none after :meth:`note`."""
-        return [gradient for _, gradient, _ in self._before if gradient is not None]
+    def captures_now(self) -> list[torch.Tensor]:
+        """Note that calls end here, and that a capture comes next; the gradients that there are."""
+        self._before = [(leaf.grad, _version(leaf.grad)) for leaf, _ in self._old]
+        return [gradient for gradient, _ in self._before if gradient is not None]
 
     def note(
         self,
@@ -57,21 +55,28 @@ class Gradients:
 
         Raises:
             CaptureError: An argument would have another gradient, or the graph would go on with one
-                that is none any more.
+                that is there no more: that of a warm-up call, or one that is replaced.
         """
-        for leaf, before, version in self._before:
+        for (leaf, old), (before, version) in zip(self._old, self._before, strict=True):
             now = leaf.grad
-            if now is before:
-                if _version(now) != version:
-                    self.added_to.append((leaf, "grad", now))
-                continue
-            if before is not None and is_used(before):
+            if now is not before:
+                if before is not None and is_used(before):
+                    raise CaptureError(
+                        "the function replaces the gradient of a tensor of shape"
+                        f" {list(leaf.shape)} by one that it computes from the one before: add to"
+                        " it in place"
+                    )
+                self._replaced.append((leaf, now))
+            elif now is not None and now is not old:
                 raise CaptureError(
-                    f"the function replaces the gradient of a tensor of shape {list(leaf.shape)} by"
-                    " one that it computes from the one before: add to it in place"
+                    f"the function adds to the gradient of a tensor of shape {list(leaf.shape)}"
+                    " that has none before the call: give it zeros as .grad, or let the function"
+                    " begin with zero_grad()"
                 )
-            self._replaced.append((leaf, now))
-        self._before = []
+            elif _version(now) != version:
+                self.added_to.append((leaf, "grad", now))
+        # The graph needs none of these.
+        self._old, self._before = [], []
         changed = {id(leaf) for leaf, *_ in (*self._replaced, *self.added_to)}
         for static, name in zip(statics, names, strict=True):
             if id(static) in changed:
@@ -87,18 +92,14 @@ class Gradients:
         """
         if not self._replaced:
             return
+        computed = [one for _, one in self._replaced if one is not None]
         with torch.no_grad():
             if self._given is None:
                 self._given = [
                     None if one is None else torch.empty_like(one) for _, one in self._replaced
                 ]
-            pairs = [
-                (given, one)
-                for given, (_, one) in zip(self._given, self._replaced, strict=True)
-                if given is not None and one is not None
-            ]
-            if pairs:
-                torch._foreach_copy_([given for given, _ in pairs], [one for _, one in pairs])
+            if computed:
+                torch._foreach_copy_([one for one in self._given if one is not None], computed)
         for given, (leaf, _) in zip(self._given, self._replaced, strict=True):
             if leaf.grad is not given:
                 leaf.grad = given

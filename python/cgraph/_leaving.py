@@ -9,6 +9,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._calls import Call
+from cgraph._gradients import Gradients
 from cgraph._recorded import Recorded
 from cgraph._torch import tree_flatten
 
@@ -36,7 +37,8 @@ class Leaving:
     ) -> None:
         self._mutated = recorded.mutated
         self._statics = recorded.statics
-        self._gradients = recorded.gradients
+        # What replays for debugging gives the leaves those of what it has run.
+        self._gradients = Gradients([]) if recorded.debugged else recorded.gradients
         self._function = function
         self._call = call
         self._outputs = outputs

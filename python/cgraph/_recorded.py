@@ -219,7 +219,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     attributes = Attributes(plan.dictionaries)
-    gradients = [leaf.grad for leaf in leaves]
+    gradients = Gradients(leaves)
     began = time.perf_counter()
     has_made_state: Callable[[], bool] = bool
     with ExitStack() as last:
@@ -244,20 +244,17 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 raise WarmupError(error) from error
             if has_made_state():
                 raise NotReadyError("an optimizer makes its state at its first step")
-            of_warmup = [leaf.grad for leaf in leaves]
-            now = Gradients(leaves)
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
-            rollback.captures_now(now.before)
+            rollback.captures_now(gradients.captures_now())
             graph, result = _captured(run, plan, call, statics, driver)
             rollback.leave_alone(tree_flatten(result)[0], statics)
             try:
                 _require_no_new_attributes(of_capture)
                 _require_known_classes(result)
-                _require_old_gradients(leaves, gradients, of_warmup)
-                now.note(statics, call.names, rollback.captures_use)
+                gradients.note(statics, call.names, rollback.captures_use)
                 _require_no_state_given(call, rollback)
                 if rollback.is_state_made:
                     raise NotReadyError(
@@ -267,7 +264,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 graph.reset()
                 raise
             recorded = Recorded(graph, statics, result)
-            recorded.gradients = now
+            recorded.gradients = gradients
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place
@@ -432,21 +429,6 @@ class _Whole:
     def run(self, *_: object) -> Any:
         """Tell that there is a break."""
         raise _BreakFoundError
-
-
-def _require_old_gradients(
-    leaves: list[torch.Tensor],
-    before: list[torch.Tensor | None],
-    of_warmup: list[torch.Tensor | None],
-) -> None:
-    """Refuse a graph that adds to gradients which only the warm-up has made."""
-    for leaf, old, new in zip(leaves, before, of_warmup, strict=True):
-        if leaf.grad is not None and leaf.grad is new and new is not old:
-            raise CaptureError(
-                f"the function adds to the gradient of a tensor of shape {list(leaf.shape)} that"
-                " has none before the call: give it zeros as .grad, or let the function begin with"
-                " zero_grad()"
-            )
 
 
 def _wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None:

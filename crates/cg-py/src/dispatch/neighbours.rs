@@ -45,24 +45,16 @@ impl Neighbours {
 }
 
 impl Neighbours {
-    /// Tells of held results that a replay of the graph of this number may overwrite, but for its
-    /// own.
+    /// Whether the graph of this number was replayed last, so that nothing can be told.
     #[inline]
-    pub(super) fn release(
-        &self,
-        py: Python<'_>,
-        number: u64,
-        found: &[Found<'_>],
-        closely: bool,
-    ) -> PyResult<()> {
-        if self.last.load(Ordering::Relaxed) == number {
-            return Ok(());
-        }
-        self.release_later(py, number, found, closely)
+    pub(super) fn is_last(&self, number: u64) -> bool {
+        self.last.load(Ordering::Relaxed) == number
     }
 
+    /// Tells of held results that a replay of the graph of this number may overwrite, but for its
+    /// own.
     #[cold]
-    fn release_later(
+    pub(super) fn release(
         &self,
         py: Python<'_>,
         number: u64,

@@ -243,13 +243,18 @@ impl Outputs {
         caller: Caller,
         found: &[Found<'_>],
     ) -> PyResult<()> {
+        let call = self.held.as_ref().map(|held| {
+            let call = held.calls.fetch_add(1, Ordering::Relaxed);
+            (held, call, held.is_close(call))
+        });
         let neighbours = self.neighbours.get();
-        let Some(held) = &self.held else {
-            return neighbours.release(py, self.number, found, true);
+        if !neighbours.is_last(self.number) {
+            let closely = call.is_none_or(|(_, _, closely)| closely);
+            neighbours.release(py, self.number, found, closely)?;
+        }
+        let Some((held, call, closely)) = call else {
+            return Ok(());
         };
-        let call = held.calls.fetch_add(1, Ordering::Relaxed);
-        let closely = held.is_close(call);
-        neighbours.release(py, self.number, found, closely)?;
         for (place, leaf) in self.leaves.iter().enumerate() {
             let Leaf::Static(output) = leaf else {
                 continue;
