@@ -81,8 +81,8 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         """See that torch can bear its death; the memory goes back with it, or when it can."""
         if not self._is_made or sys.is_finalizing() or _torch.is_quiet(self.ordinal):
             return
-        if self.use_count() == 1:
-            _torch.outlive(self.ordinal, self.id, self._core)
+        # Others that use it may die before it does: the collector asks all first.
+        _torch.outlive(self.ordinal, self.id, self._core)
 
     def pause(self, keep: str = "discard") -> None:
         """As :meth:`cgraph.MemPool.pause`."""
