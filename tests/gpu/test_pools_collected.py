@@ -1,0 +1,39 @@
+"""Pools that the garbage collector takes at a bad time."""
+
+from __future__ import annotations
+
+import gc
+
+import pytest
+import torch
+
+import cgraph
+from cgraph import _torch
+from lab import CudaLab, fresh
+
+pytestmark = pytest.mark.gpu
+lab = CudaLab()
+
+
+@pytest.fixture(autouse=True)
+def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
+
+
+def test_a_pool_in_a_cycle_may_outlive_its_keeper_inside_a_capture() -> None:
+    x = fresh(lab, 1 << 10)
+    for _ in range(3):
+        pool = cgraph.MemPool()
+        handle = tuple(pool.id)
+        cycle: list[object] = [pool, _torch.PoolKeeper(pool.id, torch.cuda.Stream())]
+        # The collector asks the pool first, and then lets the last of the list go.
+        cycle.append(cycle)
+        del pool, cycle
+        graph = cgraph.CUDAGraph()
+        with cgraph.graph(graph):
+            z = x * 3
+            gc.collect()
+        graph.replay()
+        assert torch.equal(z, x * 3)
+        torch.cuda.empty_cache()
+        assert not _torch.pool_segments(handle)
