@@ -25,7 +25,7 @@ def plain(tensor: Tensor) -> list[Tensor]:
     return list(rows)
 
 
-@pytest.mark.filterwarnings("ignore:.*(prototype|beta state)")
+@pytest.mark.filterwarnings("ignore:.*(prototype|beta state|quantized tensor creation)")
 @pytest.mark.parametrize(
     ("make", "word"),
     [

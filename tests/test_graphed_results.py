@@ -402,6 +402,56 @@ def test_a_result_is_told_of_whichever_function_of_the_pool_may_overwrite_it(lab
     first(fresh(lab, 3))
 
 
+@pytest.mark.parametrize("ending", ["reset", "deleted"])
+def test_a_result_is_told_of_after_its_graph_is_gone(lab: Lab, ending: str) -> None:
+    pool = cgraph.graph_pool_handle()
+    first = cgraph.graphed(lambda x: deep(x, True), pool=pool, on_held="ignore")
+    second = cgraph.graphed(twice, pool=pool, on_held="raise")
+    first(fresh(lab, 3))
+    x = fresh(lab, 3)
+    kept = second(x)
+    if ending == "reset":
+        second.reset()
+    else:
+        del second
+        gc.collect()
+    for _ in range(2):
+        with pytest.raises(StateError, match=r"output 0 of twice.*may overwrite it"):
+            first(fresh(lab, 3))
+        assert torch.equal(kept, x * 2)
+    del kept
+    first(fresh(lab, 3))
+
+
+def test_clone_keeps_a_result_whose_graph_was_captured_anew(lab: Lab) -> None:
+    def scaled(x: Tensor, is_deep: bool, scale: Tensor) -> Tensor:
+        return deep(x, True) if is_deep else x * scale
+
+    function = cgraph.graphed(scaled, static_argnames="scale", on_held="clone")
+    x, scale, other = fresh(lab, 3), fresh(lab, 3), fresh(lab, 3)
+    function(x, True, scale)
+    kept = function(x, False, scale)
+    # Another graph, as the scale lies elsewhere; the one of `kept` is gone.
+    again = function(x, False, other)
+    assert torch.equal(again, x * other)
+    function(fresh(lab, 3), True, scale)
+    assert torch.equal(kept, x * scale)
+    assert torch.equal(again, x * other)
+
+
+def test_a_result_that_dies_after_its_graph_is_not_told_of(lab: Lab) -> None:
+    pool = cgraph.graph_pool_handle()
+    first = cgraph.graphed(lambda x: deep(x, True), pool=pool, on_held="ignore")
+    second = cgraph.graphed(twice, pool=pool, on_held="raise")
+    first(fresh(lab, 3))
+    kept = second(fresh(lab, 3))
+    second.reset()
+    memory = weakref.ref(kept)
+    del kept
+    assert memory() is None
+    first(fresh(lab, 3))
+
+
 def test_results_of_graphs_captured_one_after_the_other_can_be_held_together(lab: Lab) -> None:
     function = cgraph.graphed(deep, on_held="raise")
     for _ in range(40):

@@ -53,7 +53,8 @@ class Holding:
         """Act on output ``place`` of the call at ``site``.
 
         Args:
-            storages: What each output lies in; None if views are not looked for.
+            storages: What each output lies in; None if views are not looked for, or its graph is
+                gone.
             place: The number of the output.
             lent: What was returned; None if only views of it are left.
             site: Code and instruction of the call that returned it.

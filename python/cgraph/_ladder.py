@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import gc
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from cgraph._calls import Call
 from cgraph._capturing import Capturing
+from cgraph._collector import gc_frozen
 from cgraph._options import Options, Pad
 from cgraph._padding import fit, resized
 from cgraph._together import instantiated_together
@@ -44,7 +43,7 @@ def capture_ladder(
     """
     wanted = Options.of({"sizes": sizes}).sizes if sizes is not None else options.sizes
     if wanted is None:
-        with _gc_frozen():
+        with gc_frozen():
             capturing.ahead(call, is_frozen)
         return
     if call.odd_one is not None:
@@ -70,27 +69,7 @@ def capture_ladder(
         disable=None if progress else True,
         file=sys.stderr,
     )
-    with _gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
+    with gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
         for size in bar:
             resized_call = call.replaced(resized(call.tensors, found, size, pad))
             capturing.ahead(resized_call, is_frozen, together)
-
-
-@contextmanager
-def _gc_frozen() -> Iterator[None]:
-    """Let the garbage collector leave alone what there is: captures make many objects."""
-    if gc.get_freeze_count():
-        # Somebody froze what we would thaw; so does Python 3.12 when it starts.
-        was_enabled = gc.isenabled()
-        gc.disable()
-        try:
-            yield
-        finally:
-            if was_enabled:
-                gc.enable()
-        return
-    gc.freeze()
-    try:
-        yield
-    finally:
-        gc.unfreeze()

@@ -275,8 +275,7 @@ def returned(
     if held is None or copies:
         return leaves, build, None, recorded.neighbours
     storages = {place: leaf[3] for place, leaf in enumerate(leaves) if leaf[0] == "static"}
-    callback = functools.partial(held, storages)
-    who = callback, sys._getframe, user_frame, held.stride
+    who = held, storages, sys._getframe, user_frame, held.stride
     return leaves, build, who, recorded.neighbours
 
 

@@ -15,6 +15,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._attributes import Attributes
 from cgraph._calls import Call, hides_tensors
+from cgraph._collector import collections_held_off
 from cgraph._constants import is_array
 from cgraph._gradients import Gradients
 from cgraph._rollback import Rollback
@@ -249,7 +250,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
             rollback.captures_now(gradients.captures_now())
-            graph, result = _captured(run, plan, call, statics, driver)
+            with collections_held_off():
+                graph, result = _captured(run, plan, call, statics, driver)
             rollback.leave_alone(tree_flatten(result)[0], statics)
             try:
                 _require_no_new_attributes(of_capture)

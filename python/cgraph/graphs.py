@@ -8,10 +8,11 @@ Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 from __future__ import annotations
 
 import gc
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ClassVar
 
 from cgraph import _driver, _torch
+from cgraph._collector import collections_held_off
 from cgraph._driver import Handle, Pool
 from cgraph._labels import Recorder
 from cgraph.cudagraph import CUDAGraph, require_mode
@@ -55,6 +56,9 @@ class graph:
               to join them with a profiler's records. cgraph has one way, which needs neither CUPTI
               nor a profiler: all values are accepted and do the same.
         check_input_liveness: As for :meth:`CUDAGraph.capture_begin`.
+
+    No garbage collection starts by itself inside the block: it might let go of what CUDA frees,
+    such as a graph of torch's, and that ends every capture.
 
     If the block raises, its exception comes out with the driver's reason as a note, the capture is
     thrown away and everything is as before.
@@ -101,7 +105,7 @@ class graph:
             return
         self._driver = _driver.current()
         self.capture_stream = self._default_stream() if stream is None else stream
-        self._stream_context: AbstractContextManager[object] | None = None
+        self._entered: ExitStack | None = None
 
     def __enter__(self) -> None:
         """Begin the capture."""
@@ -119,35 +123,34 @@ class graph:
             raise CaptureError(
                 "a capture inside another one: captures cannot be nested; end the first one before"
             )
-        context = self._driver.stream(self.capture_stream)
+        stream = self._driver.stream(self.capture_stream)
         self._driver.synchronize()
         if _torch.wants_gc():
             gc.collect()
         self._driver.empty_cache()
-        context.__enter__()
-        try:
-            self.cuda_graph._recorder = (
-                Recorder(self._label_config) if self.enable_annotations else None
-            )
-            self.cuda_graph.capture_begin(
-                pool=self.pool,
-                capture_error_mode=self.capture_error_mode,
-                check_input_liveness=self.check_input_liveness,
-            )
-        except BaseException:
-            context.__exit__(None, None, None)
-            raise
-        finally:
-            self.cuda_graph._recorder = None
-        self._stream_context = context
+        with ExitStack() as entered:
+            entered.enter_context(stream)
+            entered.enter_context(collections_held_off())
+            try:
+                self.cuda_graph._recorder = (
+                    Recorder(self._label_config) if self.enable_annotations else None
+                )
+                self.cuda_graph.capture_begin(
+                    pool=self.pool,
+                    capture_error_mode=self.capture_error_mode,
+                    check_input_liveness=self.check_input_liveness,
+                )
+            finally:
+                self.cuda_graph._recorder = None
+            self._entered = entered.pop_all()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
         """End the capture; the block's own exception stays the one that is raised."""
         if self._handed_over is not None:
             self._handed_over.__exit__(kind, error, trace)  # type: ignore[arg-type]
             return
-        context, self._stream_context = self._stream_context, None
-        if context is None:
+        entered, self._entered = self._entered, None
+        if entered is None:
             raise StateError("graph.__exit__() without __enter__(): use it in a with statement")
         try:
             if error is None:
@@ -155,7 +158,7 @@ class graph:
             else:
                 self.cuda_graph._abandon(error)
         finally:
-            context.__exit__(None, None, None)
+            entered.close()
 
     @classmethod
     def _forget_streams_of(cls, device: object) -> None:

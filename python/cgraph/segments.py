@@ -15,6 +15,7 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._bridge import Bridge
+from cgraph._collector import collections_held_off
 from cgraph._driver import Handle, Pool
 from cgraph._forks import Forks
 from cgraph._modes import Modes
@@ -109,7 +110,7 @@ class SegmentedGraph(_core.Segments):
         session = _Session(driver, stream, pool, capture_error_mode)
         random = _RandomState(stream if driver.device_type == "cuda" else None)
         try:
-            with context, session.forks.watched(), breakable(session):
+            with context, collections_held_off(), session.forks.watched(), breakable(session):
                 session.begin(statics)
                 result = body()
                 made = cls(session.finish())

@@ -9,8 +9,9 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::Mode;
 use super::fixed::Fixed;
+use super::held::Caller;
 use super::lane::Lane;
-use super::outputs::{Caller, Outputs, Returned};
+use super::outputs::{Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict};
 use super::turn::{Taken, Turn};
 use crate::fed::Given;

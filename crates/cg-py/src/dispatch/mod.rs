@@ -3,6 +3,7 @@
 mod contents;
 mod entry;
 mod fixed;
+mod held;
 mod lane;
 mod neighbours;
 mod outputs;
@@ -19,13 +20,13 @@ use pyo3::{PyTraverseError, PyVisit};
 pub(crate) use contents::Contents;
 pub(crate) use entry::Entry;
 pub(crate) use fixed::Fixed;
+pub(crate) use held::Storage;
 pub(crate) use lane::Lane;
 pub(crate) use neighbours::Neighbours;
-pub(crate) use outputs::Storage;
 pub(crate) use pattern::Found;
 pub(crate) use turn::Turn;
 
-use outputs::Caller;
+use held::Caller;
 
 /// A function's entries. A call that fits one is a replay of it; a derived class has a method `_miss`
 /// for any other.

@@ -4,9 +4,11 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use pyo3::prelude::*;
+use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 
-use super::outputs::{Held, Lent, Storage};
+use super::held::{Held, Lent, Site, Storage, references_as_argument};
 use super::pattern::Found;
+use crate::raw;
 
 /// The graphs of one pool, numbered in the order of their captures. What a graph returns may lie where
 /// graphs captured before it have their temporary memory; never where later ones have theirs.
@@ -17,6 +19,10 @@ pub(crate) struct Neighbours {
     /// The number of the graph that was replayed last; zero if all are to be looked at.
     last: AtomicU64,
     loans: Mutex<Vec<Loan>>,
+    orphans: Mutex<Vec<Orphan>>,
+    /// Who is told of orphans. The garbage collector empties what only garbage refers to, before the
+    /// graphs of a function go that is part of it.
+    told: Mutex<Vec<Py<PyAny>>>,
 }
 
 /// A result that a caller may have.
@@ -29,6 +35,16 @@ pub(super) struct Loan {
     pub(super) held: Weak<Held>,
     /// Whether the results of its graph are among the loans.
     pub(super) is_noted: Arc<AtomicBool>,
+}
+
+/// A result that a caller had when its graph went.
+struct Orphan {
+    number: u64,
+    place: usize,
+    /// A weak reference.
+    tensor: Py<PyWeakrefReference>,
+    site: Option<Site>,
+    held: Arc<Held>,
 }
 
 #[pymethods]
@@ -62,36 +78,86 @@ impl Neighbours {
         closely: bool,
     ) -> PyResult<()> {
         self.last.store(number, Ordering::Relaxed);
-        let all = std::mem::take(&mut *self.loans());
-        let (later, others): (Vec<_>, Vec<_>) =
-            all.into_iter().partition(|loan| loan.number > number);
-        self.loans().extend(others);
-        for loan in &later {
-            if let Err(error) = loan.release(py, found, closely) {
-                self.loans().extend(later);
-                self.last.store(0, Ordering::Relaxed);
-                return Err(error);
-            }
+        let loans = take(&mut lock(&self.loans), |loan| loan.number > number);
+        let orphans = take(&mut lock(&self.orphans), |orphan| orphan.number > number);
+        let told = loans
+            .iter()
+            .try_for_each(|loan| loan.release(py, found, closely));
+        let told = told.and_then(|()| orphans.iter().try_for_each(|one| one.release(py, found)));
+        if told.is_err() {
+            lock(&self.loans).extend(loans);
+            lock(&self.orphans).extend(orphans);
+            self.last.store(0, Ordering::Relaxed);
+            return told;
         }
-        for loan in &later {
+        for loan in &loans {
             loan.is_noted.store(false, Ordering::Relaxed);
         }
         Ok(())
     }
 
-    /// Notes results that are about to be returned, and forgets those of graphs that are gone.
-    #[cold]
-    pub(super) fn note(&self, loans: impl Iterator<Item = Loan>) {
-        let known = std::mem::take(&mut *self.loans());
-        let all = known.into_iter().chain(loans);
-        let (living, gone): (Vec<_>, Vec<_>) = all.partition(|one| one.lent.strong_count() > 0);
-        self.loans().extend(living);
-        // Dropping may run any code: the lock is open.
+    /// Sees that somebody can still be told when the graphs are gone.
+    pub(super) fn know(&self, somebody: &Bound<'_, PyAny>) {
+        let mut told = lock(&self.told);
+        if !told.iter().any(|one| one.is(somebody)) {
+            told.push(somebody.clone().unbind());
+        }
+    }
+
+    /// Looks after what a graph has lent that is about to go, if somebody else has it.
+    pub(super) fn orphan(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        number: u64,
+        place: usize,
+        site: Option<Site>,
+        held: &Arc<Held>,
+    ) {
+        let py = tensor.py();
+        if raw::references(tensor) == 1 {
+            return;
+        }
+        let Ok(tensor) = PyWeakrefReference::new(tensor) else {
+            return;
+        };
+        let orphan = Orphan {
+            number,
+            place,
+            tensor: tensor.unbind(),
+            site,
+            held: Arc::clone(held),
+        };
+        let gone = take(&mut lock(&self.orphans), |one| {
+            one.tensor.bind(py).upgrade().is_none()
+        });
+        lock(&self.orphans).push(orphan);
         drop(gone);
     }
 
-    fn loans(&self) -> MutexGuard<'_, Vec<Loan>> {
-        self.loans.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Notes results that are about to be returned, and forgets those of graphs that are gone.
+    #[cold]
+    pub(super) fn note(&self, loans: impl Iterator<Item = Loan>) {
+        let gone = {
+            let mut known = lock(&self.loans);
+            known.extend(loans);
+            take(&mut known, |one| one.lent.strong_count() == 0)
+        };
+        // Dropping may run any code: the lock is open.
+        drop(gone);
+    }
+}
+
+impl Orphan {
+    fn release(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<()> {
+        let Some(tensor) = self.tensor.bind(py).upgrade() else {
+            return Ok(());
+        };
+        let count = raw::references(&tensor) - 1 - references_as_argument(&tensor, found);
+        if count <= 0 {
+            return Ok(());
+        }
+        self.held
+            .tell_late(py, self.place, &tensor, self.site.as_ref(), count)
     }
 }
 
@@ -107,4 +173,12 @@ impl Loan {
         }
         Ok(())
     }
+}
+
+fn take<T>(all: &mut Vec<T>, is_wanted: impl FnMut(&mut T) -> bool) -> Vec<T> {
+    all.extract_if(.., is_wanted).collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

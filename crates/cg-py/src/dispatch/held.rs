@@ -1,0 +1,279 @@
+//! `Held`: whether a caller still has a result that a replay overwrites, and who is told.
+
+use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+
+use super::pattern::Found;
+use crate::raw;
+
+/// Who is told of results that a caller still holds.
+pub(super) struct Held {
+    /// Called before the replay that overwrites a result: with `storages` (`None` once the graph is
+    /// gone), its place, the tensor that was returned (`None` if only views of it are held), code and
+    /// instruction of the call, how many references the caller has, and whether it is the replay of
+    /// the same graph.
+    callback: Py<PyAny>,
+    /// What the outputs lie in, by their places.
+    storages: Py<PyAny>,
+    /// `sys._getframe`: the caller, where a native entry was called.
+    frame: Py<PyAny>,
+    /// The same where Python of cgraph's stands in between.
+    outer_frame: Py<PyAny>,
+    /// Views, and what autograd has saved, are looked for in the first calls, and then in one of so
+    /// many: it costs more than all else here. A result that is held as it was returned is seen at
+    /// once.
+    stride: u64,
+    calls: AtomicU64,
+}
+
+/// So many first calls are looked at closely.
+const FIRST_CALLS: u64 = 32;
+
+/// A call in the code of a caller: `f_code` and `f_lasti` of its frame. The line is looked up only
+/// if somebody asks.
+pub(super) type Site = (Py<PyAny>, Py<PyAny>);
+
+/// What the last call returned, and where that was.
+#[derive(Default)]
+pub(super) struct Lent {
+    /// Returned again if the caller has let it go as it was: a new tensor costs more.
+    tensor: Mutex<Option<Py<PyAny>>>,
+    site: Mutex<Option<Site>>,
+}
+
+/// A storage of torch's that outputs lie in, and how many references it has while no caller has one.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct Storage {
+    address: u64,
+    /// torch's count of the references to a storage, by its address.
+    use_count: Py<PyAny>,
+    at_rest: AtomicI64,
+    /// Those of all outputs that lie in it, also of other entries: their rows overlap.
+    lents: Mutex<Vec<Arc<Lent>>>,
+}
+
+/// Whose Python called an entry.
+#[derive(Clone, Copy)]
+pub(crate) enum Caller {
+    User,
+    Cgraph,
+}
+
+/// What Python gives for [`Held`]: callback, storages, `sys._getframe`, what finds the user's frame,
+/// stride.
+pub(crate) type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
+
+#[pymethods]
+impl Storage {
+    /// The references that it has now stay as long as this object.
+    #[new]
+    fn new(py: Python<'_>, address: u64, use_count: Py<PyAny>) -> PyResult<Self> {
+        let storage = Self {
+            address,
+            use_count,
+            at_rest: AtomicI64::new(0),
+            lents: Mutex::default(),
+        };
+        let now = storage.references(py)?;
+        storage.at_rest.store(now, Ordering::Relaxed);
+        Ok(storage)
+    }
+
+    /// Whether somebody has a reference that is not ours.
+    #[getter]
+    pub(super) fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.references(py)? > self.at_rest.load(Ordering::Relaxed))
+    }
+}
+
+impl Storage {
+    #[inline]
+    pub(super) fn references(&self, py: Python<'_>) -> PyResult<i64> {
+        self.use_count.call1(py, (self.address,))?.extract(py)
+    }
+
+    /// Counts an output that has so many references to it.
+    pub(super) fn add(&self, lent: &Arc<Lent>, references: i64) {
+        self.lents().push(Arc::clone(lent));
+        self.at_rest.fetch_add(references, Ordering::Relaxed);
+    }
+
+    /// Counts it no more.
+    pub(super) fn remove(&self, lent: &Arc<Lent>, references: i64) {
+        self.at_rest.fetch_sub(references, Ordering::Relaxed);
+        self.lents().retain(|one| !Arc::ptr_eq(one, lent));
+    }
+
+    /// What other outputs have lent. Most storages have one.
+    #[inline]
+    pub(super) fn others(&self, own: &Arc<Lent>) -> Vec<Arc<Lent>> {
+        let lents = self.lents();
+        let others = lents.iter().filter(|lent| !Arc::ptr_eq(lent, own));
+        others.map(Arc::clone).collect()
+    }
+
+    fn lents(&self) -> MutexGuard<'_, Vec<Arc<Lent>>> {
+        self.lents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Lent {
+    pub(super) fn tensor(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
+        self.tensor.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn site(&self) -> MutexGuard<'_, Option<Site>> {
+        self.site.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes what was lent, if it is still used, with the number of references that others have.
+    /// Those of torch's own are looked for only `closely`.
+    #[inline]
+    fn take_used(
+        &self,
+        py: Python<'_>,
+        found: &[Found<'_>],
+        closely: bool,
+    ) -> PyResult<Option<(Py<PyAny>, i64)>> {
+        let Some(lent) = self.tensor().take() else {
+            return Ok(None);
+        };
+        let others = raw::references(lent.bind(py)) - 1;
+        if others == 0 {
+            if closely && is_used_in_torch(lent.bind(py))? {
+                return Ok(Some((lent, MANY)));
+            }
+            *self.tensor() = Some(lent);
+            return Ok(None);
+        }
+        let as_argument = references_as_argument(lent.bind(py), found);
+        Ok(Some((lent, others - as_argument)))
+    }
+}
+
+/// As many references as nobody looks for.
+const MANY: i64 = 1 << 30;
+
+impl Held {
+    pub(super) fn new((callback, storages, frame, outer_frame, stride): Callbacks) -> Self {
+        Self {
+            callback,
+            storages,
+            frame,
+            outer_frame,
+            stride,
+            calls: AtomicU64::new(0),
+        }
+    }
+
+    /// Counts a call; how many there were before.
+    #[inline]
+    pub(super) fn next_call(&self) -> u64 {
+        self.calls.fetch_add(1, Ordering::Relaxed)
+    }
+
+    /// Shows the garbage collector what this owns.
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.callback)?;
+        visit.call(&self.storages)
+    }
+
+    /// Whether a call is one of those that are looked at closely.
+    #[inline]
+    pub(super) fn is_close(&self, call: u64) -> bool {
+        call < FIRST_CALLS || call.is_multiple_of(self.stride)
+    }
+
+    /// Tells of a result if it is held; whether it is.
+    #[inline]
+    pub(super) fn look(
+        &self,
+        py: Python<'_>,
+        place: usize,
+        lent: &Lent,
+        found: &[Found<'_>],
+        closely: bool,
+        is_own: bool,
+    ) -> PyResult<bool> {
+        match lent.take_used(py, found, closely)? {
+            // As a rule the variable that the result of this call is assigned to.
+            Some((_, ..=1)) if !closely => Ok(false),
+            Some(used) => self
+                .tell(py, place, lent, Some(used), is_own)
+                .map(|()| true),
+            None => Ok(false),
+        }
+    }
+
+    /// Tells of a result that is held, with how many references; none if only views of it are. What
+    /// was lent is lent again if that raises.
+    #[cold]
+    pub(super) fn tell(
+        &self,
+        py: Python<'_>,
+        place: usize,
+        lent: &Lent,
+        used: Option<(Py<PyAny>, i64)>,
+        is_own: bool,
+    ) -> PyResult<()> {
+        let site = lent.site().take();
+        let (used, count) = used.map_or((None, MANY), |(used, count)| (Some(used), count));
+        let of = &self.storages;
+        let told = self
+            .callback
+            .call1(py, (of, place, &used, &site, count, is_own));
+        if told.is_err() {
+            *lent.site() = site;
+            if used.is_some() {
+                *lent.tensor() = used;
+            }
+        }
+        told.map(drop)
+    }
+
+    /// Tells of a result of a graph that is gone.
+    #[cold]
+    pub(super) fn tell_late(
+        &self,
+        py: Python<'_>,
+        place: usize,
+        tensor: &Bound<'_, PyAny>,
+        site: Option<&Site>,
+        count: i64,
+    ) -> PyResult<()> {
+        let what = (py.None(), place, tensor, site, count, false);
+        self.callback.call1(py, what).map(drop)
+    }
+
+    /// Where the call is that is under way.
+    #[inline]
+    pub(super) fn site(&self, py: Python<'_>, caller: Caller) -> PyResult<Site> {
+        let frame = match caller {
+            Caller::User => self.frame.bind(py).call0()?,
+            Caller::Cgraph => self.outer_frame.bind(py).call0()?,
+        };
+        let code = frame.getattr(intern!(py, "f_code"))?;
+        let instruction = frame.getattr(intern!(py, "f_lasti"))?;
+        Ok((code.unbind(), instruction.unbind()))
+    }
+}
+
+/// The references to a tensor that do not count, as an argument of the call is copied before anything
+/// is overwritten: one among the arguments and one among those that were found.
+#[inline]
+pub(super) fn references_as_argument(tensor: &Bound<'_, PyAny>, found: &[Found<'_>]) -> i64 {
+    let times = found.iter().filter(|one| one.tensor.is(tensor));
+    times.map(|_| 2).sum()
+}
+
+/// Whether torch has a tensor that nobody has in Python, as autograd's graph may.
+#[inline]
+fn is_used_in_torch(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let py = tensor.py();
+    let uses: i64 = tensor.call_method0(intern!(py, "_use_count"))?.extract()?;
+    Ok(uses > 1)
+}
