@@ -468,3 +468,18 @@ def test_a_variable_that_takes_results_of_one_graph_after_another_is_no_holder(l
         x = fresh(lab, 3)
         result = function(x, call % 3 == 0)
         assert torch.equal(result, deep(x, call % 3 == 0))
+
+
+def test_clone_in_inference_mode_leaves_a_result_what_it_is(lab: Lab) -> None:
+    function = cgraph.graphed(twice, on_held="clone")
+    with torch.no_grad():
+        x = fresh(lab, 3)
+        kept = function(x)
+        with torch.inference_mode():
+            function(fresh(lab, 4))
+            function(fresh(lab, 3))
+        function(fresh(lab, 3))
+    weight = fresh(lab, 3).requires_grad_()
+    assert not kept.is_inference()
+    (kept * weight).sum().backward()
+    assert_close(weight.grad, x * 2)

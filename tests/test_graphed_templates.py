@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph import _core
+from cgraph.errors import StateError
 from graphed_calls import states
 from lab import Lab, SimLab, fresh
 
@@ -152,3 +153,32 @@ def test_padded_calls_that_no_native_entry_fits_share_one_entry(
 
     with_gaps()
     assert with_gaps() == with_gaps() == with_gaps()
+
+
+class Point(NamedTuple):
+    """A container that only Python can match."""
+
+    x: Tensor
+    factor: int
+
+
+def test_the_least_recent_key_goes_first_however_its_calls_are_matched(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda point: point[0] * point[1], max_graphs=2)
+    for rows in (4, 5, 5, 5, 6):
+        graphed(Point(fresh(lab, rows), 2))
+    assert states(graphed) == ["evicted", "captured", "captured"]
+    graphed((fresh(lab, 3), 2))
+    graphed(Point(fresh(lab, 6), 2))
+    graphed(Point(fresh(lab, 5), 2))
+    assert states(graphed) == ["evicted", "captured", "captured", "evicted"]
+
+
+def test_a_call_that_is_refused_is_no_use_of_its_key(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, max_graphs=2, on_held="raise")
+    kept = graphed(fresh(lab, 3))
+    other = graphed(fresh(lab, 4))
+    with pytest.raises(StateError, match="still referenced"):
+        graphed(fresh(lab, 3))
+    del kept, other
+    graphed(fresh(lab, 5))
+    assert states(graphed) == ["evicted", "captured", "captured"]

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import cgraph
+from cgraph.errors import StateError
 from graphed_calls import agree, states
 from lab import Lab, fresh
 
@@ -103,3 +104,73 @@ def test_two_threads_that_call_a_new_key_at_once_capture_it_once(lab: Lab) -> No
     assert not wrong
     assert len(function.report().keys) == 6
     agree(function, lambda x: x * 2, fresh(lab, 4))
+
+
+def test_threads_that_end_leave_the_driver_to_others(lab: Lab) -> None:
+    wrong: list[object] = []
+
+    def work() -> None:
+        x = fresh(lab, 4)
+        if not torch.equal(cgraph.graphed(torch.sin)(x), x.sin()):
+            wrong.append(x)
+
+    for _ in range(20):
+        thread = threading.Thread(target=work)
+        thread.start()
+        thread.join()
+    assert not wrong
+
+
+def test_a_pool_that_another_thread_captures_into_is_only_waited_for(lab: Lab) -> None:
+    pool = cgraph.graph_pool_handle()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def slow(x: Tensor) -> Tensor:
+        begun.set()
+        go_on.wait(60)
+        return x * 2
+
+    first = cgraph.graphed(slow, pool=pool, warmup=1, measure=False)
+    second = cgraph.graphed(torch.cos, pool=pool, on_fail="raise")
+    x, y = fresh(lab, 3), fresh(lab, 3)
+    lab.sync()
+    thread = threading.Thread(target=first, args=(x,))
+    thread.start()
+    begun.wait(60)
+    try:
+        # The other one has not begun its capture, and would be in its way.
+        assert_close(second(y), y.cos())
+        with pytest.raises(StateError, match="by another thread"):
+            second.capture(y)
+    finally:
+        go_on.set()
+        thread.join()
+    assert second.report().captured == 0
+    assert_close(second(y), y.cos())
+    assert (first.report().captured, second.report().captured) == (1, 1)
+
+
+def test_a_report_may_be_asked_for_while_keys_come_and_go(lab: Lab) -> None:
+    function = cgraph.graphed(torch.sin, max_graphs=2, measure=False, warmup=0)
+    errors: list[BaseException] = []
+    is_over = threading.Event()
+
+    def ask() -> None:
+        try:
+            while not is_over.is_set():
+                function.report()
+                cgraph.memory()
+        except BaseException as error:
+            errors.append(error)
+
+    thread = threading.Thread(target=ask)
+    thread.start()
+    try:
+        for call in range(60):
+            function(fresh(lab, call % 5 + 1))
+            if call % 20 == 19:
+                function.reset()
+    finally:
+        is_over.set()
+        thread.join()
+    assert not errors

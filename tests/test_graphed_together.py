@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph import _driver
-from cgraph.errors import CgraphError, InstantiateError
+from cgraph.errors import CaptureError, CgraphError, InstantiateError
 from graphed_calls import misses, states
 from lab import Lab, SimLab, fresh
 
@@ -270,3 +270,14 @@ def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(si
     gc.collect()
     simulator.synchronize()
     assert simulator.live() == baseline
+
+
+def test_a_capture_ahead_inside_another_one_is_refused_and_leaves_that_as_it_is(lab: Lab) -> None:
+    graphed, graph, x = cgraph.graphed(torch.cos), cgraph.CUDAGraph(), fresh(lab, 3)
+    with cgraph.graph(graph):
+        y = x + 1
+        with pytest.raises(CaptureError, match="inside another capture"):
+            graphed.capture(x)
+    graph.replay()
+    assert torch.equal(y, x + 1)
+    assert graphed.capture(x).report().captured == 1

@@ -338,3 +338,21 @@ def test_results_without_gradients_beside_those_with_them(lab: Lab) -> None:
         assert torch.equal(result["top"], net(x).argmax(1))
         assert result["name"] == "a"
         result["y"].sum().backward()
+
+
+def test_calls_of_several_keys_share_one_backward_pass(lab: Lab) -> None:
+    mine = network(lab)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, on_fail="raise")
+    for _ in range(3):
+        inputs = [leaf(lab, rows, 6) for rows in (4, 2, 7)]
+        same = [x.detach().clone().requires_grad_() for x in inputs]
+        for given, run, net in ((inputs, graphed, mine), (same, eager, eager)):
+            net.zero_grad()
+            # The one that was called first is not the one whose backward pass comes last.
+            losses = [run(x).square().mean() for x in given]
+            (losses[1] * losses[0] + losses[2]).backward()
+        assert same_gradients(mine, eager)
+        for x, other in zip(inputs, same, strict=True):
+            near(x.grad, other.grad)
+    assert graphed.report().captured == 3

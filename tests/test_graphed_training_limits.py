@@ -370,7 +370,7 @@ def test_the_call_whose_time_is_taken_is_watched_by_nobody(
     assert len(seen) == (warmup + 1 if grad else max(2, warmup))
 
 
-def test_nothing_is_measured_while_a_backward_pass_may_follow(lab: Lab) -> None:
+def test_measuring_a_key_leaves_an_open_call_of_another_alone(lab: Lab) -> None:
     net = network(lab)
     eager = copy.deepcopy(net)
     graphed, x = cgraph.graphed(net), leaf(lab, 4, 6)
@@ -379,8 +379,7 @@ def test_nothing_is_measured_while_a_backward_pass_may_follow(lab: Lab) -> None:
     loss.backward()
     eager(x).square().sum().backward()
     assert same_gradients(net, eager)
-    measured = [key.graph_seconds is not None for key in graphed.report().keys]
-    assert measured == [True, False]
+    assert all(key.graph_seconds is not None for key in graphed.report().keys)
 
 
 def test_measuring_leaves_buffers_random_numbers_and_gradients_as_they_were(lab: Lab) -> None:

@@ -144,7 +144,6 @@ def test_conjugates_and_negatives_go_through_torch(lab: Lab, reader: _core.Tenso
 
 
 @pytest.mark.filterwarnings("ignore")
-@pytest.mark.filterwarnings("ignore:.*quantized tensor creation")
 def test_quantized_tensors_are_left_to_torch(reader: _core.TensorReader) -> None:
     x = torch.quantize_per_tensor(torch.rand(3), 0.1, 0, torch.qint8)
     with pytest.raises(ArgumentError, match=r"dequantize\(\)"):

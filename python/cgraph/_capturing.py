@@ -13,6 +13,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
+from cgraph._claims import PoolBusyError, claimed
 from cgraph._held import Holding
 from cgraph._keys import Key
 from cgraph._limits import Limits
@@ -77,7 +78,8 @@ class Capturing:
         self._padding = Padding(self, options)
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
         self._lanes: dict[int, _core.Lane] = {}
-        self._pools: dict[object, tuple[Any, Any]] = {}
+        # Pool and stream of each device's captures without gradients.
+        self._places: dict[int | None, tuple[Any, Any]] = {}
         self._is_warm = False
         self.limits = Limits(self.keys, dispatcher, options)
 
@@ -166,7 +168,11 @@ class Capturing:
                 # The user's function was never called with so many rows.
                 return self._failed(key, call, error.cause, args, kwargs)
             # Nothing of a capture: what the function raises, the caller gets.
+            if key.recorded is None and not key.eager_calls:
+                self.keys.pop(self.identity(whole), None)
             raise self._with_note(error.cause, key) from None
+        except PoolBusyError:
+            return functools.partial(self.function, *args, **kwargs)
         except NotReadyError as error:
             # It is after this call, unless each one makes something new.
             key.waits += 1
@@ -256,7 +262,7 @@ class Capturing:
             only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
         )
-        with busy():
+        with busy(), claimed(pool):
             if not only_captures:
                 # Replays on any stream may still read what is about to be written.
                 driver.synchronize()
@@ -319,7 +325,7 @@ class Capturing:
         self.limits.clear()
         self._surroundings.clear()
         self._reached = None
-        self._pools.clear()
+        self._places.clear()
         self._buffers.clear()
         self._is_warm = False
 
@@ -328,18 +334,18 @@ class Capturing:
         return reason_against(call) or reached.reason_against
 
     def _place(self, driver: _driver.Driver, needs_grad: bool) -> tuple[Any, Any]:
-        """Pool and stream of all captures on a device.
+        """Pool and stream of a capture.
 
-        Those with gradients have a pool of their own: what a forward pass has saved must outlast
-        the replays of other keys until the backward pass.
+        All without gradients share them. One with gradients has a pool of its own: what a forward
+        pass has saved must outlast the replays of other keys until the backward pass.
         """
         ordinal = torch.cuda.current_device() if driver.device_type == "cuda" else None
-        place = ordinal, needs_grad
-        if place not in self._pools:
-            given = None if needs_grad else self._options.pool
+        if ordinal not in self._places:
+            given = self._options.pool
             pool = graph_pool_handle() if given is None else given
-            self._pools[place] = pool, driver.new_stream()
-        return self._pools[place]
+            self._places[ordinal] = pool, driver.new_stream()
+        pool, stream = self._places[ordinal]
+        return (graph_pool_handle() if needs_grad else pool), stream
 
     def lane(self) -> _core.Lane | None:
         """The stream that the graphs of the current device were replayed on last."""

@@ -493,6 +493,9 @@ class Entry:
     @property
     def replays(self) -> int:
         """How many calls it has served."""
+    @property
+    def last_use(self) -> int:
+        """When it was made or replayed last: the later, the larger."""
 
 @final
 class Contents:

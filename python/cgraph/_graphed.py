@@ -173,13 +173,11 @@ class Graphed:
         """The graph of the forward pass, and that of the backward pass if there is one."""
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))
 
-    def timed(self, driver: Driver) -> float | None:
-        """The seconds that both passes take; None while a backward pass may follow a call.
+    def timed(self, driver: Driver) -> float:
+        """The seconds that both passes take, which overwrite what an earlier call has saved.
 
         Their memory is written as by any call. The gradients are what lies where they are read.
         """
-        if self._order.is_open:
-            return None
         numbers = self._captured.forward_number, self._captured.backward_number
 
         def replay() -> None:

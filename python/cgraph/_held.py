@@ -7,9 +7,9 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
 from types import CodeType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -49,6 +49,8 @@ class Holding:
         site: Any,
         count: int,
         is_own: bool = True,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
     ) -> None:
         """Act on output ``place`` of the call at ``site``.
 
@@ -58,19 +60,26 @@ class Holding:
             place: The number of the output.
             lent: What was returned; None if only views of it are left.
             site: Code and instruction of the call that returned it.
-            count: How many references the caller has.
+            count: How many references the caller has, with those of the call that is under way.
             is_own: Whether the graph that returned it is the one that is about to be replayed.
+            args: The positional arguments of that call, which are copied first.
+            kwargs: Its keyword arguments.
         """
         if is_busy():
             # In a warm-up, whose values nobody sees.
             return
-        if count <= 1 and lent is not None and _is_assigned_next(lent):
-            return
+        if lent is not None:
+            given = _Given((*args, *(kwargs or {}).values()))
+            count -= given.references(lent)
+            if count <= 0 or (count == 1 and _is_assigned_next(lent, given)):
+                return
         if self._policy == "clone" and lent is not None:
-            # One reference for the other, so that only those of views are left to be counted.
-            instead = lent.detach()
-            # Not `set_`: autograd may have saved it, and would take that for a change of values.
-            lent.data = instead.clone()
+            # In the mode of the call that returned it, or it would change its kind.
+            with torch.inference_mode(lent.is_inference()):
+                # One reference for the other, so that only those of views are left to be counted.
+                instead = lent.detach()
+                # Not `set_`: autograd may have saved it, and take that for a change of values.
+                lent.data = instead.clone()
             if storages is None or not storages[place].is_held:
                 return
             lent = None
@@ -141,8 +150,46 @@ def _references_of_one() -> int:
     return sys.getrefcount(one)
 
 
-def _is_assigned_next(lent: torch.Tensor) -> bool:
-    """Whether a tensor is in a variable that the result of this call is assigned to.
+class _Given:
+    """The arguments of a call that is under way.
+
+    Args:
+        arguments: All of them.
+    """
+
+    def __init__(self, arguments: tuple[Any, ...]) -> None:
+        self._arguments = arguments
+        frame = user_frame()
+        # What is called with a tuple that is there already has nothing on the stack.
+        is_plain = frame is None or not _is_unpacking(frame.f_code, frame.f_lasti)
+        # On the stack, where this Python does not lend to it, and among the arguments.
+        self._each = 1 + is_plain * (_references_of_one() - 1)
+
+    def references(self, one: object) -> int:
+        """How many references to something are the call's, which nobody reads again.
+
+        So are those of containers that are there for the call alone.
+        """
+        count = 0
+        for argument in self._arguments:
+            if argument is one:
+                count += self._each
+            elif isinstance(argument, list | tuple | dict) and _count(argument) <= self._each + 1:
+                count += sum(leaf is one for leaf in tree_iter(argument))
+        return count
+
+    def times(self, one: object) -> int:
+        """How often something is among the arguments."""
+        return sum(argument is one for argument in self._arguments)
+
+
+def _count(one: object) -> int:
+    """The references to something, but for those of this function and of its caller."""
+    return sys.getrefcount(one) - _references_of_one() - 1
+
+
+def _is_assigned_next(lent: torch.Tensor, given: _Given) -> bool:
+    """Whether a tensor is in what the result of this call is assigned to.
 
     So it is in any loop: nobody can read it any more.
     """
@@ -151,10 +198,21 @@ def _is_assigned_next(lent: torch.Tensor) -> bool:
         return False
     variables = frame.f_locals
     scopes = {"STORE_GLOBAL": frame.f_globals}
-    values = [
-        scopes.get(kind, variables).get(name)
-        for kind, name in _assigned(frame.f_code, frame.f_lasti)
-    ]
+
+    def named(kind: str, name: str) -> Any:
+        known = scopes.get(kind, variables)
+        return known[name] if name in known else frame.f_globals.get(name)
+
+    values = []
+    for target in _assigned(frame.f_code, frame.f_lasti):
+        value = named(target.kind, target.name)
+        if target.kind == "STORE_ATTR":
+            value = getattr(value, "__dict__", {}).get(target.item)
+        elif target.kind == "STORE_SUBSCR":
+            item = target.item if target.is_constant else named("", target.item)
+            value = _at(value, item)
+        values.append(value)
+        del value
     # Before Python 3.13 this was a copy that the frame keeps, and with it all that is in it; the
     # references are the frame's, this function's, and that of the question.
     is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(variables, dict)
@@ -167,26 +225,70 @@ def _is_assigned_next(lent: torch.Tensor) -> bool:
         if value is lent:
             return True
         # What is in a container that somebody else has as well can still be read.
-        if sys.getrefcount(value) <= most and any(leaf is lent for leaf in tree_iter(value)):
+        alone = sys.getrefcount(value) <= most + given.references(value) + given.times(value)
+        if alone and any(leaf is lent for leaf in tree_iter(value)):
             return True
     return False
 
 
+def _at(value: object, item: object) -> object:
+    """An item of a dictionary or list."""
+    if type(value) is dict and isinstance(item, Hashable):
+        return value.get(item)
+    if type(value) is list and type(item) is int and -len(value) <= item < len(value):
+        return value[item]
+    return None
+
+
+class _Target(NamedTuple):
+    """What a result is assigned to.
+
+    Attributes:
+        kind: The name of the instruction that stores it.
+        name: The variable, or that of the object which has the attribute or item.
+        item: The name of the attribute; the item, or the variable that has it.
+        is_constant: Whether ``item`` is the item itself.
+    """
+
+    kind: str
+    name: str
+    item: Any = None
+    is_constant: bool = True
+
+
 @functools.lru_cache(maxsize=1024)
-def _assigned(code: CodeType, instruction: int) -> tuple[tuple[str, str], ...]:
-    """The variables that the result of an instruction is assigned to, and what stores it."""
-    names: list[tuple[str, str]] = []
+def _is_unpacking(code: CodeType, instruction: int) -> bool:
+    """Whether a call hands a tuple on, as ``f(*args)`` does."""
+    before = [one for one in dis.get_instructions(code) if one.offset <= instruction]
+    return bool(before) and before[-1].opname == "CALL_FUNCTION_EX"
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned(code: CodeType, instruction: int) -> tuple[_Target, ...]:
+    """What the result of an instruction is assigned to."""
+    found: list[_Target] = []
+    # Variables and constants that were loaded: the object of an attribute or item, and the item.
+    loaded: list[tuple[Any, bool]] = []
     for one in dis.get_instructions(code):
-        if one.offset <= instruction or one.opname in ("UNPACK_SEQUENCE", "CACHE"):
+        kind = one.opname
+        if one.offset <= instruction or kind in ("UNPACK_SEQUENCE", "CACHE", "EXTENDED_ARG"):
             continue
-        if not one.opname.startswith("STORE_") or one.opname in ("STORE_ATTR", "STORE_SUBSCR"):
-            break
-        if one.opname == "STORE_FAST_LOAD_FAST":
-            names.append((one.opname, one.argval[0]))
-            break
         given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-        names += [(one.opname, name) for name in given]
-    return tuple(names)
+        if kind.startswith("LOAD_") and len(loaded) < 2:
+            loaded += [(name, kind == "LOAD_CONST") for name in given]
+        elif kind == "STORE_ATTR" and [is_constant for _, is_constant in loaded] == [False]:
+            found.append(_Target(kind, loaded.pop()[0], one.argval))
+        elif kind == "STORE_SUBSCR" and len(loaded) == 2 and not loaded[0][1]:
+            found.append(_Target(kind, loaded[0][0], *loaded[1]))
+            loaded = []
+        elif loaded or not kind.startswith("STORE_") or kind in ("STORE_ATTR", "STORE_SUBSCR"):
+            break
+        elif kind == "STORE_FAST_LOAD_FAST":
+            found.append(_Target(kind, given[0]))
+            loaded = [(given[1], False)]
+        else:
+            found += [_Target(kind, name) for name in given]
+    return tuple(found)
 
 
 def _line(site: Any) -> str | None:

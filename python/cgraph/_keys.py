@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Hashable
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -16,6 +17,7 @@ from cgraph._recorded import Recorded
 from cgraph._source import levels_to_user
 from cgraph._text import short_place
 from cgraph._training import Trained
+from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
 
 __all__ = ["Key"]
@@ -72,6 +74,11 @@ class Key:
     def entries(self) -> list[_core.Entry]:
         """Those of its own rows and of fewer."""
         return [*([self.entry] if self.entry is not None else []), *self.padded.values()]
+
+    @property
+    def last_use(self) -> int:
+        """When it was captured or replayed last; the later, the larger."""
+        return max((one.last_use for one in self.entries), default=0)
 
     @property
     def inputs(self) -> list[torch.Tensor]:
@@ -182,7 +189,9 @@ class Key:
             "eager_seconds": None,
         }
         if recorded is not None:
-            facts = {name: getattr(recorded, name) for name in facts}
+            # Another thread may let it go meanwhile.
+            with suppress(StateError):
+                facts = {name: getattr(recorded, name) for name in facts}
         return KeyReport(
             key=self.text,
             state=self.state,

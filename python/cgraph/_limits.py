@@ -84,14 +84,7 @@ class Limits:
         captured = [key for key in self._keys.values() if key.state == "captured"]
         if len(captured) <= self._options.most_graphs and not self._has_too_much():
             return
-        order = {id(entry): place for place, entry in enumerate(self._dispatcher.entries_by_use)}
-
-        def rank(key: Key) -> int:
-            # Nothing is known of the use of those that are not native.
-            places = [order.get(id(entry), len(order)) for entry in key.entries]
-            return -1 if key is served else min(places)
-
-        captured.sort(key=rank)
+        captured.sort(key=lambda key: (key is served, key.last_use), reverse=True)
         while len(captured) > self._options.most_graphs:
             self._put_away(captured.pop())
         away = [key for key in self._away if key.away is not None]

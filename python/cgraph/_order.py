@@ -81,11 +81,6 @@ class Order:
             order = cls._all[pool] = cls()
         return order
 
-    @property
-    def is_open(self) -> bool:
-        """Whether there is a call whose backward pass may follow."""
-        return bool(self._open)
-
     def number(self) -> int:
         """The number of the next capture."""
         self._count += 1

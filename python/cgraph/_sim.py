@@ -21,9 +21,9 @@ from cgraph._liveness import Outside
 from cgraph._rollback import Watch
 from cgraph._sim_pools import SimHandle, SimMemPool
 from cgraph._torch import (
+    CpuFakeMode,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    FakeTensorMode,
     TorchDispatchMode,
     tree_flatten,
     tree_map,
@@ -48,10 +48,6 @@ _UNINITIALISED = {
 }
 # Operators without a view in their schema that return their input's memory.
 _RETURNS_INPUT = {aten._unsafe_view.default, aten.lift_fresh.default}
-
-
-# Entering a fake mode from several threads at once crashes torch on machines without a GPU.
-_imagining = threading.RLock()
 
 
 class Recording:
@@ -200,7 +196,7 @@ class Recorder(TorchDispatchMode):
         self._generators = generators
         self._simulator = simulator
         self._memory = memory
-        self._fake = FakeTensorMode(allow_non_fake_inputs=True)
+        self._fake = CpuFakeMode(allow_non_fake_inputs=True)
         self._outside: list[Outside] = []
 
     def check(self) -> None:
@@ -251,7 +247,7 @@ class Recorder(TorchDispatchMode):
         """The operator's result, with its fresh tensors by place; computes nothing."""
         imagine = functools.partial(_imagine, self._fake)
         try:
-            with _imagining, self._fake:
+            with self._fake:
                 imagined = func(*tree_map(imagine, args), **tree_map(imagine, kwargs))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self._refuse(stream, func, error)
@@ -374,7 +370,7 @@ def _written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int
     return written
 
 
-def _imagine(mode: FakeTensorMode, leaf: Any) -> Any:
+def _imagine(mode: CpuFakeMode, leaf: Any) -> Any:
     """A tensor of the same layout that holds nothing."""
     if not isinstance(leaf, torch.Tensor):
         return leaf

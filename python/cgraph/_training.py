@@ -268,9 +268,8 @@ def train(
         if plan.measure and plan.warmup and not rollback.has_unseen:
             with rollback.aside():
                 graph_seconds = graphed.timed(driver)
-                if graph_seconds is not None:
-                    both = functools.partial(_run_both, plan.function, surface, args, kwargs)
-                    eager_seconds = seconds_of(both, driver)
+                both = functools.partial(_run_both, plan.function, surface, args, kwargs)
+                eager_seconds = seconds_of(both, driver)
     unchanged.require(args, kwargs)
     for name, static, version in zip(call.names, statics, versions, strict=True):
         if static._version != version:

@@ -211,9 +211,19 @@ class GraphedFunction(_core.Dispatcher):
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         if not callable(fn):
-            raise ArgumentError(f"fn is {fn!r:.80}, expected a function, a method or a module")
+            order = ": put @classmethod above @graphed" if isinstance(fn, classmethod) else ""
+            raise ArgumentError(
+                f"fn is {fn!r:.80}, expected a function, a method or a module{order}"
+            )
         if isinstance(fn, GraphedFunction):
-            raise ArgumentError(f"{fn!r} is graphed already")
+            raise ArgumentError(
+                f"{fn!r} is graphed already: call it as it is, or graph fn.__wrapped__"
+            )
+        if isinstance(fn, type):
+            raise ArgumentError(
+                f"fn is the class {fn.__qualname__}, expected a function, a method or a module:"
+                " decorate its forward, or graph one of its objects"
+            )
         require_work_in_call(fn)
         self._fn = fn
         self._options = options
@@ -261,6 +271,11 @@ class GraphedFunction(_core.Dispatcher):
                 f"{self._name} was to be captured inside a transform of torch.func or forward-mode"
                 " differentiation, where calls run eagerly: capture it before"
             )
+        if _driver.current().is_capturing():
+            raise CaptureError(
+                f"{self._name} was to be captured inside another capture, and captures cannot be"
+                " nested: capture it before"
+            )
         with self._turn:
             call = self._capturing.taken(args, kwargs)
             capture_ladder(
@@ -289,7 +304,7 @@ class GraphedFunction(_core.Dispatcher):
 
     def report(self) -> FunctionReport:
         """What became of the calls, for each key."""
-        keys = tuple(key.report() for key in self._capturing.keys.values())
+        keys = tuple(key.report() for key in list(self._capturing.keys.values()))
         return FunctionReport(self._name, _place(self._fn), keys)
 
     def reset(self) -> None:
@@ -326,7 +341,11 @@ class GraphedFunction(_core.Dispatcher):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The graphed method of an object, which has graphs of its own."""
-        if instance is None:
+        if (
+            instance is None
+            or isinstance(self._fn, staticmethod)
+            or not hasattr(self._fn, "__get__")
+        ):
             return self
         try:
             # Not under the name of the method: a class that overrides it calls this one by super().

@@ -13,7 +13,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
 from os import PathLike
 from typing import TYPE_CHECKING, Any, TextIO
@@ -185,11 +186,11 @@ def memory() -> Memory:
     graphs = living(driver)
     users: dict[Handle, list[str]] = {(one.id[0], one.id[1]): [] for one in own}
     for graph in graphs:
-        for handle in graph.pools():
-            users.setdefault((handle[0], handle[1]), []).append(graph._name)
+        for handle in _pools_of(graph):
+            users.setdefault(handle, []).append(graph._name)
     pools = [_of_pool(driver, handle, tuple(names)) for handle, names in users.items()]
     timelines = {handle: _timeline(driver, handle) for handle in users}
-    return Memory(tuple(pools), tuple(of_graph(graph) for graph in graphs), timelines)
+    return Memory(tuple(pools), tuple(_of_living(graphs)), timelines)
 
 
 def of_graph(graph: CUDAGraph) -> GraphMemory:
@@ -204,7 +205,7 @@ def of_graph(graph: CUDAGraph) -> GraphMemory:
     sharing = {
         other._name
         for other in living(graph._driver)
-        if other is not graph and mine.intersection(tuple(pool) for pool in other.pools())
+        if other is not graph and mine.intersection(_pools_of(other))
     }
     per_node = _TEMPLATE_NODE * graph._has_template + _EXEC_NODE * graph._has_exec
     footprint = captured.footprint
@@ -223,6 +224,19 @@ def of_graph(graph: CUDAGraph) -> GraphMemory:
         shares_with=tuple(sorted(sharing)),
         timeline=footprint.timeline,
     )
+
+
+def _of_living(graphs: list[CUDAGraph]) -> Iterator[GraphMemory]:
+    for graph in graphs:
+        # Another thread may reset it meanwhile.
+        with suppress(StateError):
+            yield of_graph(graph)
+
+
+def _pools_of(graph: CUDAGraph) -> list[tuple[int, int]]:
+    """The tokens of its pools; none if another thread has reset it meanwhile."""
+    captured = graph._captured
+    return [] if captured is None else [(handle[0], handle[1]) for handle in captured.pools]
 
 
 def _of_pool(driver: _driver.Driver, handle: Handle, graphs: tuple[str, ...]) -> PoolMemory:

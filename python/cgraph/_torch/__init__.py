@@ -7,14 +7,14 @@ torch 2.8, 2.11 and 2.15, the GPU's with 2.11.
 from __future__ import annotations
 
 import torch
-from torch._subclasses.fake_tensor import (
-    DataDependentOutputException,
-    DynamicOutputShapeException,
-    FakeTensorMode,
-)
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
+from cgraph._torch.fake import (
+    CpuFakeMode,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+)
 from cgraph._torch.history import History
 from cgraph._torch.host import (
     HostGraph,
@@ -102,9 +102,9 @@ from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools
 from cgraph.errors import NoDriverError, TorchError
 
 __all__ = [
+    "CpuFakeMode",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
-    "FakeTensorMode",
     "History",
     "HooksOf",
     "HostGraph",

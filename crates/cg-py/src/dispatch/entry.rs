@@ -9,7 +9,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::Mode;
 use super::fixed::Fixed;
-use super::held::Caller;
+use super::held::{Arguments, Caller};
 use super::lane::Lane;
 use super::outputs::{Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict};
@@ -34,7 +34,12 @@ pub(crate) struct Entry {
     lane: Option<Py<Lane>>,
     turn: Py<Turn>,
     replays: AtomicU64,
+    /// When it was made or replayed last; the later, the larger.
+    last_use: AtomicU64,
 }
+
+/// Counts what happens to the entries of all functions.
+static CLOCK: AtomicU64 = AtomicU64::new(1);
 
 /// What a call does.
 enum Work {
@@ -97,6 +102,7 @@ impl Entry {
             lane,
             turn,
             replays: AtomicU64::new(0),
+            last_use: AtomicU64::new(CLOCK.fetch_add(1, Ordering::Relaxed)),
         })
     }
 
@@ -120,7 +126,16 @@ impl Entry {
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         match &self.work {
             Work::Graph(_, outputs) | Work::Segments(_, outputs) | Work::Feed(_, outputs) => {
-                outputs.release(py, Caller::Cgraph, &[])
+                let (args, kwargs, found) = (&PyTuple::empty(py), None, [].as_slice());
+                outputs.release(
+                    py,
+                    Caller::Cgraph,
+                    Arguments {
+                        args,
+                        kwargs,
+                        found,
+                    },
+                )
             }
             Work::Call(_) => Ok(()),
         }
@@ -130,6 +145,12 @@ impl Entry {
     #[getter]
     fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
+    }
+
+    /// When it was made or replayed last: the entry with the largest number was so after all others.
+    #[getter]
+    fn last_use(&self) -> u64 {
+        self.last_use.load(Ordering::Relaxed)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -225,6 +246,11 @@ impl Entry {
         caller: Caller,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
+        let given = Arguments {
+            args,
+            kwargs,
+            found,
+        };
         let tensors = || PyTuple::new(py, found.iter().map(|one| &one.tensor));
         let enter_lane = || match &entry.lane {
             Some(lane) => lane.get().enter(py),
@@ -233,19 +259,19 @@ impl Entry {
         let result = match &entry.work {
             Work::Graph(graph, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller, found)?;
+                outputs.release(py, caller, given)?;
                 Graph::run(graph.bind(py), Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Segments(segments, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller, found)?;
+                outputs.release(py, caller, given)?;
                 segments.get().run(py, Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Feed(feed, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller, found)?;
+                outputs.release(py, caller, given)?;
                 feed.call1(py, (tensors()?,))?;
                 outputs.result(py, found)?
             }
@@ -255,6 +281,8 @@ impl Entry {
             }
         };
         entry.replays.fetch_add(1, Ordering::Relaxed);
+        let now = CLOCK.fetch_add(1, Ordering::Relaxed);
+        entry.last_use.store(now, Ordering::Relaxed);
         Ok(result)
     }
 }

@@ -5,6 +5,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::pattern::Found;
@@ -14,8 +15,8 @@ use crate::raw;
 pub(super) struct Held {
     /// Called before the replay that overwrites a result: with `storages` (`None` once the graph is
     /// gone), its place, the tensor that was returned (`None` if only views of it are held), code and
-    /// instruction of the call, how many references the caller has, and whether it is the replay of
-    /// the same graph.
+    /// instruction of the call, how many references the caller has (with those of the call, if it is
+    /// among its arguments), whether it is the replay of the same graph, and the call's arguments.
     callback: Py<PyAny>,
     /// What the outputs lie in, by their places.
     storages: Py<PyAny>,
@@ -54,6 +55,24 @@ pub(crate) struct Storage {
     at_rest: AtomicI64,
     /// Those of all outputs that lie in it, also of other entries: their rows overlap.
     lents: Mutex<Vec<Arc<Lent>>>,
+}
+
+/// What an entry is called with.
+#[derive(Clone, Copy)]
+pub(crate) struct Arguments<'a, 'py> {
+    pub(crate) args: &'a Bound<'py, PyTuple>,
+    pub(crate) kwargs: Option<&'a Bound<'py, PyDict>>,
+    /// The tensors among them.
+    pub(crate) found: &'a [Found<'py>],
+}
+
+impl Arguments<'_, '_> {
+    /// How many of the tensors this is.
+    #[inline]
+    pub(super) fn count(&self, tensor: &Bound<'_, PyAny>) -> i64 {
+        let times = self.found.iter().filter(|one| one.tensor.is(tensor));
+        times.map(|_| 1).sum()
+    }
 }
 
 /// Whose Python called an entry.
@@ -130,30 +149,34 @@ impl Lent {
         self.site.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes what was lent, if it is still used, with the number of references that others have.
-    /// Those of torch's own are looked for only `closely`.
+    /// Takes what was lent, if it is still used, with the number of references that the caller has,
+    /// and how often it is among the arguments. References of torch's own are looked for only
+    /// `closely`.
     #[inline]
     fn take_used(
         &self,
         py: Python<'_>,
-        found: &[Found<'_>],
+        given: Arguments<'_, '_>,
         closely: bool,
-    ) -> PyResult<Option<(Py<PyAny>, i64)>> {
+    ) -> PyResult<Option<(Py<PyAny>, i64, i64)>> {
         let Some(lent) = self.tensor().take() else {
             return Ok(None);
         };
         let others = raw::references(lent.bind(py)) - 1;
         if others == 0 {
             if closely && is_used_in_torch(lent.bind(py))? {
-                return Ok(Some((lent, MANY)));
+                return Ok(Some((lent, MANY, 0)));
             }
             *self.tensor() = Some(lent);
             return Ok(None);
         }
-        let as_argument = references_as_argument(lent.bind(py), found);
-        Ok(Some((lent, others - as_argument)))
+        let times = given.count(lent.bind(py));
+        Ok(Some((lent, others - times, times)))
     }
 }
+
+/// The references that a plain call has to an argument: on the stack and among the arguments.
+const CALLS: i64 = 2;
 
 /// As many references as nobody looks for.
 const MANY: i64 = 1 << 30;
@@ -195,18 +218,19 @@ impl Held {
         py: Python<'_>,
         place: usize,
         lent: &Lent,
-        found: &[Found<'_>],
+        given: Arguments<'_, '_>,
         closely: bool,
         is_own: bool,
     ) -> PyResult<bool> {
-        match lent.take_used(py, found, closely)? {
-            // As a rule the variable that the result of this call is assigned to.
-            Some((_, ..=1)) if !closely => Ok(false),
-            Some(used) => self
-                .tell(py, place, lent, Some(used), is_own)
-                .map(|()| true),
-            None => Ok(false),
+        let Some((used, count, times)) = lent.take_used(py, given, closely)? else {
+            return Ok(false);
+        };
+        // As a rule the variable that the result of this call is assigned to.
+        if !closely && count - CALLS * times <= 1 {
+            return Ok(false);
         }
+        self.tell(py, place, lent, Some((used, count)), given, is_own)?;
+        Ok(true)
     }
 
     /// Tells of a result that is held, with how many references; none if only views of it are. What
@@ -218,14 +242,14 @@ impl Held {
         place: usize,
         lent: &Lent,
         used: Option<(Py<PyAny>, i64)>,
+        given: Arguments<'_, '_>,
         is_own: bool,
     ) -> PyResult<()> {
         let site = lent.site().take();
         let (used, count) = used.map_or((None, MANY), |(used, count)| (Some(used), count));
-        let of = &self.storages;
-        let told = self
-            .callback
-            .call1(py, (of, place, &used, &site, count, is_own));
+        let (of, Arguments { args, kwargs, .. }) = (&self.storages, given);
+        let what = (of, place, &used, &site, count, is_own, args, kwargs);
+        let told = self.callback.call1(py, what);
         if told.is_err() {
             *lent.site() = site;
             if used.is_some() {
@@ -244,8 +268,10 @@ impl Held {
         tensor: &Bound<'_, PyAny>,
         site: Option<&Site>,
         count: i64,
+        given: Arguments<'_, '_>,
     ) -> PyResult<()> {
-        let what = (py.None(), place, tensor, site, count, false);
+        let Arguments { args, kwargs, .. } = given;
+        let what = (py.None(), place, tensor, site, count, false, args, kwargs);
         self.callback.call1(py, what).map(drop)
     }
 
@@ -260,14 +286,6 @@ impl Held {
         let instruction = frame.getattr(intern!(py, "f_lasti"))?;
         Ok((code.unbind(), instruction.unbind()))
     }
-}
-
-/// The references to a tensor that do not count, as an argument of the call is copied before anything
-/// is overwritten: one among the arguments and one among those that were found.
-#[inline]
-pub(super) fn references_as_argument(tensor: &Bound<'_, PyAny>, found: &[Found<'_>]) -> i64 {
-    let times = found.iter().filter(|one| one.tensor.is(tensor));
-    times.map(|_| 2).sum()
 }
 
 /// Whether torch has a tensor that nobody has in Python, as autograd's graph may.

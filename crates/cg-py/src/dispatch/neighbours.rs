@@ -6,8 +6,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 
-use super::held::{Held, Lent, Site, Storage, references_as_argument};
-use super::pattern::Found;
+use super::held::{Arguments, Held, Lent, Site, Storage};
 use crate::raw;
 
 /// The graphs of one pool, numbered in the order of their captures. What a graph returns may lie where
@@ -74,7 +73,7 @@ impl Neighbours {
         &self,
         py: Python<'_>,
         number: u64,
-        found: &[Found<'_>],
+        given: Arguments<'_, '_>,
         closely: bool,
     ) -> PyResult<()> {
         self.last.store(number, Ordering::Relaxed);
@@ -82,8 +81,8 @@ impl Neighbours {
         let orphans = take(&mut lock(&self.orphans), |orphan| orphan.number > number);
         let told = loans
             .iter()
-            .try_for_each(|loan| loan.release(py, found, closely));
-        let told = told.and_then(|()| orphans.iter().try_for_each(|one| one.release(py, found)));
+            .try_for_each(|loan| loan.release(py, given, closely));
+        let told = told.and_then(|()| orphans.iter().try_for_each(|one| one.release(py, given)));
         if told.is_err() {
             lock(&self.loans).extend(loans);
             lock(&self.orphans).extend(orphans);
@@ -148,28 +147,28 @@ impl Neighbours {
 }
 
 impl Orphan {
-    fn release(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, given: Arguments<'_, '_>) -> PyResult<()> {
         let Some(tensor) = self.tensor.bind(py).upgrade() else {
             return Ok(());
         };
-        let count = raw::references(&tensor) - 1 - references_as_argument(&tensor, found);
+        let count = raw::references(&tensor) - 1 - given.count(&tensor);
         if count <= 0 {
             return Ok(());
         }
         self.held
-            .tell_late(py, self.place, &tensor, self.site.as_ref(), count)
+            .tell_late(py, self.place, &tensor, self.site.as_ref(), count, given)
     }
 }
 
 impl Loan {
-    fn release(&self, py: Python<'_>, found: &[Found<'_>], closely: bool) -> PyResult<()> {
+    fn release(&self, py: Python<'_>, given: Arguments<'_, '_>, closely: bool) -> PyResult<()> {
         // Nobody looks after the results of a graph that is gone.
         let (Some(lent), Some(held)) = (self.lent.upgrade(), self.held.upgrade()) else {
             return Ok(());
         };
-        let is_told = held.look(py, self.place, &lent, found, closely, false)?;
+        let is_told = held.look(py, self.place, &lent, given, closely, false)?;
         if closely && !is_told && self.storage.get().is_held(py)? {
-            held.tell(py, self.place, &lent, None, false)?;
+            held.tell(py, self.place, &lent, None, given, false)?;
         }
         Ok(())
     }

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::held::{Callbacks, Caller, Held, Lent, Storage};
+use super::held::{Arguments, Callbacks, Caller, Held, Lent, Storage};
 use super::neighbours::{Loan, Neighbours};
 use super::pattern::{Found, requires_grad};
 use crate::error::argument;
@@ -103,7 +103,7 @@ impl Outputs {
         &self,
         py: Python<'_>,
         caller: Caller,
-        found: &[Found<'_>],
+        given: Arguments<'_, '_>,
     ) -> PyResult<()> {
         let call = self.held.as_ref().map(|held| {
             let call = held.next_call();
@@ -112,7 +112,7 @@ impl Outputs {
         let neighbours = self.neighbours.get();
         if !neighbours.is_last(self.number) {
             let closely = call.is_none_or(|(_, _, closely)| closely);
-            neighbours.release(py, self.number, found, closely)?;
+            neighbours.release(py, self.number, given, closely)?;
         }
         let Some((held, call, closely)) = call else {
             return Ok(());
@@ -125,10 +125,10 @@ impl Outputs {
             let others = storage.others(&output.lent);
             let mut is_told = false;
             for lent in others.iter().chain([&output.lent]) {
-                is_told |= held.look(py, place, lent, found, closely, true)?;
+                is_told |= held.look(py, place, lent, given, closely, true)?;
             }
             if closely && !is_told && storage.is_held(py)? {
-                held.tell(py, place, &output.lent, None, true)?;
+                held.tell(py, place, &output.lent, None, given, true)?;
             }
         }
         if held.is_close(call + 1) {
