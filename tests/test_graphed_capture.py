@@ -428,7 +428,7 @@ def test_a_report_names_the_argument_that_moved_and_the_line(lab: Lab) -> None:
 def test_an_argument_that_moves_again_and_again_runs_eagerly(lab: Lab) -> None:
     graphed = cgraph.graphed(lambda x, at: x + at, static_argnums=1, max_recording=2)
     kept = []
-    with pytest.warns(UserWarning, match="moved too often: at, 3 times.*one address"):
+    with pytest.warns(UserWarning, match="moved too often: at, 3 times.*write to it in place"):
         for _ in range(6):
             kept.append((fresh(lab, 4), fresh(lab, 4)))
             assert torch.equal(graphed(*kept[-1]), kept[-1][0] + kept[-1][1])

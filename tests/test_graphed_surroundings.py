@@ -236,7 +236,7 @@ def test_memory_of_inputs_goes_with_the_keys_that_use_it(lab: Lab) -> None:
             graphed(fresh(lab, 2, width))
             graphed(fresh(lab, 2, width))
     inputs = [one for key in graphed._capturing.keys.values() for one in key.inputs]
-    alive = [one for one in graphed._capturing._buffers.values() if one.get() is not None]
+    alive = [one for one in graphed._capturing.places._buffers.values() if one.get() is not None]
     assert len(inputs) == len(alive) == 2
 
 

@@ -97,7 +97,7 @@ def test_a_key_saves_what_eager_takes_longer_than_the_graph() -> None:
 def test_a_function_sums_its_keys_and_leaves_out_what_was_not_measured() -> None:
     first, second = some_key(), some_key(state="evicted")
     unknown = some_key(graph_seconds=None, memory_bytes=None)
-    function = of(first, second, unknown, eager_key("host sync"))
+    function = of(first, second, unknown, eager_key("frozen"))
     assert function.captured == 2
     assert function.replays == first.replays + second.replays + unknown.replays
     captures = [key.capture_seconds for key in (first, second, unknown)]
@@ -200,7 +200,7 @@ def test_the_cells_of_a_key_are_its_numbers() -> None:
 
 
 def test_what_is_not_known_is_a_dash_and_what_was_lost_is_negative() -> None:
-    unknown = eager_key("host sync")
+    unknown = eager_key("frozen")
     loss = some_key(graph_seconds=41e-6, eager_seconds=38.5e-6, replays=1000)
     lost, dashes = printed_rows(of(unknown, loss))
     assert (lost["saved µs"], lost["saved in all"]) == ("-2.50", "-2.5 ms")
@@ -212,7 +212,7 @@ def test_what_is_not_known_is_a_dash_and_what_was_lost_is_negative() -> None:
 def test_keys_are_in_the_order_of_what_they_saved_and_the_unknown_last() -> None:
     keys = [some_key(key=f"key {number}") for number in range(9)]
     keys.append(some_key(key="slow", graph_seconds=1e-3, eager_seconds=1e-6))
-    keys.append(eager_key("host sync", key="unknown"))
+    keys.append(eager_key("frozen", key="unknown"))
     CHANCE.shuffle(keys)
     function = of(*keys)
     totals = {key.key: key.total_saved_seconds for key in keys}
@@ -244,12 +244,12 @@ def test_bars_are_as_long_as_the_times() -> None:
 
 def test_reasons_rerecordings_breaks_and_advice_are_said_in_words() -> None:
     function = of(
-        eager_key("host sync: float(x)\n waits", where="/home/me/app/model.py:33"),
+        eager_key("frozen: float(x)\n waits", where="/home/me/app/model.py:33"),
         some_key(rerecorded=(moved(4), moved(1, None, "evicted")), breaks=("a.py:1", "b.py:2")),
     )
     words = [
-        ("why", "host sync: float(x) waits (app/model.py:33)"),
-        ("advice", FIXES["host sync"]),
+        ("why", "frozen: float(x) waits (app/model.py:33)"),
+        ("advice", FIXES["frozen"]),
         ("captured again", "4 times: argument cache moved (model.py:31)"),
         ("captured again", "once: evicted (model.py:31)"),
         ("eager breaks", "a.py:1, b.py:2"),

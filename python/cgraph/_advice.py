@@ -18,11 +18,8 @@ FIXES = {
     "too many keys": "give sizes=, so that calls share graphs, and give as tensors the numbers that"
     " change",
     "frozen": "capture this key before freeze(), with .capture()",
-    "moved too often": "keep the argument at one address and change it in place, with copy_(), or"
-    " do not declare it static; add hooks once, before the first call",
-    "host sync": "keep the value in a tensor, or mark the work with @cgraph.eager_break",
-    "data-dependent shape": "use a fixed size and a mask, or mark the work with"
-    " @cgraph.eager_break",
+    "moved too often": "write to it in place, with copy_(), so that it stays where it is; an"
+    " argument need not be declared static, and hooks are best added once, before the first call",
     "tensors inside": "pass them as arguments of their own, or register the class with"
     " torch.utils._pytree.register_pytree_node",
     "no memory of its own": "pass the tensors that it consists of, or a dense copy",
@@ -32,9 +29,6 @@ FIXES = {
     "no elements": "nothing: there is no work to save",
     "tensor elsewhere": "move the tensor to the device before the call",
     "CPU tensor": "move the tensor to the device before the call",
-    "pageable copy": "make the host's tensor with pin_memory()",
-    "default stream": "work on torch.cuda.current_stream(), which is the capture's",
-    "unjoined stream": "let the current stream wait for the other before the function returns",
     "a break in a function whose": "call under torch.no_grad(), or graph what is before and behind"
     " the break on its own",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
@@ -52,6 +46,8 @@ _MANY = 3
 def advice(key: KeyReport) -> str | None:
     """What to do about a key; None if it is fine."""
     if key.state == "eager":
+        if key.fix is not None:
+            return f"{key.fix}; or mark the work with @cgraph.eager_break. Then call reset()"
         return _fix(key.reason or "")
     if key.saved_seconds is not None and key.saved_seconds <= 0:
         return f"do not graph this: {_comparison(key.graph_seconds, key.eager_seconds)}"

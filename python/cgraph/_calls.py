@@ -17,6 +17,9 @@ from cgraph.errors import ArgumentError
 
 __all__ = ["Arguments", "Call", "Leaf", "Mode", "Pattern", "dense_like", "hides_tensors"]
 
+# So many letters of a constant are shown.
+_LONG = 40
+
 Pattern = tuple[Any, ...]
 """What a native entry matches; see ``cgraph._core.Entry``."""
 
@@ -44,7 +47,8 @@ class Mode(NamedTuple):
     def __str__(self) -> str:
         """Those that are not torch's default for inference."""
         names = ["grad"] if self.grad else ["inference mode"] if self.inference else []
-        return ", ".join([*names, *(["autocast"] if self.autocast else [])])
+        kinds = [str(dtype).removeprefix("torch.") for is_on, dtype in self.autocast or () if is_on]
+        return ", ".join([*names, *(f"autocast {kind}" for kind in kinds)])
 
 
 @dataclass(frozen=True)
@@ -77,12 +81,16 @@ class Leaf:
     def __str__(self) -> str:
         """Name and value in words."""
         if self.kind == "constant":
-            return f"{self.name}={self.value!r:.40}"
+            text = repr(self.value)
+            return f"{self.name}={text if len(text) <= _LONG else text[:_LONG] + '…'}"
         dtype = str(self.value.dtype).removeprefix("torch.")
         if (form := _torch.form_of(self.value)) is not None:
             return f"{self.name}: {form} {dtype}"
         grad = " with grad" if self.value.requires_grad else ""
-        return f"{self.name}: {dtype}{list(self.value.shape)}{grad}"
+        if self.value.is_contiguous():
+            return f"{self.name}: {dtype}{list(self.value.shape)}{grad}"
+        strides = list(dense_like(self.value).stride())
+        return f"{self.name}: {dtype}{list(self.value.shape)} strides {strides}{grad}"
 
 
 class Arguments:

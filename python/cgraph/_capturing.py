@@ -19,16 +19,16 @@ from cgraph._keys import Key
 from cgraph._limits import Limits
 from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
+from cgraph._places import Places
 from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._refusals import reason_against
 from cgraph._source import place_of, user_line
 from cgraph._surroundings import modules_of
-from cgraph._text import first_line
+from cgraph._text import first_line, plural
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, NoGradientError, Trained, train
 from cgraph._trying import Padding
 from cgraph.errors import CaptureError, InstantiateError, StateError, add_note
-from cgraph.graphs import graph_pool_handle
 
 __all__ = ["Capturing"]
 
@@ -53,6 +53,7 @@ class Capturing:
         holding: Who is told of results that a caller still has.
         keys: All that were ever met, the first one first.
         limits: How many of them are captured and kept.
+        places: Where captures are made.
     """
 
     def __init__(
@@ -76,10 +77,7 @@ class Capturing:
         self._reached: Surroundings | None = None
         self._turn = turn
         self._padding = Padding(self, options)
-        self._buffers: dict[Hashable, _torch.WeakStorage] = {}
-        self._lanes: dict[int, _core.Lane] = {}
-        # Pool and stream of each device's captures without gradients.
-        self._places: dict[int | None, tuple[Any, Any]] = {}
+        self.places = Places(options.pool)
         self._is_warm = False
         self.limits = Limits(self.keys, dispatcher, options)
 
@@ -214,7 +212,9 @@ class Capturing:
         self._reached = self.surroundings(call)
         identity = self.identity(call, self._reached)
         if (key := self.keys.get(identity)) is None:
-            key = self.keys[identity] = Key(str(call))
+            _, training, requires_grad, _ = identity
+            text = ", ".join(filter(None, (str(call), _modules_in_words(training, requires_grad))))
+            key = self.keys[identity] = Key(text)
         return key
 
     def require_no_reason_against(self, call: Call) -> None:
@@ -232,7 +232,9 @@ class Capturing:
         key = self.keys.get(self.identity(call))
         return key is not None and key.reason is not None
 
-    def identity(self, call: Call, surroundings: Surroundings | None = None) -> Hashable:
+    def identity(
+        self, call: Call, surroundings: Surroundings | None = None
+    ) -> tuple[Hashable, tuple[bool, ...], tuple[bool, ...], int]:
         """What all calls of a key have in common, as the modules are now."""
         surroundings = surroundings or self.surroundings(call)
         training = surroundings.training
@@ -246,7 +248,7 @@ class Capturing:
         surroundings = self._reached
         assert surroundings is not None
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
-        pool, stream = self._place(driver, needs_grad)
+        pool, stream = self.places.place(driver, needs_grad)
         measures = self._options.measure and not self._options.debug
         only_captures = not (self._options.warmup or measures or needs_grad or self._options.debug)
         plan = Plan(
@@ -268,11 +270,11 @@ class Capturing:
                 driver.synchronize()
             with _torch.without_gradients():
                 statics = [
-                    self._static(place, tensor, not needs_grad, not only_captures)
+                    self.places.static(place, tensor, not needs_grad, not only_captures)
                     for place, tensor in enumerate(call.tensors)
                 ]
             copies = self._options.outputs == "clone"
-            lane = self.lane()
+            lane = self.places.lane()
             recorded: Recorded | Trained | None = None
             if needs_grad:
                 with suppress(NoGradientError):
@@ -325,62 +327,12 @@ class Capturing:
         self.limits.clear()
         self._surroundings.clear()
         self._reached = None
-        self._places.clear()
-        self._buffers.clear()
+        self.places.clear()
         self._is_warm = False
 
     def _reason_against(self, call: Call) -> str | None:
         reached = self._reached or self.surroundings(call)
         return reason_against(call) or reached.reason_against
-
-    def _place(self, driver: _driver.Driver, needs_grad: bool) -> tuple[Any, Any]:
-        """Pool and stream of a capture.
-
-        All without gradients share them. One with gradients has a pool of its own: what a forward
-        pass has saved must outlast the replays of other keys until the backward pass.
-        """
-        ordinal = torch.cuda.current_device() if driver.device_type == "cuda" else None
-        if ordinal not in self._places:
-            given = self._options.pool
-            pool = graph_pool_handle() if given is None else given
-            self._places[ordinal] = pool, driver.new_stream()
-        pool, stream = self._places[ordinal]
-        return (graph_pool_handle() if needs_grad else pool), stream
-
-    def lane(self) -> _core.Lane | None:
-        """The stream that the graphs of the current device were replayed on last."""
-        if _driver.current().device_type != "cuda":
-            return None
-        ordinal = torch.cuda.current_device()
-        if ordinal not in self._lanes:
-            device = _core.Device.cuda(ordinal)
-            source: Any = _torch.current_stream_source()
-            self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
-        return self._lanes[ordinal]
-
-    def _static(
-        self, place: int, tensor: torch.Tensor, is_shared: bool, fills: bool
-    ) -> torch.Tensor:
-        """Memory that a graph reads instead of a tensor's, with the same contents if that is asked.
-
-        Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
-        a backward pass may come after calls of other keys, and reads what its forward pass got.
-        """
-        if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
-            static = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-        else:
-            form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
-            known = self._buffers.get(form)
-            whole = None if known is None else known.get()
-            if whole is not None and whole.nbytes() >= tensor.nbytes:
-                static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
-                return static.copy_(tensor) if fills else static
-            static = tensor.detach().clone()
-            self._buffers[form] = _torch.WeakStorage(static)
-        if not fills:
-            # Replays on another stream may write it, whose memory this one has used.
-            _driver.current().synchronize()
-        return static
 
     def _debug(self, plan: Plan, key: Key, call: Call, recorded: Recorded | Trained) -> None:
         """Let a key be replayed for debugging; captures it in steps of one operator."""
@@ -404,7 +356,8 @@ class Capturing:
     def _is_ready(self, key: Key, call: Call, is_frozen: bool) -> bool:
         """Whether a key has a graph for a call; one that was put away is brought back."""
         if key.away is not None:
-            if key.moved(call) is not None:
+            if (moved := key.moved(call)) is not None:
+                self._require_unmoved(key, moved, is_frozen)
                 self.limits.drop(key, "evicted")
                 return False
             try:
@@ -418,19 +371,30 @@ class Capturing:
             for entry in known:
                 self._dispatcher.add(entry)
             self.limits.evict(key)
-        return key.state == "captured" and self._is_in_place(key, call)
+        return key.state == "captured" and self._is_in_place(key, call, is_frozen)
 
-    def _is_in_place(self, key: Key, call: Call) -> bool:
+    def _is_in_place(self, key: Key, call: Call, is_frozen: bool) -> bool:
         """Whether all is there that a graph reads where it lies; else its key is captured anew."""
         moved = key.moved(call)
         if moved is None:
             return True
-        count = key.again("moved", moved, user_line())
+        self._require_unmoved(key, moved, is_frozen)
         self.limits.drop(key, "eager")
-        if count > self._options.max_recording:
-            key.reason = f"moved too often: {moved}, {count} times"
+        count = key.times("moved", moved)
+        if count < self._options.max_recording:
+            key.again("moved", moved, user_line())
+        else:
+            key.reason = f"moved too often: {moved}, {count + 1} times"
             key.warn(self._name)
         return False
+
+    def _require_unmoved(self, key: Key, moved: str, is_frozen: bool) -> None:
+        if is_frozen:
+            raise StateError(
+                f"{self._name} was frozen, and {moved} is another one or lies elsewhere than at the"
+                f" capture of the key ({key.text}): put it back, write to it in place, or call"
+                " reset()"
+            )
 
     def _require_thawed(self, key: Key, is_frozen: bool) -> None:
         if is_frozen:
@@ -464,14 +428,16 @@ class Capturing:
         reason = first_line(error)
         if not isinstance(error, GradientBreakError):
             reason = f"raised in the capture: {type(error).__name__}: {reason}"
-        where = place_of(error)
+        from cgraph._findings import fix_of
+
+        where, fix = place_of(error), fix_of(error)
         # What the frames still hold of the capture would meet the eager call in autograd.
         traceback.clear_frames(error.__traceback__)
 
         def run() -> Any:
             # What it raises here is its own affair, and the next call may go well.
             result = self.function(*args, **kwargs)
-            self._stay_eager(key, call, reason, where)
+            self._stay_eager(key, call, reason, where, fix)
             return result
 
         return run
@@ -489,7 +455,9 @@ class Capturing:
         self._stay_eager(self.key(call), call, reason, user_line())
         return functools.partial(self.function, *args, **kwargs)
 
-    def _stay_eager(self, key: Key, call: Call, reason: str, where: str | None) -> None:
+    def _stay_eager(
+        self, key: Key, call: Call, reason: str, where: str | None, fix: str | None = None
+    ) -> None:
         entry = None
         if reason.startswith(Limits.TOO_MANY):
             self.limits.remember(self.identity(call))
@@ -497,7 +465,19 @@ class Capturing:
             entry = entry_of_call(self.function, call, self.surroundings(call))
             self._dispatcher.add(entry)
         is_new = not any(one.reason == reason for one in self.keys.values())
-        key.run_eagerly(reason, where, entry)
+        key.run_eagerly(reason, where, entry, fix)
         key.eager_calls += 1
         if is_new:
             key.warn(self._name)
+
+
+def _modules_in_words(training: tuple[bool, ...], requires_grad: tuple[bool, ...]) -> str:
+    """What calls of a key have in common of modules; nothing if there are none."""
+    words = []
+    if training:
+        count = sum(training)
+        some = f"training: {count} of {len(training)} modules"
+        words.append("training" if all(training) else some if count else "eval")
+    if requires_grad:
+        words.append(f"{plural(sum(requires_grad), 'weight')} with grad")
+    return ", ".join(words)

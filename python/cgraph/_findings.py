@@ -15,7 +15,7 @@ from cgraph import _source
 from cgraph._text import short_place
 from cgraph.errors import CaptureError, CgraphError
 
-__all__ = ["KINDS", "OPERATORS", "Finding", "Log", "blame"]
+__all__ = ["KINDS", "OPERATORS", "Finding", "Log", "blame", "fix_of"]
 
 
 class Advice(NamedTuple):
@@ -61,7 +61,8 @@ KINDS = {
     "generator": Advice(
         "refused",
         "draws from a generator of its own",
-        "call graph.register_generator_state(generator) before the capture",
+        "draw from the default one, or call graph.register_generator_state(generator) before the"
+        " capture",
     ),
     "optimizer": Advice(
         "refused",
@@ -132,6 +133,7 @@ _TEXTS = {
     "STREAM_CAPTURE_ISOLATION": "outside wait",
     "legacy stream": "default stream",
     "STREAM_CAPTURE_IMPLICIT": "default stream",
+    "STREAM_CAPTURE_UNJOINED": "unjoined stream",
 }
 _UNPINNED = "unless the CPU tensor is pinned"
 _CAPTURE_CODES = range(900, 909)
@@ -218,6 +220,31 @@ def blame(error: BaseException, is_broken: bool) -> str | None:
     Returns:
         One line; None if the exception is the user's own.
     """
+    found = _blamed(error, is_broken)
+    if found is None:
+        return None
+    kind, level = found
+    file, line = level.tb_frame.f_code.co_filename, level.tb_lineno
+    source = linecache.getline(file, line).strip()
+    where = short_place(f"{file}:{line}") + (f" `{source}`" if source else "")
+    return f"{where}: {KINDS[kind].what}: {KINDS[kind].fix}"
+
+
+def fix_of(error: BaseException) -> str | None:
+    """What to do about a capture's failure; None if that is not known."""
+    found = _blamed(error, is_broken=False)
+    if found is not None:
+        kind = found[0]
+    elif isinstance(error, CaptureError):
+        # At its end, where no line of the user's is at work.
+        kind = next((kind for part, kind in _TEXTS.items() if part in str(error)), "unknown")
+    else:
+        return None
+    return None if kind == "unknown" else KINDS[kind].fix
+
+
+def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] | None:
+    """The kind of a capture's failure, and the user's innermost frame."""
     text = _text(error)
     frames = list(_levels(error.__traceback__))
     mine = [place for place, level in enumerate(frames) if _is_users(level)]
@@ -227,10 +254,7 @@ def blame(error: BaseException, is_broken: bool) -> str | None:
     kind = _kind(text or "", level, [one.tb_frame.f_code.co_name for one in inner])
     if kind == "unknown" and isinstance(error, CgraphError):
         return None  # its own text says more
-    file, line = level.tb_frame.f_code.co_filename, level.tb_lineno
-    source = linecache.getline(file, line).strip()
-    where = short_place(f"{file}:{line}") + (f" `{source}`" if source else "")
-    return f"{where}: {KINDS[kind].what}: {KINDS[kind].fix}"
+    return kind, level
 
 
 def _text(error: BaseException) -> str | None:

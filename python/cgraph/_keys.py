@@ -33,6 +33,7 @@ class Key:
         state: What calls of it do.
         reason: Why they run eagerly.
         where: The line that is the reason.
+        fix: What to do about it, where that is known.
         recorded: The capture; None without one.
         entry: What replays it, or hands a call on.
         padded: The entries of calls that are padded to it, by what such calls have in common.
@@ -49,6 +50,7 @@ class Key:
         self.state: State = "eager"
         self.reason: str | None = None
         self.where: str | None = None
+        self.fix: str | None = None
         self.recorded: Recorded | Trained | None = None
         self.waits = 0
         self.entry: _core.Entry | None = None
@@ -118,10 +120,12 @@ class Key:
         self.recorded, self.entry = recorded, entry
         self.capture_seconds += recorded.seconds
 
-    def run_eagerly(self, reason: str, where: str | None, entry: _core.Entry | None) -> None:
+    def run_eagerly(
+        self, reason: str, where: str | None, entry: _core.Entry | None, fix: str | None
+    ) -> None:
         """Calls run eagerly from now on."""
         self.drop("eager")
-        self.reason, self.where, self.entry = reason, _short(where), entry
+        self.reason, self.where, self.fix, self.entry = reason, _short(where), fix, entry
 
     def warn(self, name: str) -> None:
         """Say that calls run eagerly, and what to do; ``name`` is the function's."""
@@ -132,9 +136,12 @@ class Key:
             stacklevel=levels_to_user(),
         )
 
-    def again(self, reason: str, argument: str | None, where: str | None) -> int:
-        """Count a new capture; how many that were for this reason and argument."""
+    def again(self, reason: str, argument: str | None, where: str | None) -> None:
+        """Count a new capture."""
         self._again[reason, argument, _short(where)] += 1
+
+    def times(self, reason: str, argument: str | None) -> int:
+        """How often it was captured anew for this reason and argument."""
         return sum(
             count
             for (why, what, _), count in self._again.items()
@@ -201,6 +208,7 @@ class Key:
             replays=self.replays,
             eager_calls=eager_calls,
             capture_seconds=self.capture_seconds,
+            fix=self.fix if self.state == "eager" else None,
             **facts,
         )
 

@@ -251,7 +251,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             hooks = _torch.hook_count()
             rollback.captures_now(gradients.captures_now())
             with collections_held_off():
-                graph, result = _captured(run, plan, call, statics, driver)
+                drawn = rollback.generators_of(driver.device_type)
+                graph, result = _captured(run, plan, call, statics, driver, drawn)
             rollback.leave_alone(tree_flatten(result)[0], statics)
             try:
                 _require_no_new_attributes(of_capture)
@@ -318,9 +319,12 @@ def _captured(
     call: Call,
     statics: list[torch.Tensor],
     driver: _driver.Driver,
+    generators: Sequence[torch.Generator],
 ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
     """Capture on the current stream."""
     graph = CUDAGraph(keep_graph=plan.keep_template)
+    for generator in generators:
+        graph.register_generator_state(generator)
     graph._statics = tuple(statics)
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
     try:
@@ -347,6 +351,7 @@ def _captured(
         stream=plan.stream,
         capture_error_mode=plan.mode,
         statics=statics,
+        generators=generators,
     )
 
 

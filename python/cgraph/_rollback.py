@@ -59,7 +59,7 @@ class Rollback:
             first gets them, which is too late if ``zero_grad()`` comes first. For one with a
             history, the leaves behind it are noted.
         generators: Whose state is put back. The default generators of the CPU and of the current
-            CUDA device always are.
+            CUDA device always are, and so are those that operators get outside a capture.
         is_capturing: Whether a capture is open; asked at each operator that writes.
     """
 
@@ -99,8 +99,9 @@ class Rollback:
     @property
     def has_changes(self) -> bool:
         """Whether there is something to put back, as far as can be known without comparing."""
+        states = [*self._states, *self._watch.generators]
         has_drawn = any(
-            not torch.equal(generator.get_state(), state) for generator, state in self._states
+            not torch.equal(generator.get_state(), state) for generator, state in states
         )
         return has_drawn or bool(self._watch.storages)
 
@@ -126,6 +127,11 @@ class Rollback:
         A replay would write it, too, and that could not be put back.
         """
         return self._watch.has_unseen
+
+    def generators_of(self, device_type: str) -> list[torch.Generator]:
+        """Those that operators got besides the default ones, and that are of a kind of device."""
+        found = (generator for generator, _ in self._watch.generators)
+        return [generator for generator in found if generator.device.type == device_type]
 
     @property
     def is_state_made(self) -> bool:
@@ -225,12 +231,13 @@ class Rollback:
                 storage.undo()
             for tensor in watch.tensors.values():
                 tensor.undo_autograd()
-            for generator, state in self._states:
+            for generator, state in (*watch.generators, *self._states):
                 generator.set_state(state)
             for device in on_gpu:
                 torch.cuda.synchronize(device)
         watch.tensors.clear()
         watch.storages.clear()
+        watch.generators.clear()
 
 
 def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
@@ -261,6 +268,7 @@ class Watch(TorchDispatchMode):
         noticed: The numbers of storages of which it is noted whether they are used.
         used: Those that captured operators get.
         computed: Those of the storages that operators made before.
+        generators: Those that operators got, with their states before.
         over: The block has ended; where the mode could not be left, it does nothing.
         has_unseen: A capture writes storages that it has not made and that were not written before.
     """
@@ -276,6 +284,7 @@ class Watch(TorchDispatchMode):
         self.is_state_made = False
         self.noticed: set[int] = set()
         self.used: set[int] = set()
+        self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.over = False
         self.has_unseen = False
         self._is_capturing = is_capturing
@@ -304,6 +313,8 @@ class Watch(TorchDispatchMode):
                     self.note(tensor)
             if written:
                 self._note_written(written)
+            if (generator := kwargs.get("generator")) is not None:
+                self._note_generator(generator)
             if self.noticed and self._is_capturing():
                 self._note_used(given)
         result = run()
@@ -346,6 +357,12 @@ class Watch(TorchDispatchMode):
                 with _torch.without_modes():
                     copy = _bytes(memory).clone()
                     self.storages[number] = _Storage(memory, nbytes, copy, tensor.dtype)
+
+    def _note_generator(self, generator: torch.Generator) -> None:
+        defaults = (torch.default_generator, *torch.cuda.default_generators)
+        known = (*defaults, *(one for one, _ in self.generators))
+        if not self._is_capturing() and not any(_torch.is_same(generator, one) for one in known):
+            self.generators.append((generator, generator.get_state()))
 
     def _note_used(self, given: list[torch.Tensor]) -> None:
         memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]

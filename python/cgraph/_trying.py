@@ -122,7 +122,7 @@ class Padding:
                 copies=self._options.outputs == "clone",
                 held=self._capturing.holding,
             ),
-            lane=self._capturing.lane(),
+            lane=self._capturing.places.lane(),
             turn=surroundings.turn,
         )
 

@@ -53,7 +53,8 @@ class KeyReport:
     Attributes:
         key: What its calls have in common, as ``x: float32[8, 16], mask: None, no grad``.
         state: What calls of it do now.
-        reason: Why they run eagerly. If it begins with one of :data:`FIXES`, the advice is its fix.
+        reason: Why they run eagerly. If it begins with one of :data:`FIXES`, the advice is its fix,
+            unless ``fix`` is given.
         where: The line that is the reason.
         rerecorded: Why it was captured again.
         replays: How many calls were a replay, the one after the capture included.
@@ -66,6 +67,7 @@ class KeyReport:
             gradients of both passes. None where it was not measured: with breaks, whose Python
             would run, or while the backward pass of another call might follow.
         eager_seconds: Of one eager call, measured likewise in the warm-up.
+        fix: What to do about a capture that failed, where that is known.
     """
 
     key: str
@@ -81,6 +83,7 @@ class KeyReport:
     breaks: tuple[str, ...]
     graph_seconds: float | None
     eager_seconds: float | None
+    fix: str | None = None
 
     @property
     def saved_seconds(self) -> float | None:

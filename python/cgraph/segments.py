@@ -67,6 +67,7 @@ class SegmentedGraph(_core.Segments):
         stream: Any = None,
         capture_error_mode: str = "thread_local",
         statics: Sequence[torch.Tensor] = (),
+        generators: Sequence[torch.Generator] = (),
     ) -> tuple[SegmentedGraph, R]:
         """Run a function once, and capture all of it but its breaks.
 
@@ -80,6 +81,7 @@ class SegmentedGraph(_core.Segments):
             stream: As for :class:`cgraph.graph`.
             capture_error_mode: As for :class:`cgraph.graph`.
             statics: Tensors that :meth:`replay_with` copies to before the first segment.
+            generators: What random numbers are drawn from besides the default generator.
 
         Returns:
             The segments, and what the function has returned.
@@ -107,8 +109,8 @@ class SegmentedGraph(_core.Segments):
         if _torch.wants_gc():
             gc.collect()
         driver.empty_cache()
-        session = _Session(driver, stream, pool, capture_error_mode)
-        random = _RandomState(stream if driver.device_type == "cuda" else None)
+        session = _Session(driver, stream, pool, capture_error_mode, generators)
+        random = _RandomState(stream if driver.device_type == "cuda" else None, generators)
         try:
             with context, collections_held_off(), session.forks.watched(), breakable(session):
                 session.begin(statics)
@@ -179,8 +181,16 @@ class SegmentedGraph(_core.Segments):
 class _Session:
     """The capture of one function, segment by segment."""
 
-    def __init__(self, driver: _driver.Driver, stream: Any, pool: Pool, mode: str) -> None:
+    def __init__(
+        self,
+        driver: _driver.Driver,
+        stream: Any,
+        pool: Pool,
+        mode: str,
+        generators: Sequence[torch.Generator],
+    ) -> None:
         self.forks = Forks(stream)
+        self._generators = generators
         self._driver = driver
         self._stream = stream
         self._pool = pool
@@ -196,6 +206,8 @@ class _Session:
         """Begin a segment on the capturing stream, which is current."""
         segment = CUDAGraph()
         segment._statics = statics
+        for generator in self._generators:
+            segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         self._open = segment
         self._modes_inside = _torch.mode_count()
@@ -364,9 +376,12 @@ class _Break:
 
 
 class _RandomState:
-    """The random state of the host, and of the device of a CUDA stream, to be put back."""
+    """The random state of the host, the device of a CUDA stream and others, to be put back."""
 
-    def __init__(self, stream: torch.cuda.Stream | None) -> None:
+    def __init__(
+        self, stream: torch.cuda.Stream | None, generators: Sequence[torch.Generator]
+    ) -> None:
+        self._others = [(generator, generator.get_state()) for generator in generators]
         self._ordinal = None if stream is None else stream.device_index
         self._host = torch.get_rng_state()
         if self._ordinal is not None:
@@ -375,6 +390,8 @@ class _RandomState:
     def restore(self) -> None:
         """Put it back."""
         torch.set_rng_state(self._host)
+        for generator, state in self._others:
+            generator.set_state(state)
         if self._ordinal is not None:
             torch.cuda.set_rng_state(self._device, self._ordinal)
 

@@ -1,0 +1,82 @@
+"""Where the captures of a graphed function are made: pools, streams and static memory."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._driver import Pool
+from cgraph.graphs import graph_pool_handle
+
+__all__ = ["Places"]
+
+
+class Places:
+    """Pools, streams and static memory of one function.
+
+    Args:
+        pool: That of captures without gradients, if it is given.
+    """
+
+    def __init__(self, pool: Pool | None) -> None:
+        self._given = pool
+        # Pool and stream of each device's captures without gradients.
+        self._places: dict[int | None, tuple[Any, Any]] = {}
+        self._lanes: dict[int, _core.Lane] = {}
+        self._buffers: dict[Hashable, _torch.WeakStorage] = {}
+
+    def place(self, driver: _driver.Driver, needs_grad: bool) -> tuple[Any, Any]:
+        """Pool and stream of a capture.
+
+        All without gradients share them. One with gradients has a pool of its own: what a forward
+        pass has saved must outlast the replays of other keys until the backward pass.
+        """
+        ordinal = torch.cuda.current_device() if driver.device_type == "cuda" else None
+        if ordinal not in self._places:
+            pool = graph_pool_handle() if self._given is None else self._given
+            self._places[ordinal] = pool, driver.new_stream()
+        pool, stream = self._places[ordinal]
+        return (graph_pool_handle() if needs_grad else pool), stream
+
+    def lane(self) -> _core.Lane | None:
+        """The stream that the graphs of the current device were replayed on last."""
+        if _driver.current().device_type != "cuda":
+            return None
+        ordinal = torch.cuda.current_device()
+        if ordinal not in self._lanes:
+            device = _core.Device.cuda(ordinal)
+            source: Any = _torch.current_stream_source()
+            self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
+        return self._lanes[ordinal]
+
+    def static(
+        self, place: int, tensor: torch.Tensor, is_shared: bool, fills: bool
+    ) -> torch.Tensor:
+        """Memory that a graph reads instead of a tensor's, with the same contents if that is asked.
+
+        Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
+        a backward pass may come after calls of other keys, and reads what its forward pass got.
+        """
+        if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
+            static = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+        else:
+            form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
+            known = self._buffers.get(form)
+            whole = None if known is None else known.get()
+            if whole is not None and whole.nbytes() >= tensor.nbytes:
+                static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
+                return static.copy_(tensor) if fills else static
+            static = tensor.detach().clone()
+            self._buffers[form] = _torch.WeakStorage(static)
+        if not fills:
+            # Replays on another stream may write it, whose memory this one has used.
+            _driver.current().synchronize()
+        return static
+
+    def clear(self) -> None:
+        """Forget pools and memory."""
+        self._places.clear()
+        self._buffers.clear()

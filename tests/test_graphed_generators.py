@@ -1,0 +1,82 @@
+"""Graphed functions that draw from generators of the user's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import cgraph
+from lab import Lab, fresh
+
+
+def two_alike(lab: Lab) -> tuple[torch.Generator, torch.Generator]:
+    seed = int(torch.randint(1 << 30, ()))
+    both = torch.Generator(lab.device), torch.Generator(lab.device)
+    for one in both:
+        one.manual_seed(seed)
+    return both
+
+
+def of_closure(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    return lambda x: torch.rand(x.shape, generator=generator, device=x.device) + x
+
+
+def of_argument(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+    def draw(x: Tensor, generator: torch.Generator) -> Tensor:
+        return x.clone().uniform_(generator=generator)
+
+    graphed = cgraph.graphed(draw, on_fail="raise")
+    return lambda x: graphed(x, generator)
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_replays_draw_what_eager_draws(lab: Lab, warmup: int) -> None:
+    mine, twin = two_alike(lab)
+    graphed = cgraph.graphed(of_closure(mine), on_fail="raise", warmup=warmup)
+    eager = of_closure(twin)
+    for rows in (3, 3, 5, 3, 5):
+        x = fresh(lab, rows)
+        assert torch.equal(graphed(x), eager(x))
+    assert graphed.report().captured == 2
+    assert torch.equal(mine.get_state(), twin.get_state())
+
+
+def test_a_generator_may_be_an_argument(lab: Lab) -> None:
+    mine, twin = two_alike(lab)
+    graphed = of_argument(mine)
+    for _ in range(3):
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), x.clone().uniform_(generator=twin))
+
+
+def test_segments_and_their_breaks_draw_in_order(lab: Lab) -> None:
+    def steps(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
+        draw = of_closure(generator)
+        pause = cgraph.eager_break(draw)
+        return lambda x: draw(pause(draw(x))) * 2
+
+    mine, twin = two_alike(lab)
+    graphed, eager = cgraph.graphed(steps(mine), on_fail="raise"), steps(twin)
+    for _ in range(4):
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), eager(x))
+    assert torch.equal(mine.get_state(), twin.get_state())
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_with_gradients_calls_draw_what_eager_draws(lab: Lab) -> None:
+    mine, twin = two_alike(lab)
+    module = nn.Linear(4, 4).to(lab.device)
+
+    def step(x: Tensor, generator: torch.Generator) -> Tensor:
+        return module(x) * torch.rand(4, generator=generator, device=x.device)
+
+    graphed = cgraph.graphed(lambda x: step(x, mine))
+    for _ in range(3):
+        x = fresh(lab, 2, 4)
+        assert_close(graphed(x), step(x, twin))
+    assert torch.equal(mine.get_state(), twin.get_state())

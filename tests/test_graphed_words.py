@@ -1,0 +1,137 @@
+"""What a graphed function says of its keys: what differs between them, and how to mend them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from cgraph.errors import StateError
+from lab import Lab, SimLab, fresh
+
+
+def texts(graphed: cgraph.functions.GraphedFunction) -> list[str]:
+    return [key.key for key in graphed.report().keys]
+
+
+def test_keys_that_differ_have_different_words(lab: Lab) -> None:
+    module = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.0)).to(lab.device)
+    graphed = cgraph.graphed(module)
+    x = fresh(lab, 3, 3)
+    for is_training in (True, False):
+        module.train(is_training)
+        graphed(x)
+        with torch.no_grad():
+            graphed(x)
+    module[1].train()
+    with torch.no_grad():
+        graphed(x)
+        graphed(x.t())
+        with torch.autocast(lab.device, torch.bfloat16):
+            graphed(x)
+    module[0].weight.requires_grad_(False)
+    graphed(x)
+    assert texts(graphed) == [
+        "input: float32[3, 3], grad, training, 2 weights with grad",
+        "input: float32[3, 3], training",
+        "input: float32[3, 3], grad, eval, 2 weights with grad",
+        "input: float32[3, 3], eval",
+        "input: float32[3, 3], training: 1 of 3 modules",
+        "input: float32[3, 3] strides [1, 3], training: 1 of 3 modules",
+        "input: float32[3, 3], autocast bfloat16, training: 1 of 3 modules",
+        "input: float32[3, 3], grad, training: 1 of 3 modules, 1 weight with grad",
+    ]
+
+
+def test_a_long_constant_is_shown_as_far_as_it_goes(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, name: x + len(name))
+    with torch.no_grad():
+        graphed(fresh(lab, 2), "a" * 60)
+    assert texts(graphed) == ["x: float32[2], name='" + "a" * 39 + "…"]
+
+
+def test_a_frozen_function_names_what_its_missing_key_has(lab: Lab) -> None:
+    module = nn.Linear(3, 3).to(lab.device).eval()
+    graphed = cgraph.graphed(module)
+    x = fresh(lab, 2, 3)
+    with torch.no_grad():
+        graphed.capture(x).freeze()
+        module.train()
+        with pytest.raises(StateError, match=r"the key \(input: float32\[2, 3\], training\)"):
+            graphed(x)
+
+
+def test_a_frozen_function_names_what_has_moved_and_keeps_its_graph(lab: Lab) -> None:
+    module = nn.Linear(3, 3).to(lab.device).eval()
+    graphed = cgraph.graphed(module)
+    x, weight = fresh(lab, 2, 3), module.weight
+    with torch.no_grad():
+        graphed.capture(x).freeze()
+        module.weight = nn.Parameter(fresh(lab, 3, 3))
+        with pytest.raises(StateError, match=r"frozen, and weight is another one .*put it back"):
+            graphed(x)
+        module.weight = weight
+        torch.testing.assert_close(graphed(x), module(x))
+
+
+def test_a_call_that_raises_in_its_warm_up_leaves_no_key(lab: Lab) -> None:
+    def wrong(x: Tensor) -> Tensor:
+        raise ValueError("mine")
+
+    graphed = cgraph.graphed(wrong)
+    for _ in range(2):
+        with pytest.raises(ValueError, match="mine"):
+            graphed(fresh(lab, 2))
+    assert texts(graphed) == []
+
+
+FAILURES: list[tuple[Callable[[Tensor], object], str]] = [
+    (lambda x: x * x.sum().item(), "return the tensor and read it after the replay"),
+    (lambda x: x if x.sum() > 0 else -x, "choose on the device with torch.where"),
+    (lambda x: x[x > 0], "keep the shape fixed"),
+]
+
+
+@pytest.mark.parametrize(("function", "fix"), FAILURES)
+def test_a_failed_capture_says_how_to_mend_the_line(
+    lab: Lab, function: Callable[[Tensor], object], fix: str
+) -> None:
+    graphed = cgraph.graphed(function)
+    with pytest.warns(UserWarning, match=f"test_graphed_words.py.*What to do: {fix}"):
+        graphed(fresh(lab, 4))
+    (key,) = graphed.report().keys
+    assert key.fix is not None and key.fix.startswith(fix)
+    assert key.advice == f"{key.fix}; or mark the work with @cgraph.eager_break. Then call reset()"
+
+
+def test_a_stream_that_is_not_joined_is_said_to_be_joined(sim: SimLab) -> None:
+    def forgetful(x: Tensor) -> Tensor:
+        side = sim.stream()
+        sim.fork(side)
+        with sim.use(side):
+            x * 2
+        return x + 1
+
+    with pytest.warns(UserWarning, match="let the capturing stream wait for it afterwards"):
+        cgraph.graphed(forgetful)(fresh(sim, 4))
+
+
+def test_a_module_that_moves_too_often_is_captured_as_often_as_is_said(lab: Lab) -> None:
+    runs = []
+
+    def read(x: Tensor, cache: Tensor) -> Tensor:
+        runs.append(cgraph.is_current_stream_capturing())
+        return x + cache
+
+    graphed = cgraph.graphed(read, static_argnames="cache", max_recording=2)
+    x, caches = fresh(lab, 3), [fresh(lab, 3) for _ in range(4)]
+    for cache in caches[:3]:
+        graphed(x, cache)
+    with pytest.warns(UserWarning, match="moved too often: cache, 3 times"):
+        graphed(x, caches[3])
+    (key,) = graphed.report().keys
+    assert runs.count(True) == 3
+    assert [(one.argument, one.count) for one in key.rerecorded] == [("cache", 2)]
