@@ -430,3 +430,23 @@ def test_random_chains_of_operators_equal_eager(lab: Lab, debug: str) -> None:
     for _ in range(2):
         x = fresh(lab, 8, 8)
         assert torch.allclose(run(x), chain(x), rtol=1e-4, atol=1e-4), order
+
+
+def test_sync_blames_no_operator_for_what_a_break_raises(lab: Lab) -> None:
+    raises = []
+
+    @cgraph.eager_break
+    def pause(x: Tensor) -> Tensor:
+        if raises:
+            raise ValueError("mine")
+        return x * 2
+
+    function = cgraph.graphed(lambda x: pause(x + 1) + 1, debug="sync")
+    x = fresh(lab, 3)
+    assert torch.equal(function(x), (x + 1) * 2 + 1)
+    raises.append(1)
+    with pytest.raises(ValueError, match="mine") as caught:
+        function(x)
+    assert "aten" not in "".join(getattr(caught.value, "__notes__", []))
+    raises.clear()
+    assert torch.equal(function(x), (x + 1) * 2 + 1)

@@ -319,3 +319,12 @@ def test_the_memory_of_padded_calls_goes_with_their_function(lab: Lab) -> None:
     del graphed
     gc.collect()
     assert not any(one.name == "affine" for one in cgraph.report().functions)
+
+
+def test_sizes_that_count_nothing_are_told_of_once(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, sizes=[2, 4], dim=3)
+    with pytest.warns(UserWarning, match=r"sizes= has no effect on \(x: .* dim=3") as caught:
+        for rows in (2, 3, 3):
+            x = fresh(lab, rows, 5)
+            assert torch.equal(graphed(x), x * 2)
+    assert len(caught) == 1

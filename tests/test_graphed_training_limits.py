@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -402,3 +403,30 @@ def test_measuring_leaves_buffers_random_numbers_and_gradients_as_they_were(lab:
     assert x.grad is None
     (key,) = graphed.report().keys
     assert key.graph_seconds is not None
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: nn.Sequential(nn.ReLU(inplace=True), nn.Linear(6, 6)),
+        lambda: nn.Sequential(
+            nn.Unflatten(1, (2, 3)), nn.ReLU(inplace=True), nn.Flatten(), nn.Linear(6, 6)
+        ),
+    ],
+)
+def test_an_argument_with_a_history_that_is_written_in_place_runs_eagerly(
+    lab: Lab, make: Callable[[], nn.Module]
+) -> None:
+    before, net = nn.Linear(6, 6).to(lab.device), make().to(lab.device)
+    eager = copy.deepcopy(net)
+    graphed = cgraph.graphed(net)
+    for call in range(3):
+        x = fresh(lab, 4, 6)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            graphed(before(x)).sum().backward()
+        assert [f"{one.message}" for one in caught if "clone of it" in f"{one.message}"] or call
+        eager(before(x)).sum().backward()
+        assert same_gradients(net, eager)
+    with pytest.raises(RuntimeError, match="a leaf Variable"):
+        graphed(leaf(lab, 4, 6))

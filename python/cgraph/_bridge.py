@@ -112,8 +112,9 @@ class Bridge:
     def _error(self, found: str, expected: str) -> CaptureError:
         return CaptureError(
             f"{self._name} has returned {found} in a replay, expected {expected} as in the capture:"
-            " the segments behind the break were captured with that. Capture again, or let the"
-            " break return tensors of fixed shape in place of what changes"
+            " the segments behind the break were captured with that. Let the break return tensors"
+            " of fixed shape in place of what changes, or capture again; a graphed function does so"
+            " after reset()"
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
+import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
@@ -15,16 +16,16 @@ from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._claims import PoolBusyError, claimed
 from cgraph._held import Holding
-from cgraph._keys import Key
+from cgraph._keys import Key, modules_in_words
 from cgraph._limits import Limits
 from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._places import Places
 from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._refusals import reason_against
-from cgraph._source import place_of, user_line
-from cgraph._surroundings import modules_of
-from cgraph._text import first_line, plural
+from cgraph._source import levels_to_user, place_of, user_line
+from cgraph._surroundings import modules_of, tensors_held_by
+from cgraph._text import first_line
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, NoGradientError, Trained, train
 from cgraph._trying import Padding
@@ -79,6 +80,8 @@ class Capturing:
         self._padding = Padding(self, options)
         self.places = Places(options.pool)
         self._is_warm = False
+        # Whether it was said that calls are not captured under hooks.
+        self._has_told = False
         self.limits = Limits(self.keys, dispatcher, options)
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
@@ -159,6 +162,9 @@ class Capturing:
         reason = self._reason_against(whole) or (None if recurs else self.limits.explosion(key))
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
+        if self._is_saved_elsewhere(whole):
+            key.eager_calls += 1
+            return functools.partial(self.function, *args, **kwargs)
         try:
             self.capture(key, whole)
         except WarmupError as error:
@@ -213,7 +219,7 @@ class Capturing:
         identity = self.identity(call, self._reached)
         if (key := self.keys.get(identity)) is None:
             _, training, requires_grad, _ = identity
-            text = ", ".join(filter(None, (str(call), _modules_in_words(training, requires_grad))))
+            text = ", ".join(filter(None, (str(call), modules_in_words(training, requires_grad))))
             key = self.keys[identity] = Key(text)
         return key
 
@@ -243,6 +249,7 @@ class Capturing:
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails."""
+        _torch.keep_from_tracing()
         driver = _driver.current()
         again = "evicted" if key.state == "evicted" else None
         surroundings = self._reached
@@ -251,18 +258,20 @@ class Capturing:
         pool, stream = self.places.place(driver, needs_grad)
         measures = self._options.measure and not self._options.debug
         only_captures = not (self._options.warmup or measures or needs_grad or self._options.debug)
+        preserve = self._options.preserve_state
         plan = Plan(
             function=self.function,
             pool=pool,
             stream=stream,
             mode=self._options.capture_error_mode,
             warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
-            preserve=self._options.preserve_state,
+            preserve=preserve,
             measure=measures,
             keep_template=self._options.keep_templates and not self._options.debug,
             instantiates=together is None or measures or bool(self._options.debug),
             only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
+            held=tensors_held_by(self.function, surroundings.modules) if preserve else (),
         )
         with busy(), claimed(pool):
             if not only_captures:
@@ -289,8 +298,9 @@ class Capturing:
             if has_called and surroundings.has_other_hooks:
                 # Some libraries add hooks at the first call, which came before the capture.
                 surroundings = self.surroundings(call)
-            if isinstance(recorded, Recorded) and recorded.gradients.added_to:
-                surroundings = surroundings.with_gradients(recorded.gradients.added_to)
+            gradients = [] if isinstance(recorded, Trained) else recorded.gradients.added_to
+            if holders := [*recorded.used, *gradients]:
+                surroundings = surroundings.with_holders(holders)
             if self._options.debug:
                 self._debug(plan, key, call, recorded)
             if isinstance(recorded, Trained):
@@ -403,6 +413,21 @@ class Capturing:
                 " capture it before freeze(), or call reset()"
             )
 
+    def _is_saved_elsewhere(self, call: Call) -> bool:
+        """Whether somebody sees what autograd saves in a call, and so would see the warm-up."""
+        reached = self._reached
+        needs_grad = call.needs_grad or (reached is not None and reached.needs_grad)
+        if not (call.mode.grad and needs_grad and _torch.has_saved_tensors_hooks()):
+            return False
+        if not self._has_told:
+            self._has_told = True
+            warnings.warn(
+                f"{self._name} is not captured while hooks see what autograd saves, as in"
+                " activation checkpointing: call .capture() before, outside of it",
+                stacklevel=levels_to_user(),
+            )
+        return True
+
     def _require_no_gradient(self, recorded: Recorded) -> None:
         for output in recorded.outputs:
             if isinstance(output, torch.Tensor) and output.requires_grad:
@@ -469,15 +494,3 @@ class Capturing:
         key.eager_calls += 1
         if is_new:
             key.warn(self._name)
-
-
-def _modules_in_words(training: tuple[bool, ...], requires_grad: tuple[bool, ...]) -> str:
-    """What calls of a key have in common of modules; nothing if there are none."""
-    words = []
-    if training:
-        count = sum(training)
-        some = f"training: {count} of {len(training)} modules"
-        words.append("training" if all(training) else some if count else "eval")
-    if requires_grad:
-        words.append(f"{plural(sum(requires_grad), 'weight')} with grad")
-    return ", ".join(words)

@@ -15,12 +15,12 @@ from cgraph._calls import Call
 from cgraph._native import Surroundings
 from cgraph._recorded import Recorded
 from cgraph._source import levels_to_user
-from cgraph._text import short_place
+from cgraph._text import plural, short_place
 from cgraph._training import Trained
 from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
 
-__all__ = ["Key"]
+__all__ = ["Key", "modules_in_words"]
 
 
 class Key:
@@ -211,6 +211,18 @@ class Key:
             fix=self.fix if self.state == "eager" else None,
             **facts,
         )
+
+
+def modules_in_words(training: tuple[bool, ...], requires_grad: tuple[bool, ...]) -> str:
+    """What calls of a key have in common of modules; nothing if there are none."""
+    words = []
+    if training:
+        count = sum(training)
+        some = f"training: {count} of {len(training)} modules"
+        words.append("training" if all(training) else some if count else "eval")
+    if requires_grad:
+        words.append(f"{plural(sum(requires_grad), 'weight')} with grad")
+    return ", ".join(words)
 
 
 def _short(where: str | None) -> str | None:

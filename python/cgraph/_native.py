@@ -91,10 +91,14 @@ class Surroundings:
         memories = [_torch.memory_of(tensor) for tensor in others]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
-    def with_gradients(self, gradients: Sequence[Holder]) -> Surroundings:
-        """The same, with gradients that leaves must still have: what has them, name and value."""
+    def with_holders(self, holders: Sequence[Holder]) -> Surroundings:
+        """The same, with tensors that must still be where they are: what has them, and name."""
         other = copy.copy(self)
-        other._holders = [*self._holders, *gradients]
+        other._holders = [*self._holders, *holders]
+        strided = [one for one in holders if one[2].layout is torch.strided]
+        other._names = [*self._names, *(name for _, name, _ in strided)]
+        other._tensors = [*self._tensors, *(tensor for *_, tensor in strided)]
+        other._addresses = [*self._addresses, *(one.data_ptr() for *_, one in strided)]
         other._find()
         return other
 
@@ -178,7 +182,7 @@ class Surroundings:
         return next(names, "a parameter")
 
 
-_NAMES = {"cell_contents": "the module", "grad": "a gradient"}
+_NAMES = {"cell_contents": "what the function closes over", "grad": "a gradient"}
 
 
 def entry_of_graph(

@@ -19,7 +19,7 @@ from cgraph._collector import collections_held_off
 from cgraph._constants import is_array
 from cgraph._gradients import Gradients
 from cgraph._rollback import Rollback
-from cgraph._surroundings import optimizers_put_back, tensors_of
+from cgraph._surroundings import Holder, optimizers_put_back, tensors_of
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
 from cgraph._unchanged import Unchanged
@@ -50,6 +50,7 @@ class Plan:
         instantiates: Make the exec as well; otherwise the template waits for it.
         only_captures: Nothing runs but the capture, so that static tensors may have any contents.
         dictionaries: What holds the attributes that the function may set.
+        held: Tensors that the function may find elsewhere than in modules, and what has them.
     """
 
     function: Callable[..., Any]
@@ -63,6 +64,7 @@ class Plan:
     instantiates: bool
     only_captures: bool
     dictionaries: Sequence[dict[str, Any]]
+    held: Sequence[Holder]
 
 
 class Recorded:
@@ -80,6 +82,7 @@ class Recorded:
         graph_seconds: One replay, likewise.
         has_added_hooks: Whether a hook was added to something during the capture.
         gradients: What becomes of the ``.grad`` of leaves.
+        used: Those of the tensors that the function may find which the graph uses.
         neighbours: The graphs of the same pool, and the number of this one among them.
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
@@ -95,6 +98,7 @@ class Recorded:
         self.mutated: list[int] = []
         self.in_place: set[int] = set()
         self.gradients = Gradients([])
+        self.used: list[Holder] = []
         self.neighbours = _numbered(tuple(graph.pool()))
         self.has_added_hooks = False
         self.seconds = 0.0
@@ -249,7 +253,9 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
-            rollback.captures_now(gradients.captures_now())
+            rollback.notice(gradients.captures_now())
+            rollback.notice(tensor for *_, tensor in plan.held)
+            rollback.captures_now()
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
                 graph, result = _captured(run, plan, call, statics, driver, drawn)
@@ -268,6 +274,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 raise
             recorded = Recorded(graph, statics, result)
             recorded.gradients = gradients
+            recorded.used = [one for one in plan.held if rollback.captures_use(one[2])]
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place

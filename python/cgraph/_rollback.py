@@ -141,15 +141,14 @@ class Rollback:
         """
         return self._watch.is_state_made
 
-    def captures_now(self, noticed: Iterable[torch.Tensor]) -> None:
-        """Note that calls end here, and that a capture comes next.
+    def notice(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note from now on whether captures use these."""
+        memories = [memory for memory in map(_torch.memory_of, tensors) if memory is not None]
+        self._watch.noticed |= {_torch.storage_id(memory) for memory in memories}
 
-        Args:
-            noticed: Tensors of which it is noted whether the capture uses them.
-        """
+    def captures_now(self) -> None:
+        """Note that calls end here, and that a capture comes next."""
         self._watch.made = frozenset(self._watch.computed)
-        memories = [memory for memory in map(_torch.memory_of, noticed) if memory is not None]
-        self._watch.noticed = {_torch.storage_id(memory) for memory in memories}
 
     def leave_alone(self, results: Iterable[Any], but: Sequence[torch.Tensor]) -> None:
         """Put no result back to where it lay: a view may be new, and what it is of be older.

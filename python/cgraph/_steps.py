@@ -85,6 +85,8 @@ class Steps:
         self._driver = _driver.current()
         self._nodes = self._done = 0
         self._look: Callable[[int], None] | None = None
+        # What a break of the user's raised last.
+        self._own: Exception | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function; inside a capture that can be divided, divide it."""
@@ -127,7 +129,7 @@ class Steps:
             self._blame(error, operators[0] if operators else None)
             raise
         finally:
-            self._look = None
+            self._look = self._own = None
 
     def reset(self) -> None:
         """Let the capture go."""
@@ -154,6 +156,14 @@ class Steps:
         operator.kernels, operator.node = tuple(nodes.kernels), self._nodes
         self._nodes += nodes.count
 
+    def call_break(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a break of the user's, whose errors are no operator's."""
+        try:
+            return fn(*args, **kwargs)
+        except Exception as error:
+            self._own = error
+            raise
+
     def note_unwritten(self, tensor: torch.Tensor) -> None:
         """Note memory that nothing has written to."""
         if self._keep:
@@ -167,6 +177,8 @@ class Steps:
 
     def _blame(self, error: Exception, operator: Operator | None) -> None:
         """Name the operator that was under way; None behind the last one."""
+        if error is self._own:
+            return
         count = len(self.operators)
         before = "no operator" if self._done == 0 else f"{self._done} of its operators"
         what = "what comes behind the last one, such as a backward pass"
@@ -189,7 +201,7 @@ class _Cutter(Watch):
 
     def call_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """Let the break of the user's divide the capture, too."""
-        return self._capture.run(fn, name, args, kwargs)
+        return self._capture.run(partial(self._steps.call_break, fn), name, args, kwargs)
 
     def seen(self, operator: Operator) -> None:
         """Divide the capture here."""

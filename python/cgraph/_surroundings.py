@@ -13,7 +13,15 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cgraph._torch import tree_iter
 
-__all__ = ["Holder", "holders_of", "modules_of", "optimizers_put_back", "tensors_of", "vars_of"]
+__all__ = [
+    "Holder",
+    "holders_of",
+    "modules_of",
+    "optimizers_put_back",
+    "tensors_held_by",
+    "tensors_of",
+    "vars_of",
+]
 
 Holder = tuple[Any, str, Any]
 """A dictionary or an object, the name of an item or attribute, and what is there."""
@@ -39,18 +47,31 @@ def modules_of(objects: object) -> list[torch.nn.Module]:
 
 def holders_of(function: object) -> list[Holder]:
     """Where a function finds modules: in what it closes over or names, or in a method's object."""
+    return _held_by(function, torch.nn.Module)
+
+
+def tensors_held_by(function: object, modules: Iterable[torch.nn.Module]) -> list[Holder]:
+    """Where a function finds tensors likewise, and those that modules have as plain attributes."""
+    found = _held_by(function, torch.Tensor)
+    for module in modules:
+        for part in module.modules():
+            found += _in_dictionary(vars(part), torch.Tensor)
+    return found
+
+
+def _held_by(function: object, kind: type) -> list[Holder]:
     if isinstance(function, functools.partial):
-        return holders_of(function.func)
+        return _held_by(function.func, kind)
     if isinstance(function, types.MethodType):
-        return [*holders_of(function.__func__), *_modules_in(vars_of(function.__self__))]
+        own = _in_dictionary(vars_of(function.__self__), kind)
+        return [*_held_by(function.__func__, kind), *own]
     if isinstance(function, types.FunctionType):
         cells = [
             (cell, "cell_contents", cell.cell_contents)
             for cell in function.__closure__ or ()
-            if cell != _UNASSIGNED and isinstance(cell.cell_contents, torch.nn.Module)
+            if cell != _UNASSIGNED and isinstance(cell.cell_contents, kind)
         ]
-        named = _modules_in(function.__globals__, function.__code__.co_names)
-        return [*cells, *named]
+        return [*cells, *_in_dictionary(function.__globals__, kind, function.__code__.co_names)]
     return []
 
 
@@ -60,9 +81,11 @@ def vars_of(one: object) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _modules_in(values: dict[str, Any], names: Iterable[str] | None = None) -> list[Holder]:
+def _in_dictionary(
+    values: dict[str, Any], kind: type, names: Iterable[str] | None = None
+) -> list[Holder]:
     found = ((name, values.get(name)) for name in (values if names is None else names))
-    return [(values, name, one) for name, one in found if isinstance(one, torch.nn.Module)]
+    return [(values, name, one) for name, one in found if isinstance(one, kind)]
 
 
 @contextmanager

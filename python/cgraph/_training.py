@@ -15,7 +15,7 @@ from cgraph._calls import Call
 from cgraph._held import Holding, Lent
 from cgraph._recorded import Plan, WarmupError
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import optimizers_put_back, tensors_of
+from cgraph._surroundings import Holder, optimizers_put_back, tensors_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -48,6 +48,7 @@ class Trained:
         lent: What was returned last; None if nobody is told of results that are still held.
         has_added_hooks: Whether a hook was added to something during the captures.
         debugged: What is called instead, to find a mistake; None if nobody looks for one.
+        used: As for :class:`cgraph._recorded.Recorded`.
     """
 
     mutated: tuple[int, ...] = ()
@@ -66,6 +67,7 @@ class Trained:
         self._surface = surface
         self.replay: Callable[..., Any] = surface.forward
         self.debugged: DebuggedCall | None = None
+        self.used: list[Holder] = []
         self.has_added_hooks = surface.hook_count != _torch.hook_count()
         self.lent = lent
         self.statics = statics
@@ -139,14 +141,25 @@ class _Passes:
 class _Surface(torch.nn.Module):
     """A function as a module, whose parameters are those that it reaches.
 
+    Args:
+        function: The function.
+        modules: The modules that it reaches.
+        has_history: Whether the caller computed an argument from what requires a gradient.
+
     Attributes:
         hook_count: How many hooks there were when the last call began.
     """
 
     hook_count = 0
 
-    def __init__(self, function: Callable[..., Any], modules: Sequence[torch.nn.Module]) -> None:
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        modules: Sequence[torch.nn.Module],
+        has_history: bool,
+    ) -> None:
         super().__init__()
+        self._has_history = has_history
         self.reached = torch.nn.ModuleList(modules)
         # As a tuple: a module would become a part of this one.
         self._function = (function,)
@@ -166,6 +179,11 @@ class _Surface(torch.nn.Module):
         except Exception as error:
             if _driver.current().is_capturing():
                 raise
+            if self._has_history and "leaf Variable" in str(error):
+                raise CallableError(
+                    "an argument with a history may be written in place, which the copy that a"
+                    " graph reads cannot be: write to a clone of it"
+                ) from error
             raise WarmupError(error) from error
         known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
         outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
@@ -243,9 +261,11 @@ def train(
             last.callback(rollback.undo)
             last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
+        rollback.notice(tensor for *_, tensor in plan.held)
         passes = _Passes()
         with stand_ins(modules) as parameters, breakable(passes):
-            surface = _Surface(plan.function, modules)
+            has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
+            surface = _Surface(plan.function, modules, has_history)
             make_graphed_callables(
                 surface,
                 args,
@@ -278,7 +298,9 @@ def train(
                 " leaves in it does not reach the caller's: return the new value instead"
             )
     lent = None if copies or holding is None else Lent(holding)
-    return Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
+    trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
+    trained.used = [one for one in plan.held if rollback.captures_use(one[2])]
+    return trained
 
 
 def _run_both(function: Callable[..., Any], surface: _Surface, args: Any, kwargs: Any) -> None:

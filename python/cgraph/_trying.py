@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +18,7 @@ from cgraph._options import Options, Pad
 from cgraph._padding import AnyPad, Fit, Leak, Padded, cut, cut_leaves, fit, leaks, resized
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
+from cgraph._source import levels_to_user
 from cgraph._surroundings import tensors_of
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
@@ -44,6 +46,8 @@ class Padding:
         self._capturing = capturing
         self._options = options
         self._without: set[str] = set()
+        # Whether it was said that sizes have no effect.
+        self._has_told = False
 
     def serve(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
@@ -51,6 +55,14 @@ class Padding:
         """What answers a call that has the rows of no size; None for any other call."""
         options, capturing = self._options, self._capturing
         found = None if options.sizes is None else fit(options, call, self._without)
+        has_dims = any(tensor.dim() for tensor in call.tensors)
+        if options.sizes is not None and found is None and has_dims and not self._has_told:
+            self._has_told = True
+            warnings.warn(
+                f"sizes= has no effect on ({call}): no tensor of it has the dimension"
+                f" dim={options.dim!r}, along which rows are counted",
+                stacklevel=levels_to_user(),
+            )
         if found is None or found.rows == found.size or found.rows == 0:
             return None
         if capturing.is_eager(call):

@@ -112,7 +112,7 @@ def graphed(
         max_graphs: How many keys have a graph; the one that was not used for longest goes first.
             By default 64, or as many as there are ``sizes``.
         max_bytes: How many bytes of the device they hold together, with the memory that arguments
-            are copied to, likewise.
+            are copied to, likewise. The graph of the call that is under way stays, however large.
         keep_templates: Keep the template of a graph that is one too many, and its memory in the
             pool: the next call of its key instantiates it, which takes less than a capture. Not
             for graphs with gradients or breaks. ``max_bytes`` counts templates, which go first.
@@ -225,6 +225,7 @@ class GraphedFunction(_core.Dispatcher):
                 " decorate its forward, or graph one of its objects"
             )
         require_work_in_call(fn)
+        _torch.keep_from_tracing()
         self._fn = fn
         self._options = options
         signed = fn.forward if isinstance(fn, torch.nn.Module) else fn

@@ -22,6 +22,7 @@ __all__ = [
     "has_gpu",
     "is_capturing",
     "is_torch_graph",
+    "keep_from_tracing",
     "keeps_state_of_captures",
     "on_stream",
     "quiet",
@@ -75,6 +76,17 @@ def share_tracing_rules(pairs: Iterable[tuple[Any, Any]]) -> None:
         rule = rules.get(first) or rules.get(second)
         if rule is not None:
             rules[first] = rules[second] = rule
+
+
+def keep_from_tracing() -> None:
+    """Let Dynamo, once it is imported, trace nothing of cgraph, and compile what is around it."""
+    tracing = sys.modules.get("torch._dynamo.trace_rules")
+    if tracing is not None and tracing not in _told:
+        _told.append(tracing)
+        getattr(tracing, "add", bool)("cgraph")
+
+
+_told: list[object] = []
 
 
 _quiet_lock = threading.RLock()

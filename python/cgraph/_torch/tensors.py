@@ -30,6 +30,7 @@ __all__ = [
     "evaluating_node",
     "form_of",
     "forward_ad",
+    "has_saved_tensors_hooks",
     "is_same",
     "is_transformed",
     "lazy_view",
@@ -130,6 +131,12 @@ def evaluating_node() -> Any:
 def backward_pass() -> int:
     """The number of the backward pass that this thread is in; -1 outside of any."""
     return torch._C._current_graph_task_id()
+
+
+def has_saved_tensors_hooks() -> bool:
+    """Whether somebody is asked for what autograd saves, as in a region of checkpointing."""
+    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
+    return top is not None and top(True) is not None
 
 
 def demangled(name: str) -> str:

@@ -1,0 +1,138 @@
+"""Tensors that a graphed function finds elsewhere than in its arguments, parameters and buffers."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import cgraph
+from graphed_calls import near
+from lab import Lab, fresh
+from networks import leaf
+
+SCALE: Tensor | None = None
+
+
+class Scaled:
+    def __init__(self, scale: Tensor) -> None:
+        self.scale = scale
+
+    @cgraph.graphed
+    def run(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Plain(nn.Module):
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.inner = SimpleNamespace()
+        self.part = nn.Module()
+        self.part.scale = scale
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.part.scale
+
+
+Replace = Callable[[Tensor], None]
+
+
+def of_object(scale: Tensor) -> tuple[Any, Replace]:
+    scaled = Scaled(scale)
+    return scaled.run, lambda other: setattr(scaled, "scale", other)
+
+
+def of_module(scale: Tensor) -> tuple[Any, Replace]:
+    module = Plain(scale)
+    return cgraph.graphed(module), lambda other: setattr(module.part, "scale", other)
+
+
+def of_closure(scale: Tensor) -> tuple[Any, Replace]:
+    def replace(other: Tensor) -> None:
+        nonlocal scale
+        scale = other
+
+    return cgraph.graphed(lambda x: x * scale), replace
+
+
+def of_global(scale: Tensor) -> tuple[Any, Replace]:
+    def replace(other: Tensor) -> None:
+        global SCALE
+        SCALE = other
+
+    replace(scale)
+    return cgraph.graphed(lambda x: x * SCALE), replace
+
+
+KINDS = [of_object, of_module, of_closure, of_global]
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("needs_grad", [False, True])
+@pytest.mark.parametrize("make", KINDS)
+def test_a_tensor_that_is_replaced_is_noticed(
+    lab: Lab, make: Any, needs_grad: bool, is_kept: bool
+) -> None:
+    scale = fresh(lab, 4)
+    graphed, replace = make(scale)
+    kept = []
+    for _ in range(3):
+        for _ in range(2):
+            x = leaf(lab, 4) if needs_grad else fresh(lab, 4)
+            result = graphed(x)
+            assert_close(result, x * scale)
+            if needs_grad:
+                result.sum().backward()
+                near(x.grad, scale)
+            del result
+        if is_kept:
+            kept.append(scale)
+        scale = fresh(lab, 4)
+        replace(scale)
+    (key,) = graphed.report().keys
+    assert [one.reason for one in key.rerecorded] == ["moved"]
+    assert sum(one.count for one in key.rerecorded) == 2
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_tensor_that_lies_elsewhere_is_noticed(lab: Lab, make: Any) -> None:
+    scale = fresh(lab, 4)
+    graphed, _ = make(scale)
+    for _ in range(3):
+        x = fresh(lab, 4)
+        assert_close(graphed(x), x * scale)
+        scale.data = fresh(lab, 4)
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_a_tensor_that_is_written_in_place_is_read_where_it_lies(lab: Lab, make: Any) -> None:
+    scale = fresh(lab, 4)
+    graphed, _ = make(scale)
+    for _ in range(3):
+        x = fresh(lab, 4)
+        assert_close(graphed(x), x * scale)
+        scale.copy_(fresh(lab, 4))
+    (key,) = graphed.report().keys
+    assert key.rerecorded == ()
+
+
+def test_a_tensor_that_the_graph_does_not_use_may_be_replaced(lab: Lab) -> None:
+    class Cell:
+        def __init__(self) -> None:
+            self.h = fresh(lab, 4)
+
+        @cgraph.graphed
+        def step(self, h: Tensor) -> Tensor:
+            return h * 2
+
+    cell = Cell()
+    start = cell.h
+    for _ in range(8):
+        cell.h = cell.step(cell.h)
+    assert_close(cell.h, start * 256)
+    (key,) = cell.step.report().keys
+    assert (key.state, key.rerecorded) == ("captured", ())
