@@ -331,6 +331,11 @@ class Capturing:
 
     def reset(self) -> None:
         """Forget everything."""
+        if any(key.is_running for key in self.keys.values()):
+            raise StateError(
+                f"{self._name} was to be reset inside one of its own breaks: call reset() after the"
+                " call"
+            )
         for key in self.keys.values():
             self.limits.drop(key, "evicted")
         self.keys.clear()

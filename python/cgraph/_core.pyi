@@ -345,6 +345,9 @@ class Segments:
         """
     def replay_with(self, tensors: tuple[Any, ...]) -> None:
         """As ``replay``, with each tensor copied into its static input of the first graph."""
+    @property
+    def _is_running(self) -> bool:
+        """Whether a replay is under way, as seen from a step or another thread."""
     def _clear(self) -> None: ...
 
 @final

@@ -19,6 +19,7 @@ from cgraph._text import plural, short_place
 from cgraph._training import Trained
 from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
+from cgraph.segments import SegmentedGraph
 
 __all__ = ["Key", "modules_in_words"]
 
@@ -81,6 +82,12 @@ class Key:
     def last_use(self) -> int:
         """When it was captured or replayed last; the later, the larger."""
         return max((one.last_use for one in self.entries), default=0)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a replay of it is under way, of which this may be part."""
+        graph = self.recorded.graph if isinstance(self.recorded, Recorded) else None
+        return isinstance(graph, SegmentedGraph) and graph._is_running
 
     @property
     def inputs(self) -> list[torch.Tensor]:

@@ -81,7 +81,10 @@ class Limits:
         Args:
             served: The key that is about to be used.
         """
-        captured = [key for key in self._keys.values() if key.state == "captured"]
+        # One that is replayed may have called the function in a break.
+        captured = [
+            key for key in self._keys.values() if key.state == "captured" and not key.is_running
+        ]
         if len(captured) <= self._options.most_graphs and not self._has_too_much():
             return
         captured.sort(key=lambda key: (key is served, key.last_use), reverse=True)

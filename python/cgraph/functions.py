@@ -68,8 +68,9 @@ def graphed(
     are recorded, inference mode and autocast; whether its modules are training and, where gradients
     are recorded, which of their tensors require one. The first call of a key warms up, captures and
     replays. Modules are found among what the function is, has, closes over, names or is given;
-    their parameters and buffers are read where they lie, and a call after one has moved, or after
-    a module was exchanged or got or lost a hook, captures anew. If the result requires a gradient,
+    their parameters and buffers are read where they lie, and so are other tensors that are found in
+    these ways, though not in containers. A call after one of them has moved, or after a module was
+    exchanged or got or lost a hook, captures anew. If the result requires a gradient,
     backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
     come from one node of autograd then, so that hooks of one do not see what goes through another,
     and an argument that is returned is another tensor. A training step with its backward pass and
@@ -126,7 +127,8 @@ def graphed(
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing. Without it writes to arguments by
             ``.data`` and state that the first call makes are not noticed, nor are gradients of a
-            backward pass inside a call under ``torch.no_grad()``.
+            backward pass inside a call under ``torch.no_grad()``, generators of the user's own, and
+            tensors that have moved and are no parameters or buffers.
         measure: Take the times of eager calls and replays at a capture, for the report: two warm-up
             calls at least, with hooks of replays, and no times where a replay would write what the
             warm-up has not, which could not be put back. Without it

@@ -94,6 +94,13 @@ impl Segments {
         self.run(py, Given::Tensors(tensors))
     }
 
+    /// Whether a replay is under way, as seen from a step or another thread.
+    #[getter]
+    fn _is_running(&self) -> bool {
+        // Each replay has a reference of its own.
+        Arc::strong_count(&self.lock()) > 1
+    }
+
     /// Lets the steps go.
     fn _clear(&self) {
         drop(self.take());
