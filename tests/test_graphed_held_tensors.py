@@ -136,3 +136,24 @@ def test_a_tensor_that_the_graph_does_not_use_may_be_replaced(lab: Lab) -> None:
     assert_close(cell.h, start * 256)
     (key,) = cell.step.report().keys
     assert (key.state, key.rerecorded) == ("captured", ())
+
+
+@pytest.mark.parametrize("needs_grad", [False, True])
+def test_a_view_of_what_the_graph_uses_may_be_replaced(lab: Lab, needs_grad: bool) -> None:
+    class Logged(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(fresh(lab, 4), requires_grad=needs_grad)
+            self.last = self.weight.detach()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * self.weight
+
+    module = Logged()
+    graphed = cgraph.graphed(module)
+    for _ in range(8):
+        x = fresh(lab, 4)
+        assert_close(graphed(x), x * module.weight)
+        module.last = module.weight.detach()
+    (key,) = graphed.report().keys
+    assert (key.state, key.rerecorded) == ("captured", ())

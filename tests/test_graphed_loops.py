@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 import cgraph
@@ -66,3 +68,98 @@ def test_a_second_holder_of_a_state_that_a_loop_hands_on_is_told_of(lab: Lab) ->
         states["other"] = step(states["h"])
     del h
     states["h"] = step(states["h"])
+
+
+def test_arguments_in_a_tuple_that_the_caller_keeps_are_held(lab: Lab) -> None:
+    step = cgraph.graphed(lambda h: h + 1, on_held="raise")
+    given = (step(fresh(lab, 3)),)
+    with pytest.raises(StateError, match="is still referenced"):
+        step(*given)
+
+    def residual(*given: Tensor) -> Tensor:
+        return step(*given) - given[0]
+
+    h, given = given[0], ()
+    with pytest.raises(StateError, match="is still referenced"):
+        residual(h)
+    waiting = functools.partial(step, h)
+    del h
+    with pytest.raises(StateError, match="is still referenced"):
+        waiting()
+
+
+def test_a_loop_through_a_module_whose_forward_is_graphed_holds_nothing(lab: Lab) -> None:
+    class Step(nn.Module):
+        @cgraph.graphed(on_held="raise")
+        def forward(self, h: Tensor) -> Tensor:
+            return h + 1
+
+    step = Step()
+    h = start = fresh(lab, 3)
+    for _ in range(40):
+        h = step(h)
+    assert_close(h, start + 40)
+    kept = [h]
+    with pytest.raises(StateError, match=r"returned at tests/test_graphed_loops.py:\d+, is"):
+        step(h)
+    assert_close(kept[0], start + 40)
+
+
+def test_a_buffer_that_a_loop_replaces_is_no_held_result(lab: Lab) -> None:
+    step, module = cgraph.graphed(lambda h: h + 1, on_held="raise"), nn.Module()
+    start = fresh(lab, 3)
+    module.register_buffer("state", start)
+    for _ in range(40):
+        module.state = step(module.state)
+    assert_close(module.state, start + 40)
+
+
+def test_one_result_may_be_assigned_to_several_variables(lab: Lab) -> None:
+    step = cgraph.graphed(lambda h: h + 1, on_held="raise")
+    a = b = start = fresh(lab, 3)
+    for _ in range(40):
+        a = b = step(a)
+    assert_close(b, start + 40)
+    del b
+    for _ in range(40):
+        if (a := step(a)) is None:
+            break
+        b = a
+        del b
+    assert_close(a, start + 80)
+
+
+def test_objects_of_any_kind_may_get_a_result(lab: Lab) -> None:
+    class Odd:
+        @property
+        def __dict__(self) -> None:  # type: ignore[override]
+            raise RuntimeError("nobody is to ask")
+
+        def __setattr__(self, name: str, value: object) -> None:
+            found.append(value)
+
+    found: list[object] = []
+    step, odd = cgraph.graphed(lambda x: x + 1, on_held="warn"), Odd()
+    for _ in range(3):
+        x = fresh(lab, 3)
+        odd.h = step(x)
+        assert_close(found.pop(), x + 1)
+
+
+def test_who_is_told_that_a_result_died_may_call_the_function(lab: Lab) -> None:
+    pool = cgraph.graph_pool_handle()
+    first = cgraph.graphed(lambda x: x * 2, pool=pool)
+    second = cgraph.graphed(lambda x: x * 3, pool=pool)
+    x, seen = fresh(lab, 3), []
+    first(x)
+    result = second(x)
+    weakref.finalize(result, lambda: seen.append(first(x).clone()))
+    second.reset()
+    assert not seen
+    del result
+    assert_close(seen[0], x * 2)
+    result = second(x)
+    weakref.finalize(result, lambda: seen.append(first(x).clone()))
+    del result
+    second.reset()
+    assert_close(seen[1], x * 2)

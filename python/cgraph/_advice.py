@@ -38,6 +38,8 @@ FIXES = {
 }
 """What to do about a key that runs eagerly, by the words that its reason begins with."""
 
+_UNDECIDED = "capture it ahead of time with .capture(), outside of checkpoints and while no other"
+_UNDECIDED += " thread captures into its pool"
 _ELSE = "see what a capture refuses, and the fix of each: cgraph.explain(fn, *args)"
 # Each costs a capture; the first few may be a start that had to settle.
 _MANY = 3
@@ -48,7 +50,7 @@ def advice(key: KeyReport) -> str | None:
     if key.state == "eager":
         if key.fix is not None:
             return f"{key.fix}; or mark the work with @cgraph.eager_break. Then call reset()"
-        return _fix(key.reason or "")
+        return _UNDECIDED if key.reason is None else _fix(key.reason)
     if key.saved_seconds is not None and key.saved_seconds <= 0:
         return f"do not graph this: {_comparison(key.graph_seconds, key.eager_seconds)}"
     found = _about_rerecordings(key.rerecorded)

@@ -173,9 +173,12 @@ class Capturing:
                 return self._failed(key, call, error.cause, args, kwargs)
             # Nothing of a capture: what the function raises, the caller gets.
             if key.recorded is None and not key.eager_calls:
-                self.keys.pop(self.identity(whole), None)
+                # The function may have changed what its identity was made of.
+                for identity in [name for name, one in self.keys.items() if one is key]:
+                    del self.keys[identity]
             raise self._with_note(error.cause, key) from None
         except PoolBusyError:
+            key.eager_calls += 1
             return functools.partial(self.function, *args, **kwargs)
         except NotReadyError as error:
             # It is after this call, unless each one makes something new.

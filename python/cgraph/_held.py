@@ -7,8 +7,9 @@ import functools
 import inspect
 import sys
 import warnings
-from collections.abc import Hashable, Mapping
-from types import CodeType
+from collections.abc import Mapping
+from contextlib import suppress
+from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._busy import is_busy
 from cgraph._options import OnHeld
-from cgraph._source import levels_to_user, user_frame, user_line
+from cgraph._source import is_omitted, levels_to_user, user_frame, user_line
 from cgraph._text import short_place
 from cgraph._torch import tree_iter
 from cgraph.errors import StateError
@@ -51,6 +52,7 @@ class Holding:
         is_own: bool = True,
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
+        are_kept: bool = False,
     ) -> None:
         """Act on output ``place`` of the call at ``site``.
 
@@ -64,14 +66,15 @@ class Holding:
             is_own: Whether the graph that returned it is the one that is about to be replayed.
             args: The positional arguments of that call, which are copied first.
             kwargs: Its keyword arguments.
+            are_kept: Whether somebody else has the tuple of the positional ones.
         """
         if is_busy():
             # In a warm-up, whose values nobody sees.
             return
         if lent is not None:
-            given = _Given((*args, *(kwargs or {}).values()))
+            given = _Given(args, kwargs or {}, are_kept, sys._getframe(1))
             count -= given.references(lent)
-            if count <= 0 or (count == 1 and _is_assigned_next(lent, given)):
+            if count <= _assigned_next(lent, given):
                 return
         if self._policy == "clone" and lent is not None:
             # In the mode of the call that returned it, or it would change its kind.
@@ -154,48 +157,66 @@ class _Given:
     """The arguments of a call that is under way.
 
     Args:
-        arguments: All of them.
+        args: The positional ones.
+        kwargs: Those by name.
+        are_kept: Whether somebody else has the tuple of the positional ones.
+        inner: The frame that has called, maybe one of torch's.
     """
 
-    def __init__(self, arguments: tuple[Any, ...]) -> None:
-        self._arguments = arguments
-        frame = user_frame()
-        # What is called with a tuple that is there already has nothing on the stack.
-        is_plain = frame is None or not _is_unpacking(frame.f_code, frame.f_lasti)
-        # On the stack, where this Python does not lend to it, and among the arguments.
-        self._each = 1 + is_plain * (_references_of_one() - 1)
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        are_kept: bool,
+        inner: FrameType | None,
+    ) -> None:
+        self._arguments = (*args, *kwargs.values())
+        # Torch's own, as those around the forward of a module, have tuples of their own.
+        frames = []
+        while inner is not None and is_omitted(inner.f_code.co_filename):
+            if not inner.f_globals.get("__name__", "").startswith("cgraph."):
+                frames.append(inner)
+            inner = inner.f_back
+        values = [value for frame in frames for value in frame.f_locals.values()]
+        self._values = [*{id(one): one for one in values if isinstance(one, tuple | dict)}.values()]
+        # The call's references to each argument: on the stack, where this Python does not lend to
+        # it, and in a tuple. Only of a plain call all of that is known.
+        if inner is not None and _arguments_of(inner.f_code, inner.f_lasti) == len(self._arguments):
+            self._each = _references_of_one()
+        else:
+            self._each = int(not frames and not are_kept)
 
     def references(self, one: object) -> int:
         """How many references to something are the call's, which nobody reads again.
 
         So are those of containers that are there for the call alone.
         """
-        count = 0
+        count = self._direct(one)
         for argument in self._arguments:
-            if argument is one:
-                count += self._each
-            elif isinstance(argument, list | tuple | dict) and _count(argument) <= self._each + 1:
-                count += sum(leaf is one for leaf in tree_iter(argument))
+            if isinstance(argument, list | tuple | dict) and argument is not one:
+                # With that of the loop's variable, the one in `_arguments`, and the question's.
+                alone = self._direct(argument) + 1 + _references_of_one()
+                if sys.getrefcount(argument) <= alone:
+                    count += sum(leaf is one for leaf in tree_iter(argument))
         return count
 
     def times(self, one: object) -> int:
         """How often something is among the arguments."""
         return sum(argument is one for argument in self._arguments)
 
+    def _direct(self, one: object) -> int:
+        inside = [value.values() if isinstance(value, dict) else value for value in self._values]
+        return self._each * self.times(one) + sum(item is one for items in inside for item in items)
 
-def _count(one: object) -> int:
-    """The references to something, but for those of this function and of its caller."""
-    return sys.getrefcount(one) - _references_of_one() - 1
 
+def _assigned_next(lent: torch.Tensor, given: _Given) -> int:
+    """How many references to a tensor are in what the result of this call is assigned to.
 
-def _is_assigned_next(lent: torch.Tensor, given: _Given) -> bool:
-    """Whether a tensor is in what the result of this call is assigned to.
-
-    So it is in any loop: nobody can read it any more.
+    As in any loop nobody can read these any more.
     """
     frame = user_frame()
     if frame is None:
-        return False
+        return 0
     variables = frame.f_locals
     scopes = {"STORE_GLOBAL": frame.f_globals}
 
@@ -207,10 +228,9 @@ def _is_assigned_next(lent: torch.Tensor, given: _Given) -> bool:
     for target in _assigned(frame.f_code, frame.f_lasti):
         value = named(target.kind, target.name)
         if target.kind == "STORE_ATTR":
-            value = getattr(value, "__dict__", {}).get(target.item)
+            value = _attribute(value, target.item)
         elif target.kind == "STORE_SUBSCR":
-            item = target.item if target.is_constant else named("", target.item)
-            value = _at(value, item)
+            value = _at(value, target.item if target.is_constant else named("", target.item))
         values.append(value)
         del value
     # Before Python 3.13 this was a copy that the frame keeps, and with it all that is in it; the
@@ -221,19 +241,30 @@ def _is_assigned_next(lent: torch.Tensor, given: _Given) -> bool:
         is_copy = False
     # The variable's, that of the list, and those of whoever looks.
     most = 2 + is_copy + _references_of_one()
+    count = 0
     for value in values:
         if value is lent:
-            return True
+            count += 1
+            continue
         # What is in a container that somebody else has as well can still be read.
-        alone = sys.getrefcount(value) <= most + given.references(value) + given.times(value)
-        if alone and any(leaf is lent for leaf in tree_iter(value)):
-            return True
-    return False
+        if sys.getrefcount(value) <= most + given.references(value) + given.times(value):
+            count += sum(leaf is lent for leaf in tree_iter(value))
+    return count
+
+
+def _attribute(one: object, name: str) -> object:
+    """What an object or a module has, without asking any code of theirs."""
+    found = None
+    with suppress(Exception):
+        found = object.__getattribute__(one, "__dict__")
+    if not isinstance(found, dict):
+        return None
+    return found[name] if name in found else _at(found.get("_buffers"), name)
 
 
 def _at(value: object, item: object) -> object:
     """An item of a dictionary or list."""
-    if type(value) is dict and isinstance(item, Hashable):
+    if type(value) is dict and type(item) in (str, int):
         return value.get(item)
     if type(value) is list and type(item) is int and -len(value) <= item < len(value):
         return value[item]
@@ -257,10 +288,17 @@ class _Target(NamedTuple):
 
 
 @functools.lru_cache(maxsize=1024)
-def _is_unpacking(code: CodeType, instruction: int) -> bool:
-    """Whether a call hands a tuple on, as ``f(*args)`` does."""
+def _arguments_of(code: CodeType, instruction: int) -> int | None:
+    """How many arguments a plain call has; None if it hands a tuple on, as ``f(*args)`` does."""
     before = [one for one in dis.get_instructions(code) if one.offset <= instruction]
-    return bool(before) and before[-1].opname == "CALL_FUNCTION_EX"
+    last = before[-1] if before else None
+    if last is None or not last.opname.startswith("CALL") or last.opname == "CALL_FUNCTION_EX":
+        return None
+    return last.arg
+
+
+# They change nothing of what comes next, or make a second reference for another target.
+_PASSED_OVER = {"UNPACK_SEQUENCE", "CACHE", "EXTENDED_ARG", "COPY", "DUP_TOP"}
 
 
 @functools.lru_cache(maxsize=1024)
@@ -271,7 +309,7 @@ def _assigned(code: CodeType, instruction: int) -> tuple[_Target, ...]:
     loaded: list[tuple[Any, bool]] = []
     for one in dis.get_instructions(code):
         kind = one.opname
-        if one.offset <= instruction or kind in ("UNPACK_SEQUENCE", "CACHE", "EXTENDED_ARG"):
+        if one.offset <= instruction or kind in _PASSED_OVER:
             continue
         given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
         if kind.startswith("LOAD_") and len(loaded) < 2:

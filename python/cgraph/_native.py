@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import operator
-import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from cgraph._calls import Call
 from cgraph._held import Holding
 from cgraph._leaving import Leaving
 from cgraph._recorded import Recorded
-from cgraph._source import user_frame
+from cgraph._source import calling_frame
 from cgraph._surroundings import Holder, holders_of, tensors_of
 from cgraph._torch import tree_unflatten
 
@@ -279,7 +278,7 @@ def returned(
     if held is None or copies:
         return leaves, build, None, recorded.neighbours
     storages = {place: leaf[3] for place, leaf in enumerate(leaves) if leaf[0] == "static"}
-    who = held, storages, sys._getframe, user_frame, held.stride
+    who = held, storages, calling_frame, held.stride
     return leaves, build, who, recorded.neighbours
 
 

@@ -274,7 +274,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 raise
             recorded = Recorded(graph, statics, result)
             recorded.gradients = gradients
-            recorded.used = [one for one in plan.held if rollback.captures_use(one[2])]
+            recorded.used = [one for one in plan.held if rollback.captures_name(one[2])]
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place

@@ -142,9 +142,11 @@ class Rollback:
         return self._watch.is_state_made
 
     def notice(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note from now on whether captures use these."""
-        memories = [memory for memory in map(_torch.memory_of, tensors) if memory is not None]
-        self._watch.noticed |= {_torch.storage_id(memory) for memory in memories}
+        """Note from now on whether captures use these, which must stay alive."""
+        for tensor in tensors:
+            self._watch.noticed_tensors.add(id(tensor))
+            if (memory := _torch.memory_of(tensor)) is not None:
+                self._watch.noticed.add(_torch.storage_id(memory))
 
     def captures_now(self) -> None:
         """Note that calls end here, and that a capture comes next."""
@@ -161,6 +163,10 @@ class Rollback:
             known = self._watch.tensors.get(id(one))
             if known is not None and all(one is not other for other in but):
                 known.like = None
+
+    def captures_name(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured operator gets the very object, which is noticed."""
+        return id(tensor) in self._watch.used_tensors
 
     def captures_use(self, tensor: torch.Tensor) -> bool:
         """Whether a captured operator gets a tensor in the storage of one that is noticed."""
@@ -266,6 +272,8 @@ class Watch(TorchDispatchMode):
         is_state_made: Whether one of these was written since.
         noticed: The numbers of storages of which it is noted whether they are used.
         used: Those that captured operators get.
+        noticed_tensors: The ``id`` of tensors of which that is noted as well.
+        used_tensors: Those of them that captured operators get as they are.
         computed: Those of the storages that operators made before.
         generators: Those that operators got, with their states before.
         over: The block has ended; where the mode could not be left, it does nothing.
@@ -283,6 +291,8 @@ class Watch(TorchDispatchMode):
         self.is_state_made = False
         self.noticed: set[int] = set()
         self.used: set[int] = set()
+        self.noticed_tensors: set[int] = set()
+        self.used_tensors: set[int] = set()
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.over = False
         self.has_unseen = False
@@ -314,7 +324,7 @@ class Watch(TorchDispatchMode):
                 self._note_written(written)
             if (generator := kwargs.get("generator")) is not None:
                 self._note_generator(generator)
-            if self.noticed and self._is_capturing():
+            if self.noticed_tensors and self._is_capturing():
                 self._note_used(given)
         result = run()
         self._note_fresh(given, result)
@@ -366,6 +376,7 @@ class Watch(TorchDispatchMode):
     def _note_used(self, given: list[torch.Tensor]) -> None:
         memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]
         self.used |= self.noticed & {_torch.storage_id(memory) for memory in memories}
+        self.used_tensors |= self.noticed_tensors & {id(tensor) for tensor in given}
 
     def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
         """Note the storages that an operator made: those of its results that none was given."""

@@ -299,7 +299,7 @@ def train(
             )
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = [one for one in plan.held if rollback.captures_use(one[2])]
+    trained.used = [one for one in plan.held if rollback.captures_name(one[2])]
     return trained
 
 

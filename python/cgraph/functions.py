@@ -68,9 +68,10 @@ def graphed(
     are recorded, inference mode and autocast; whether its modules are training and, where gradients
     are recorded, which of their tensors require one. The first call of a key warms up, captures and
     replays. Modules are found among what the function is, has, closes over, names or is given;
-    their parameters and buffers are read where they lie, and so are other tensors that are found in
-    these ways, though not in containers. A call after one of them has moved, or after a module was
-    exchanged or got or lost a hook, captures anew. If the result requires a gradient,
+    their parameters and buffers are read where they lie, and so are tensors that the function
+    itself closes over or names, or that its object or such a module has as an attribute. A call
+    after one that the graph uses has moved, or after a module was exchanged or got or lost a hook,
+    captures anew. If the result requires a gradient,
     backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
     come from one node of autograd then, so that hooks of one do not see what goes through another,
     and an argument that is returned is another tensor. A training step with its backward pass and

@@ -9,7 +9,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::Mode;
 use super::fixed::Fixed;
-use super::held::{Arguments, Caller};
+use super::held::Arguments;
 use super::lane::Lane;
 use super::outputs::{Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict};
@@ -119,7 +119,7 @@ impl Entry {
             .into_iter()
             .map(|tensor| Found { tensor, fit })
             .collect();
-        Self::run(slf, args, Some(kwargs), &found, Caller::Cgraph)
+        Self::run(slf, args, Some(kwargs), &found)
     }
 
     /// Tells of results that a caller still has, as a replay does.
@@ -129,7 +129,6 @@ impl Entry {
                 let (args, kwargs, found) = (&PyTuple::empty(py), None, [].as_slice());
                 outputs.release(
                     py,
-                    Caller::Cgraph,
                     Arguments {
                         args,
                         kwargs,
@@ -243,7 +242,6 @@ impl Entry {
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
         found: &[Found<'_>],
-        caller: Caller,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
         let given = Arguments {
@@ -259,19 +257,19 @@ impl Entry {
         let result = match &entry.work {
             Work::Graph(graph, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller, given)?;
+                outputs.release(py, given)?;
                 Graph::run(graph.bind(py), Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Segments(segments, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller, given)?;
+                outputs.release(py, given)?;
                 segments.get().run(py, Given::Found(found))?;
                 outputs.result(py, found)?
             }
             Work::Feed(feed, outputs) => {
                 enter_lane()?;
-                outputs.release(py, caller, given)?;
+                outputs.release(py, given)?;
                 feed.call1(py, (tensors()?,))?;
                 outputs.result(py, found)?
             }

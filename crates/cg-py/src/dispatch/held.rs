@@ -16,14 +16,13 @@ pub(super) struct Held {
     /// Called before the replay that overwrites a result: with `storages` (`None` once the graph is
     /// gone), its place, the tensor that was returned (`None` if only views of it are held), code and
     /// instruction of the call, how many references the caller has (with those of the call, if it is
-    /// among its arguments), whether it is the replay of the same graph, and the call's arguments.
+    /// among its arguments), whether it is the replay of the same graph, the call's arguments, and
+    /// whether somebody else has their tuple.
     callback: Py<PyAny>,
     /// What the outputs lie in, by their places.
     storages: Py<PyAny>,
-    /// `sys._getframe`: the caller, where a native entry was called.
+    /// Returns the user's frame.
     frame: Py<PyAny>,
-    /// The same where Python of cgraph's stands in between.
-    outer_frame: Py<PyAny>,
     /// Views, and what autograd has saved, are looked for in the first calls, and then in one of so
     /// many: it costs more than all else here. A result that is held as it was returned is seen at
     /// once.
@@ -67,6 +66,12 @@ pub(crate) struct Arguments<'a, 'py> {
 }
 
 impl Arguments<'_, '_> {
+    /// Whether somebody else has the tuple of the arguments, as after `f(*args)`.
+    fn are_kept(&self) -> bool {
+        // One is that of the call.
+        raw::references(self.args) > 1
+    }
+
     /// How many of the tensors this is.
     #[inline]
     pub(super) fn count(&self, tensor: &Bound<'_, PyAny>) -> i64 {
@@ -75,16 +80,8 @@ impl Arguments<'_, '_> {
     }
 }
 
-/// Whose Python called an entry.
-#[derive(Clone, Copy)]
-pub(crate) enum Caller {
-    User,
-    Cgraph,
-}
-
-/// What Python gives for [`Held`]: callback, storages, `sys._getframe`, what finds the user's frame,
-/// stride.
-pub(crate) type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
+/// What Python gives for [`Held`]: callback, storages, what finds the user's frame, stride.
+pub(crate) type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
 
 #[pymethods]
 impl Storage {
@@ -145,8 +142,26 @@ impl Lent {
         self.tensor.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn site(&self) -> MutexGuard<'_, Option<Site>> {
+    fn site(&self) -> MutexGuard<'_, Option<Site>> {
         self.site.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Keeps what is lent. What was there goes with no lock held: that may run any code.
+    pub(super) fn put(&self, tensor: Py<PyAny>) {
+        let before = self.tensor().replace(tensor);
+        drop(before);
+    }
+
+    /// Keeps where the call is; likewise.
+    pub(super) fn put_site(&self, site: Option<Site>) {
+        let before = std::mem::replace(&mut *self.site(), site);
+        drop(before);
+    }
+
+    /// Takes all.
+    pub(super) fn take(&self) -> (Option<Py<PyAny>>, Option<Site>) {
+        let tensor = self.tensor().take();
+        (tensor, self.site().take())
     }
 
     /// Takes what was lent, if it is still used, with the number of references that the caller has,
@@ -167,7 +182,7 @@ impl Lent {
             if closely && is_used_in_torch(lent.bind(py))? {
                 return Ok(Some((lent, MANY, 0)));
             }
-            *self.tensor() = Some(lent);
+            self.put(lent);
             return Ok(None);
         }
         let times = given.count(lent.bind(py));
@@ -182,12 +197,11 @@ const CALLS: i64 = 2;
 const MANY: i64 = 1 << 30;
 
 impl Held {
-    pub(super) fn new((callback, storages, frame, outer_frame, stride): Callbacks) -> Self {
+    pub(super) fn new((callback, storages, frame, stride): Callbacks) -> Self {
         Self {
             callback,
             storages,
             frame,
-            outer_frame,
             stride,
             calls: AtomicU64::new(0),
         }
@@ -248,12 +262,22 @@ impl Held {
         let site = lent.site().take();
         let (used, count) = used.map_or((None, MANY), |(used, count)| (Some(used), count));
         let (of, Arguments { args, kwargs, .. }) = (&self.storages, given);
-        let what = (of, place, &used, &site, count, is_own, args, kwargs);
+        let what = (
+            of,
+            place,
+            &used,
+            &site,
+            count,
+            is_own,
+            args,
+            kwargs,
+            given.are_kept(),
+        );
         let told = self.callback.call1(py, what);
         if told.is_err() {
-            *lent.site() = site;
-            if used.is_some() {
-                *lent.tensor() = used;
+            lent.put_site(site);
+            if let Some(used) = used {
+                lent.put(used);
             }
         }
         told.map(drop)
@@ -271,17 +295,25 @@ impl Held {
         given: Arguments<'_, '_>,
     ) -> PyResult<()> {
         let Arguments { args, kwargs, .. } = given;
-        let what = (py.None(), place, tensor, site, count, false, args, kwargs);
+        let kept = given.are_kept();
+        let what = (
+            py.None(),
+            place,
+            tensor,
+            site,
+            count,
+            false,
+            args,
+            kwargs,
+            kept,
+        );
         self.callback.call1(py, what).map(drop)
     }
 
     /// Where the call is that is under way.
     #[inline]
-    pub(super) fn site(&self, py: Python<'_>, caller: Caller) -> PyResult<Site> {
-        let frame = match caller {
-            Caller::User => self.frame.bind(py).call0()?,
-            Caller::Cgraph => self.outer_frame.bind(py).call0()?,
-        };
+    pub(super) fn site(&self, py: Python<'_>) -> PyResult<Site> {
+        let frame = self.frame.bind(py).call0()?;
         let code = frame.getattr(intern!(py, "f_code"))?;
         let instruction = frame.getattr(intern!(py, "f_lasti"))?;
         Ok((code.unbind(), instruction.unbind()))

@@ -26,8 +26,6 @@ pub(crate) use neighbours::Neighbours;
 pub(crate) use pattern::Found;
 pub(crate) use turn::Turn;
 
-use held::Caller;
-
 /// A function's entries. A call that fits one is a replay of it; a derived class has a method `_miss`
 /// for any other.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
@@ -108,7 +106,7 @@ impl Dispatcher {
                     if place > 0 {
                         this.put_first(entry);
                     }
-                    return Entry::run(entry, args, kwargs, &found, Caller::User);
+                    return Entry::run(entry, args, kwargs, &found);
                 }
                 // The thread that has it may take the entry out.
                 Err(turn) => turn.wait(py)?,

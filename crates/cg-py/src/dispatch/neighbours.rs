@@ -97,10 +97,16 @@ impl Neighbours {
 
     /// Sees that somebody can still be told when the graphs are gone.
     pub(super) fn know(&self, somebody: &Bound<'_, PyAny>) {
-        let mut told = lock(&self.told);
-        if !told.iter().any(|one| one.is(somebody)) {
-            told.push(somebody.clone().unbind());
-        }
+        let py = somebody.py();
+        let gone = {
+            let mut told = lock(&self.told);
+            if told.iter().all(|one| !one.is(somebody)) {
+                told.push(somebody.clone().unbind());
+            }
+            // Those that only this knows have neither graphs nor orphans.
+            take(&mut told, |one| raw::references(one.bind(py)) == 1)
+        };
+        drop(gone);
     }
 
     /// Looks after what a graph has lent that is about to go, if somebody else has it.

@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::held::{Arguments, Callbacks, Caller, Held, Lent, Storage};
+use super::held::{Arguments, Callbacks, Held, Lent, Storage};
 use super::neighbours::{Loan, Neighbours};
 use super::pattern::{Found, requires_grad};
 use crate::error::argument;
@@ -99,12 +99,7 @@ impl Outputs {
 
     /// Tells Python of each result that is still held, which the next replay overwrites.
     #[inline]
-    pub(crate) fn release(
-        &self,
-        py: Python<'_>,
-        caller: Caller,
-        given: Arguments<'_, '_>,
-    ) -> PyResult<()> {
+    pub(crate) fn release(&self, py: Python<'_>, given: Arguments<'_, '_>) -> PyResult<()> {
         let call = self.held.as_ref().map(|held| {
             let call = held.next_call();
             (held, call, held.is_close(call))
@@ -132,18 +127,18 @@ impl Outputs {
             }
         }
         if held.is_close(call + 1) {
-            let site = held.site(py, caller)?;
+            let site = held.site(py)?;
             for leaf in &self.leaves {
                 if let Leaf::Static(output) = leaf {
                     let (code, instruction) = &site;
                     let copy = (code.clone_ref(py), instruction.clone_ref(py));
-                    *output.lent.site() = Some(copy);
+                    output.lent.put_site(Some(copy));
                 }
             }
         } else if closely {
             for leaf in &self.leaves {
                 if let Leaf::Static(output) = leaf {
-                    *output.lent.site() = None;
+                    output.lent.put_site(None);
                 }
             }
         }
@@ -211,14 +206,17 @@ impl Drop for Outputs {
         };
         // Without the interpreter, at its end, nothing is replayed any more.
         Python::try_attach(|py| {
-            let neighbours = self.neighbours.get();
+            // Only then may tensors go, which may run any code: all locks are open.
+            let mut lent = Vec::new();
             for (place, leaf) in self.leaves.iter().enumerate() {
-                if let Leaf::Static(output) = leaf
-                    && let Some(tensor) = output.lent.tensor().take()
-                {
-                    let site = output.lent.site().take();
-                    neighbours.orphan(tensor.bind(py), self.number, place, site, &held);
+                if let Leaf::Static(output) = leaf {
+                    let (tensor, site) = output.lent.take();
+                    lent.extend(tensor.map(|tensor| (place, tensor, site)));
                 }
+            }
+            for (place, tensor, site) in lent {
+                let neighbours = self.neighbours.get();
+                neighbours.orphan(tensor.bind(py), self.number, place, site, &held);
             }
         });
     }
@@ -234,7 +232,7 @@ impl Leaf {
                 let (py, shared) = (from.py(), storage.get());
                 let before = shared.references(py)?;
                 let lent = Arc::new(Lent::default());
-                *lent.tensor() = Some(value.call_method0("detach")?.unbind());
+                lent.put(value.call_method0("detach")?.unbind());
                 // A tensor of a class derived from torch's has a second one inside it, which `own`
                 // was made with as well. Python code of the class may have let others go meanwhile.
                 let references = TENSORS * (shared.references(py)? - before).max(1);
@@ -276,12 +274,12 @@ impl Output {
         if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
             let is_as_made = self.signature.get().matches(&lent)? == Some(Match::Same);
             if is_as_made && raw::references(&lent) == 1 && !requires_grad(&lent)? {
-                *self.lent.tensor() = Some(lent.clone().unbind());
+                self.lent.put(lent.clone().unbind());
                 return Ok(lent.unbind());
             }
         }
         let new = self.own.call_method0(py, intern!(py, "detach"))?;
-        *self.lent.tensor() = Some(new.clone_ref(py));
+        self.lent.put(new.clone_ref(py));
         Ok(new)
     }
 }
