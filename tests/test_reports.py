@@ -143,9 +143,18 @@ def test_no_reasons_words_begin_another() -> None:
     ]
 
 
-@pytest.mark.parametrize("reason", ["something else", "it did a host sync", "", None])
-def test_an_eager_key_whose_reason_is_not_known_points_to_explain(reason: str | None) -> None:
+@pytest.mark.parametrize("reason", ["something else", "it did a host sync", ""])
+def test_an_eager_key_whose_reason_is_not_known_points_to_explain(reason: str) -> None:
     assert "cgraph.explain(fn, *args)" in (eager_key(reason).advice or "")
+
+
+def test_an_eager_key_that_was_only_put_off_is_to_be_captured_ahead() -> None:
+    assert "ahead of time with .capture()" in (eager_key(None).advice or "")
+
+
+def test_the_fix_of_a_failed_capture_is_the_advice() -> None:
+    advice = eager_key("raised in the capture", fix="choose on the device").advice or ""
+    assert advice.startswith("choose on the device; or mark the work")
 
 
 def test_an_argument_that_often_made_a_capture_anew_is_to_be_kept() -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import traceback
-import warnings
 from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
@@ -22,8 +21,8 @@ from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._places import Places
 from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
-from cgraph._refusals import reason_against
-from cgraph._source import levels_to_user, place_of, user_line
+from cgraph._refusals import is_saved_elsewhere, reason_against, warn_of_saving
+from cgraph._source import place_of, user_line
 from cgraph._surroundings import modules_of, tensors_held_by
 from cgraph._text import first_line
 from cgraph._together import Together
@@ -162,7 +161,10 @@ class Capturing:
         reason = self._reason_against(whole) or (None if recurs else self.limits.explosion(key))
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
-        if self._is_saved_elsewhere(whole):
+        if is_saved_elsewhere(whole, self._reached or self.surroundings(whole)):
+            if not self._has_told:
+                self._has_told = True
+                warn_of_saving(self._name)
             key.eager_calls += 1
             return functools.partial(self.function, *args, **kwargs)
         try:
@@ -420,21 +422,6 @@ class Capturing:
                 f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
                 " capture it before freeze(), or call reset()"
             )
-
-    def _is_saved_elsewhere(self, call: Call) -> bool:
-        """Whether somebody sees what autograd saves in a call, and so would see the warm-up."""
-        reached = self._reached
-        needs_grad = call.needs_grad or (reached is not None and reached.needs_grad)
-        if not (call.mode.grad and needs_grad and _torch.has_saved_tensors_hooks()):
-            return False
-        if not self._has_told:
-            self._has_told = True
-            warnings.warn(
-                f"{self._name} is not captured while hooks see what autograd saves, as in"
-                " activation checkpointing: call .capture() before, outside of it",
-                stacklevel=levels_to_user(),
-            )
-        return True
 
     def _require_no_gradient(self, recorded: Recorded) -> None:
         for output in recorded.outputs:

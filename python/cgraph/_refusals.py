@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 
 from cgraph import _driver, _torch
 from cgraph._calls import Call, hides_tensors
+from cgraph._native import Surroundings
+from cgraph._source import levels_to_user
 
-__all__ = ["reason_against"]
+__all__ = ["is_saved_elsewhere", "reason_against", "warn_of_saving"]
 
 
 def reason_against(call: Call) -> str | None:
@@ -35,3 +38,18 @@ def reason_against(call: Call) -> str | None:
     if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
         return "no elements in any tensor"
     return None
+
+
+def is_saved_elsewhere(call: Call, surroundings: Surroundings) -> bool:
+    """Whether somebody sees what autograd saves in a call, and so would see its warm-up."""
+    needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
+    return needs_grad and _torch.has_saved_tensors_hooks()
+
+
+def warn_of_saving(name: str) -> None:
+    """Say that calls of a function are not captured where that is so."""
+    warnings.warn(
+        f"{name} is not captured while hooks see what autograd saves, as in activation"
+        " checkpointing: call .capture() before, outside of it",
+        stacklevel=levels_to_user(),
+    )
