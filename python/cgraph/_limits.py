@@ -81,12 +81,11 @@ class Limits:
         Args:
             served: The key that is about to be used.
         """
-        # One that is replayed may have called the function in a break.
-        captured = [
-            key for key in self._keys.values() if key.state == "captured" and not key.is_running
-        ]
+        captured = [key for key in self._keys.values() if key.state == "captured"]
         if len(captured) <= self._options.most_graphs and not self._has_too_much():
             return
+        # One that is replayed may have called the function in a break.
+        captured = [key for key in captured if not key.is_running]
         captured.sort(key=lambda key: (key is served, key.last_use), reverse=True)
         while len(captured) > self._options.most_graphs:
             self._put_away(captured.pop())

@@ -3,6 +3,7 @@
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyWeakrefMethods, PyWeakrefReference};
 
@@ -157,6 +158,10 @@ impl Orphan {
         let Some(tensor) = self.tensor.bind(py).upgrade() else {
             return Ok(());
         };
+        // torch's tensors have to be told that Python has them again.
+        if let Some(fix) = tensor.getattr_opt(intern!(py, "_fix_weakref"))? {
+            fix.call0()?;
+        }
         let count = raw::references(&tensor) - 1 - given.count(&tensor);
         if count <= 0 {
             return Ok(());
