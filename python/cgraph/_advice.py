@@ -38,8 +38,10 @@ FIXES = {
 }
 """What to do about a key that runs eagerly, by the words that its reason begins with."""
 
-_UNDECIDED = "capture it ahead of time with .capture(), outside of checkpoints and while no other"
-_UNDECIDED += " thread captures into its pool"
+_UNDECIDED = (
+    "capture it ahead of time with .capture(), outside of checkpoints and while no other thread"
+    " captures into its pool"
+)
 _ELSE = "see what a capture refuses, and the fix of each: cgraph.explain(fn, *args)"
 # Each costs a capture; the first few may be a start that had to settle.
 _MANY = 3

@@ -14,6 +14,7 @@ from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._claims import PoolBusyError, claimed
+from cgraph._findings import fix_of
 from cgraph._held import Holding
 from cgraph._keys import Key, modules_in_words
 from cgraph._limits import Limits
@@ -448,8 +449,6 @@ class Capturing:
         reason = first_line(error)
         if not isinstance(error, GradientBreakError):
             reason = f"raised in the capture: {type(error).__name__}: {reason}"
-        from cgraph._findings import fix_of
-
         where, fix = place_of(error), fix_of(error)
         # What the frames still hold of the capture would meet the eager call in autograd.
         traceback.clear_frames(error.__traceback__)

@@ -122,7 +122,8 @@ class Key:
     ) -> None:
         """Calls are replays of this from now on."""
         self._surroundings = surroundings
-        self.state, self.reason, self.where, self.waits = "captured", None, None, 0
+        self.state, self.waits = "captured", 0
+        self.reason = self.where = self.fix = None
         self._addresses = _addresses(call)
         self.recorded, self.entry = recorded, entry
         self.capture_seconds += recorded.seconds
@@ -215,7 +216,7 @@ class Key:
             replays=self.replays,
             eager_calls=eager_calls,
             capture_seconds=self.capture_seconds,
-            fix=self.fix if self.state == "eager" else None,
+            fix=self.fix,
             **facts,
         )
 

@@ -54,16 +54,13 @@ class Padding:
     ) -> _core.Entry | Callable[[], Any] | None:
         """What answers a call that has the rows of no size; None for any other call."""
         options, capturing = self._options, self._capturing
-        found = None if options.sizes is None else fit(options, call, self._without)
-        has_dims = any(tensor.dim() for tensor in call.tensors)
-        if options.sizes is not None and found is None and has_dims and not self._has_told:
-            self._has_told = True
-            warnings.warn(
-                f"sizes= has no effect on ({call}): no tensor of it has the dimension"
-                f" dim={options.dim!r}, along which rows are counted",
-                stacklevel=levels_to_user(),
-            )
-        if found is None or found.rows == found.size or found.rows == 0:
+        if options.sizes is None:
+            return None
+        found = fit(options, call, self._without)
+        if found is None:
+            self._tell_of_no_effect(call)
+            return None
+        if found.rows == found.size or found.rows == 0:
             return None
         if capturing.is_eager(call):
             return None
@@ -96,6 +93,17 @@ class Padding:
             large.padded[identity] = self._entry(large, call, found, batched)
             capturing.add(call, large.padded[identity])
         return large.padded[identity]
+
+    def _tell_of_no_effect(self, call: Call) -> None:
+        """Say once that no tensor has rows; scalars are not meant to have any."""
+        if self._has_told or not any(tensor.dim() for tensor in call.tensors):
+            return
+        self._has_told = True
+        warnings.warn(
+            f"sizes= has no effect on ({call}): no tensor of it has the dimension"
+            f" dim={self._options.dim!r}, along which rows are counted",
+            stacklevel=levels_to_user(),
+        )
 
     def _entry(
         self, large: Key, call: Call, found: Fit, batched: Sequence[int | None]

@@ -71,20 +71,19 @@ def graphed(
     their parameters and buffers are read where they lie, and so are tensors that the function
     itself closes over or names, or that its object or such a module has as an attribute. A call
     after one that the graph uses has moved, or after a module was exchanged or got or lost a hook,
-    captures anew. If the result requires a gradient,
-    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
-    come from one node of autograd then, so that hooks of one do not see what goes through another,
-    and an argument that is returned is another tensor. A training step with its backward pass and
-    optimizer inside is one graph.
+    captures anew. If the result requires a gradient, backward passes are graphs too, as those of
+    :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
+    hooks of one do not see what goes through another, and an argument that is returned is another
+    tensor. A training step with its backward pass and optimizer inside is one graph.
 
     Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
     that it writes among its arguments are written for the caller as well, and parameters have the
     gradients of a backward pass inside it, which the next call of the key overwrites. An argument
     must not share memory with a tensor that the function writes and finds elsewhere. A function
-    that changes containers or sets among its arguments, or the shape of a tensor, runs eagerly;
-    what it changes inside other objects is not noticed. So does the first call of one that writes
-    to tensors which it makes then and keeps as attributes. What it raises in a warm-up call is
-    raised, and the next call tries again.
+    that changes containers or sets among its arguments, or the shape of a tensor, runs eagerly, and
+    so does the first call of one that writes to tensors which it makes then and keeps as
+    attributes; what it changes inside other objects is not noticed. What it raises in a warm-up
+    call is raised, and the next call tries again.
 
     One thread at a time captures or replays a function; others wait. So the function must not wait
     for a thread that calls it.
