@@ -47,17 +47,21 @@ class Attributes:
 
 
 def dictionaries_of(
-    function: Callable[..., Any], modules: Iterable[torch.nn.Module]
+    function: Callable[..., Any], parts: Iterable[torch.nn.Module]
 ) -> list[dict[str, Any]]:
-    """What holds the attributes and buffers of a method's object and of modules, each once."""
+    """What holds the attributes and buffers of a method's object and of modules, each once.
+
+    Args:
+        function: The method, or any other function.
+        parts: The modules, with those that they consist of.
+    """
     found: dict[int, dict[str, Any]] = {}
     if isinstance(function, types.MethodType):
         attributes = vars_of(function.__self__)
         found[id(attributes)] = attributes
-    for module in modules:
-        for part in module.modules():
-            # torch's own write to their buffers in place.
-            if not type(part).__module__.startswith("torch.nn."):
-                found[id(vars(part))] = vars(part)
-                found[id(part._buffers)] = part._buffers
+    for part in parts:
+        # torch's own write to their buffers in place.
+        if not type(part).__module__.startswith("torch.nn."):
+            found[id(vars(part))] = vars(part)
+            found[id(part._buffers)] = part._buffers
     return list(found.values())

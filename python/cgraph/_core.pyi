@@ -15,6 +15,7 @@ __all__ = [
     "Entry",
     "Event",
     "Fixed",
+    "Flags",
     "Graph",
     "HookHandle",
     "Inputs",
@@ -482,10 +483,10 @@ class Entry:
         kwargs: list[Any],
         *,
         modes: tuple[bool, bool, object],
-        flags: Sequence[tuple[dict[str, Any], bool]],
+        flags: Flags,
         fixed: Fixed | None,
         work: object,
-        outputs: tuple[list[Any], object, object, tuple[Neighbours, int]] | None,
+        outputs: tuple[list[Any], object, object, tuple[Neighbours, int, bool]] | None,
         lane: Lane | None,
         turn: Turn,
     ) -> Self: ...
@@ -524,6 +525,17 @@ class Fixed:
     ) -> Self: ...
     def is_in_place(self, grad: bool, hooks: bool = True) -> bool:
         """Whether all is as it was."""
+
+@final
+class Flags:
+    """Modules, and whether each was training when this was made."""
+
+    def __new__(cls, modules: Sequence[dict[str, Any]]) -> Self: ...
+    @property
+    def values(self) -> tuple[bool, ...]:
+        """Whether each was training."""
+    def are_same(self) -> bool:
+        """Whether the modules are training or not as they were."""
 
 @final
 class Lane:

@@ -23,7 +23,7 @@ import torch
 from cgraph import _core, _cuda_pools, _liveness, _random, _torch
 from cgraph._cuda_pools import CudaMemPool, PoolHandle
 from cgraph._driver import Captured, Handle, Pool
-from cgraph._footprint import Footprint, Meter, PoolState, Sizes, is_recording
+from cgraph._footprint import Footprint, Meter, PoolState, Sizes, in_blocks, is_recording
 from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
 from cgraph._text import first_line
@@ -298,9 +298,7 @@ class Recording:
             return None
         actions: dict[str, Action] = {"alloc": "alloc", "free_completed": "free"}
         return [
-            Event(
-                actions[one["action"]], one["addr"], _cuda_pools.rounded(one["size"]), one["stream"]
-            )
+            Event(actions[one["action"]], one["addr"], in_blocks(one["size"]), one["stream"])
             for one in entries
             if one["action"] in actions
         ]
@@ -484,5 +482,5 @@ def _quietly(end: Callable[[], None]) -> None:
 
 
 def _weigh(ordinal: int, mem_pool: MemPool | None) -> Sizes:
-    reserved, in_use = _torch.allocated(ordinal)
-    return Sizes(reserved if mem_pool is None else mem_pool._core.reserved, in_use)
+    reserved, in_use, freed = _torch.allocated(ordinal)
+    return Sizes(reserved if mem_pool is None else mem_pool._core.reserved, in_use, freed)

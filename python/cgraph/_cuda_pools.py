@@ -12,7 +12,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._blocks import addressed
 from cgraph._driver import Handle, Pool
-from cgraph._footprint import PoolState
+from cgraph._footprint import PoolState, in_blocks
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, ForeignError, StateError, TorchError
 from cgraph.mempool import MemPool, require_options
@@ -31,7 +31,6 @@ __all__ = [
 # Addresses that the pool of one capture reserves at once. There may be thousands of captures, and a
 # process has no more than 128 TiB of addresses.
 _RANGE_OF_A_CAPTURE = 4 << 30
-_BLOCK_BYTES = 512
 
 _known: weakref.WeakValueDictionary[Handle, CudaMemPool] = weakref.WeakValueDictionary()
 
@@ -136,7 +135,7 @@ def state(handle: Handle) -> PoolState:
     """The segments of a pool and its blocks in use, as torch's allocator knows them."""
     segments = _torch.pool_segments(handle)
     blocks = [
-        (start, rounded(block["requested_size"]))
+        (start, in_blocks(block["requested_size"]))
         for segment in segments
         for start, block in addressed(segment)
         if block["state"].startswith("active")
@@ -163,11 +162,6 @@ class _Bytes:
             "typestr": "|u1",
             "version": 3,
         }
-
-
-def rounded(size: int) -> int:
-    """The bytes of a block for a request. What is left of a larger block may come on top."""
-    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
 def new_handle() -> PoolHandle:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -15,18 +16,24 @@ if TYPE_CHECKING:
     from cgraph.mempool import MemPool
     from cgraph.timeline import Event, Timeline
 
-__all__ = ["Footprint", "Meter", "PoolState", "is_recording", "record_memory"]
+__all__ = ["Footprint", "Meter", "PoolState", "Sizes", "in_blocks", "is_recording", "record_memory"]
 
 
 class Sizes(NamedTuple):
-    """Bytes of a pool at one moment: in segments, and in blocks that are in use.
+    """A pool in numbers, at one moment.
 
     Where only the sums of a device are to be had cheaply, they are those: what counts is by how
     much they change.
+
+    Attributes:
+        reserved: Bytes in segments.
+        in_use: Bytes in blocks that are in use.
+        freed: How many blocks were freed so far.
     """
 
     reserved: int
     in_use: int
+    freed: int
 
 
 class PoolState(NamedTuple):
@@ -40,9 +47,15 @@ class PoolState(NamedTuple):
     segments: list[tuple[int, int]]
     blocks: list[tuple[int, int]]
 
-    def sizes(self) -> Sizes:
-        """The bytes of all segments and of all blocks that are in use."""
-        return Sizes(*(sum(size for _, size in all_of) for all_of in self))
+    @property
+    def reserved(self) -> int:
+        """Bytes of all segments."""
+        return sum(size for _, size in self.segments)
+
+    @property
+    def in_use(self) -> int:
+        """Bytes of all blocks that are in use."""
+        return sum(size for _, size in self.blocks)
 
     def free(self) -> list[tuple[int, int]]:
         """Start and bytes of what lies in segments and in no block that is in use."""
@@ -69,6 +82,8 @@ class Footprint(NamedTuple):
         held: Bytes of the blocks that it allocated and that were in use at its end. On CUDA what
             other threads allocated meanwhile counts too, unless :func:`record_memory` was on.
         workspace: Bytes of library workspaces that it took from the pool and gave back at its end.
+        freed: How many blocks were freed while it was under way, as those of what it only computes
+            with. On CUDA those of other threads count too.
         timeline: Its blocks in order, where :func:`record_memory` was on.
         where: The line that began it.
         seconds: From its begin to its end.
@@ -77,6 +92,7 @@ class Footprint(NamedTuple):
     reserved: int
     held: int
     workspace: int
+    freed: int
     timeline: Timeline | None
     where: str
     seconds: float
@@ -108,7 +124,7 @@ class Meter:
         self._where = user_line() or "?"
         self._blocks: list[tuple[int, int]] = []
         if is_recording():
-            self._weigh = self._weigh_closely
+            self._weigh = functools.partial(self._weigh_closely, weigh)
             self._blocks = look().blocks
         self._before = self._weigh()
         self._began = time.perf_counter()
@@ -133,13 +149,15 @@ class Meter:
             reserved=max(0, after.reserved - self._before.reserved),
             held=max(0, after.in_use - self._before.in_use),
             workspace=max(0, with_workspaces.in_use - after.in_use),
+            freed=with_workspaces.freed - self._before.freed,
             timeline=None if recorded is None else self._timeline(self._look(), recorded),
             where=self._where,
             seconds=seconds,
         )
 
-    def _weigh_closely(self) -> Sizes:
-        return self._look().sizes()
+    def _weigh_closely(self, weigh: Callable[[], Sizes]) -> Sizes:
+        state = self._look()
+        return Sizes(state.reserved, state.in_use, weigh().freed)
 
     def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
         """The blocks of this capture; the pool's timeline goes on with them."""
@@ -164,6 +182,12 @@ class Meter:
         return timeline
 
 
+def in_blocks(size: int) -> int:
+    """The bytes of a block for a request. What is left of a larger block may come on top."""
+    return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+
+
+_BLOCK_BYTES = 512
 _recorders = 0
 _counting = threading.Lock()
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import operator
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._attributes import dictionaries_of
 from cgraph._calls import Call
+from cgraph._footprint import in_blocks
 from cgraph._held import Holding
 from cgraph._leaving import Leaving
 from cgraph._recorded import Recorded
@@ -20,10 +20,7 @@ from cgraph._source import calling_frame
 from cgraph._surroundings import Holder, holders_of, tensors_of
 from cgraph._torch import tree_unflatten
 
-__all__ = ["Flag", "Surroundings", "entry_of_call", "entry_of_graph"]
-
-Flag = tuple[dict[str, Any], bool]
-"""The dictionary of a module, and whether it was training."""
+__all__ = ["Surroundings", "entry_of_call", "entry_of_graph"]
 
 
 class Surroundings:
@@ -54,9 +51,10 @@ class Surroundings:
     ) -> None:
         self.modules = modules
         self.turn = turn
-        self.dictionaries = dictionaries_of(function, modules)
+        parts = [one for module in modules for one in module.named_modules()]
+        self.dictionaries = dictionaries_of(function, [part for _, part in parts])
         self._holders = holders_of(function)
-        self._with_flags: list[dict[str, Any]] = []
+        with_flags: list[dict[str, Any]] = []
         self.owned: set[int] = set()
         self.storages: set[int] = set()
         self.needs_grad = False
@@ -65,29 +63,29 @@ class Surroundings:
         self._tensors: list[torch.Tensor] = []
         self._names: list[str] = []
         hooks = [("all modules", one) for one in _torch.hooks_of(None)]
-        for module in modules:
-            for path, part in module.named_modules():
-                if isinstance(part, torch.jit.ScriptModule):
-                    self.reason_against = self.reason_against or (
-                        "TorchScript, whose parameters and flags cannot be watched:"
-                        f" {path or 'the module'} is of torch.jit"
-                    )
-                    continue
-                if "training" in vars(part):
-                    self._with_flags.append(vars(part))
-                for owner in (part._parameters, part._buffers):
-                    if owner:
-                        self._add(path, owner)
-                # One that is replaced has other tensors.
-                self._owners.append(part._modules)
-                hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
+        for path, part in parts:
+            if isinstance(part, torch.jit.ScriptModule):
+                self.reason_against = self.reason_against or (
+                    "TorchScript, whose parameters and flags cannot be watched:"
+                    f" {path or 'the module'} is of torch.jit"
+                )
+                continue
+            if "training" in vars(part):
+                with_flags.append(vars(part))
+            for owner in (part._parameters, part._buffers):
+                if owner:
+                    self._add(path, owner)
+            # One that is replaced has other tensors.
+            self._owners.append(part._modules)
+            hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
+        self._with_flags, self._flags = with_flags, _core.Flags(with_flags)
         self._hooks = [(name, one, _torch.hooks_of_users(one)) for name, one in hooks]
         self._values = [list(owner.values()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
         self._find()
-        others = [one for one in tensors_of(function) if id(one) not in self.owned]
-        memories = [_torch.memory_of(tensor) for tensor in others]
+        others = tensors_of(function, modules=False)
+        memories = [_torch.memory_of(one) for one in others if id(one) not in self.owned]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
     def with_holders(self, holders: Sequence[Holder]) -> Surroundings:
@@ -104,12 +102,15 @@ class Surroundings:
     @property
     def training(self) -> tuple[bool, ...]:
         """Whether each of the modules is training now."""
-        return tuple(map(bool, map(operator.itemgetter("training"), self._with_flags)))
+        return self.flags.values
 
     @property
-    def flags(self) -> list[Flag]:
+    def flags(self) -> _core.Flags:
         """The modules, and whether they are training now."""
-        return list(zip(self._with_flags, self.training, strict=True))
+        flags = self._flags
+        if not flags.are_same():
+            flags = self._flags = _core.Flags(self._with_flags)
+        return flags
 
     @property
     def moved(self) -> str | None:
@@ -264,10 +265,12 @@ def returned(
     *,
     copies: bool,
     held: Holding | None,
-) -> tuple[list[tuple[Any, ...]], Any, Any, tuple[_core.Neighbours, int]]:
+) -> tuple[list[tuple[Any, ...]], Any, Any, tuple[_core.Neighbours, int, bool]]:
     """What a native entry returns for these leaves of a result."""
     own = {_torch.storage_id(static.untyped_storage()) for static in recorded.statics}
-    outside = surroundings.storages | recorded.in_place
+    outside = surroundings.storages
+    if recorded.in_place:
+        outside = outside | recorded.in_place
     device = recorded.device
     leaves = [_leaf(recorded, output, device, own, outside, copies) for output in outputs]
     build: Any = functools.partial(_build, recorded.spec)
@@ -275,11 +278,12 @@ def returned(
         build = "single"
     elif recorded.is_flat_tuple:
         build = "tuple"
+    place = *recorded.neighbours, _overwrites_others(recorded, own | outside)
     if held is None or copies:
-        return leaves, build, None, recorded.neighbours
+        return leaves, build, None, place
     storages = {place: leaf[3] for place, leaf in enumerate(leaves) if leaf[0] == "static"}
     who = held, storages, calling_frame, held.stride
-    return leaves, build, who, recorded.neighbours
+    return leaves, build, who, place
 
 
 def _leaf(
@@ -306,6 +310,26 @@ def _leaf(
         return "copied", output
     storage = recorded.storage(output)
     return "static", output.detach(), _torch.signature(output), storage
+
+
+def _overwrites_others(recorded: Recorded, outside: set[int]) -> bool:
+    """Whether replays write memory of their pool besides their results, which others may have.
+
+    Args:
+        recorded: The capture.
+        outside: The numbers of storages that are not the pool's.
+    """
+    footprint = recorded.footprint
+    if footprint is None or recorded.debugged is not None:
+        return True
+    if footprint.freed or footprint.workspace:
+        return True
+    tensors = (one for one in recorded.outputs if isinstance(one, torch.Tensor))
+    memories = filter(None, map(_torch.memory_of, tensors))
+    own = {_torch.storage_id(one): one.nbytes() for one in memories}
+    # What else is in use at the end may be let go later, and be given to another capture.
+    kept = sum(in_blocks(size) for number, size in own.items() if number not in outside)
+    return footprint.held > kept
 
 
 def _build(spec: Any, leaves: list[Any]) -> Any:

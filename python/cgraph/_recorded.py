@@ -30,6 +30,7 @@ from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
     from cgraph._debug import Debugged
+    from cgraph._footprint import Footprint
 
 __all__ = ["NotReadyError", "Plan", "Recorded", "WarmupError", "record"]
 
@@ -90,11 +91,15 @@ class Recorded:
     debugged: Debugged | None = None
 
     def __init__(
-        self, graph: CUDAGraph | SegmentedGraph, statics: list[torch.Tensor], result: Any
+        self,
+        graph: CUDAGraph | SegmentedGraph,
+        statics: list[torch.Tensor],
+        outputs: list[Any],
+        spec: Any,
     ) -> None:
         self.graph = graph
         self.statics = statics
-        self.outputs, self.spec = tree_flatten(result)
+        self.outputs, self.spec = outputs, spec
         self.mutated: list[int] = []
         self.in_place: set[int] = set()
         self.gradients = Gradients([])
@@ -142,6 +147,12 @@ class Recorded:
         """The graph of a function without breaks."""
         assert isinstance(self.graph, CUDAGraph)
         return self.graph
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """What the capture did to its pool; None with breaks."""
+        captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
+        return None if captured is None else captured.footprint
 
     @property
     def is_waiting(self) -> bool:
@@ -259,10 +270,11 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
                 graph, result = _captured(run, plan, call, statics, driver, drawn)
-            rollback.leave_alone(tree_flatten(result)[0], statics)
+            outputs, spec = tree_flatten(result)
+            rollback.leave_alone(outputs, statics)
             try:
                 _require_no_new_attributes(of_capture)
-                _require_known_classes(result)
+                _require_known_classes(outputs)
                 gradients.note(statics, call.names, rollback.captures_use)
                 _require_no_state_given(call, rollback)
                 if rollback.is_state_made:
@@ -272,7 +284,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             except (CaptureError, NotReadyError):
                 graph.reset()
                 raise
-            recorded = Recorded(graph, statics, result)
+            recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients = gradients
             recorded.used = [one for one in plan.held if rollback.captures_name(one[2])]
             recorded.has_added_hooks = _torch.hook_count() != hooks
@@ -402,12 +414,12 @@ def _require_no_new_attributes(before: Attributes) -> None:
         )
 
 
-def _require_known_classes(result: Any) -> None:
+def _require_known_classes(outputs: list[Any]) -> None:
     """Refuse a result with what would be the same object in each call, and may change.
 
     Also one with an object that has tensors and is no container that pytree knows.
     """
-    for leaf in tree_flatten(result)[0]:
+    for leaf in outputs:
         if isinstance(leaf, set | bytearray | Iterator) or is_array(leaf):
             raise CaptureError(
                 f"the result has a {type(leaf).__qualname__}, and replays would return that of the"

@@ -175,6 +175,8 @@ class Rollback:
 
     def captures_write(self, tensor: torch.Tensor) -> bool:
         """Whether a captured operator writes between the ends of a tensor."""
+        if not self._watch.captured:
+            return False
         memory = _torch.memory_of(tensor)
         if memory is None:
             return False

@@ -12,7 +12,7 @@ import torch
 
 from cgraph import _core, _driver
 from cgraph._driver import Handle, Pool
-from cgraph._footprint import PoolState, Sizes
+from cgraph._footprint import PoolState, Sizes, in_blocks
 from cgraph.errors import ArgumentError, ForeignError, StateError
 from cgraph.mempool import MemPool, require_options
 from cgraph.timeline import Action, Event
@@ -21,8 +21,6 @@ if TYPE_CHECKING:
     from cgraph.sim import Simulator
 
 __all__ = ["Pools", "SimHandle", "SimMemPool"]
-
-_BLOCK_BYTES = 512
 
 
 class SimHandle(tuple[int, int]):
@@ -64,6 +62,7 @@ class SimMemPool(MemPool):
         self._starts: list[int] = []
         self._segments: list[torch.Tensor] = []
         self._blocks: dict[int, int] = {}
+        self._freed = 0
         self._events: list[Event] | None = None
         simulator.pools.known[self.id] = self
 
@@ -105,8 +104,9 @@ class SimMemPool(MemPool):
             )
 
     def sizes(self) -> Sizes:
-        """The bytes of its segments and of the blocks in use."""
-        return self.state().sizes()
+        """Its segments and blocks in numbers."""
+        state = self.state()
+        return Sizes(state.reserved, state.in_use, self._freed)
 
     def trim(self) -> int:
         """Give segments back that nothing uses and no graph knows; how many bytes that were."""
@@ -139,11 +139,12 @@ class SimMemPool(MemPool):
         return events
 
     def _note(self, action: Action, address: int, size: int) -> None:
-        size = -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
+        size = in_blocks(size)
         if action == "alloc":
             self._blocks[address] = size
         else:
             del self._blocks[address]
+            self._freed += 1
         if self._events is not None:
             self._events.append(Event(action, address, size))
 

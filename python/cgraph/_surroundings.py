@@ -27,14 +27,19 @@ Holder = tuple[Any, str, Any]
 """A dictionary or an object, the name of an item or attribute, and what is there."""
 
 
-def tensors_of(objects: object) -> Iterator[torch.Tensor]:
-    """Tensors and the parameters of modules and optimisers in containers, closures and objects."""
+def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tensor]:
+    """Tensors and the parameters of modules and optimisers in containers, closures and objects.
+
+    Args:
+        objects: What is looked into.
+        modules: Whether the parameters of modules are asked for.
+    """
     seen: set[int] = set()
     for leaf in _leaves_of(objects, seen):
         if isinstance(leaf, torch.Tensor):
             yield leaf
         elif isinstance(leaf, torch.nn.Module):
-            yield from leaf.parameters()
+            yield from leaf.parameters() if modules else ()
         else:
             groups = [group["params"] for group in leaf.param_groups]
             yield from (one for one in _leaves_of(groups, seen) if isinstance(one, torch.Tensor))

@@ -242,16 +242,16 @@ def _pools_of(graph: CUDAGraph) -> list[tuple[int, int]]:
 def _of_pool(driver: _driver.Driver, handle: Handle, graphs: tuple[str, ...]) -> PoolMemory:
     state, mem_pool = driver.pool_state(handle), driver.mem_pool(handle)
     if mem_pool is None:
-        size = state.sizes().reserved
+        size = state.reserved
         name = f"torch's pool {handle[0] or handle[1]}"
-        return PoolMemory(name, handle, size, size, state.sizes().in_use, 0, None, False, graphs)
+        return PoolMemory(name, handle, size, size, state.in_use, 0, None, False, graphs)
     stats = mem_pool.stats()
     return PoolMemory(
         name=mem_pool.name,
         handle=handle,
         mapped=stats["mapped"],
         reserved=stats["reserved"],
-        in_use=state.sizes().in_use,
+        in_use=state.in_use,
         kept=stats["kept"],
         limit=mem_pool.limit,
         is_paused=mem_pool.is_paused,

@@ -34,7 +34,9 @@ mod _core {
     #[pymodule_export]
     use super::device::{CaptureMark, Device, begin_exit, version};
     #[pymodule_export]
-    use super::dispatch::{Contents, Dispatcher, Entry, Fixed, Lane, Neighbours, Storage, Turn};
+    use super::dispatch::{
+        Contents, Dispatcher, Entry, Fixed, Flags, Lane, Neighbours, Storage, Turn,
+    };
     #[pymodule_export]
     use super::graph::{Graph, instantiate_all};
     #[pymodule_export]

@@ -111,12 +111,12 @@ def clear_workspaces() -> None:
     torch._C._cuda_clearCublasWorkspaces()
 
 
-def allocated(ordinal: int) -> tuple[int, int]:
-    """Bytes of a device that torch has reserved, and that are in blocks in use."""
+def allocated(ordinal: int) -> tuple[int, int, int]:
+    """Of a device: bytes that torch has reserved, bytes in blocks in use, and blocks ever freed."""
     stats: dict[str, Any] = torch._C._cuda_memoryStats(ordinal)
     names = ("reserved_bytes", "allocated_bytes")
     reserved, in_use = (stats[name]["all"]["current"] for name in names)
-    return reserved, in_use
+    return reserved, in_use, stats["allocation"]["all"]["freed"]
 
 
 @functools.cache

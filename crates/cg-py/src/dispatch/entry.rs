@@ -2,13 +2,13 @@
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::Mode;
 use super::fixed::Fixed;
+use super::flags::Flags;
 use super::held::Arguments;
 use super::lane::Lane;
 use super::outputs::{Outputs, Returned};
@@ -16,7 +16,6 @@ use super::pattern::{Found, Pattern, all_fit, fits_dict};
 use super::turn::{Taken, Turn};
 use crate::fed::Given;
 use crate::graph::Graph;
-use crate::raw;
 use crate::segments::Segments;
 use crate::signature::Match;
 
@@ -26,8 +25,8 @@ pub(crate) struct Entry {
     args: Vec<Pattern>,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
     mode: Mode,
-    /// The dictionaries of modules, and their `training` at the capture.
-    flags: Vec<(Py<PyDict>, bool)>,
+    /// Modules, and whether they were training at the capture.
+    flags: Py<Flags>,
     /// Tensors of modules, which must be where they were.
     fixed: Option<Py<Fixed>>,
     work: Work,
@@ -69,7 +68,7 @@ impl Entry {
         args: &Bound<'_, PyList>,
         kwargs: &Bound<'_, PyList>,
         modes: (bool, bool, Option<Py<PyAny>>),
-        flags: Vec<(Py<PyDict>, bool)>,
+        flags: Py<Flags>,
         fixed: Option<Py<Fixed>>,
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
@@ -157,9 +156,7 @@ impl Entry {
         for (_, pattern) in &self.kwargs {
             pattern.traverse(&visit)?;
         }
-        for (module, _) in &self.flags {
-            visit.call(module)?;
-        }
+        visit.call(&self.flags)?;
         visit.call(&self.fixed)?;
         match &self.work {
             Work::Graph(graph, outputs) => {
@@ -203,12 +200,8 @@ impl Entry {
         if !kwargs_fit {
             return Ok(false);
         }
-        let name = intern!(py, "training");
-        for (module, training) in &self.flags {
-            let (module, flag) = (module.bind(py), PyBool::new(py, *training));
-            if !raw::is_item(module, name, &flag) && !is_like(module.get_item(name)?, *training) {
-                return Ok(false);
-            }
+        if !self.flags.get().are_same(py) {
+            return Ok(false);
         }
         match &self.fixed {
             Some(fixed) => fixed.get().is_in_place(py, mode.grad, true),
@@ -283,9 +276,4 @@ impl Entry {
         entry.last_use.store(now, Ordering::Relaxed);
         Ok(result)
     }
-}
-
-/// Whether a flag counts as this, whatever it is.
-fn is_like(flag: Option<Bound<'_, PyAny>>, expected: bool) -> bool {
-    flag.is_some_and(|flag| flag.is_truthy().is_ok_and(|now| now == expected))
 }

@@ -3,6 +3,7 @@
 mod contents;
 mod entry;
 mod fixed;
+mod flags;
 mod held;
 mod lane;
 mod neighbours;
@@ -20,6 +21,7 @@ use pyo3::{PyTraverseError, PyVisit};
 pub(crate) use contents::Contents;
 pub(crate) use entry::Entry;
 pub(crate) use fixed::Fixed;
+pub(crate) use flags::Flags;
 pub(crate) use held::Storage;
 pub(crate) use lane::Lane;
 pub(crate) use neighbours::Neighbours;

@@ -67,6 +67,12 @@ impl Neighbours {
         self.last.load(Ordering::Relaxed) == number
     }
 
+    /// Notes a replay of a graph that overwrites no results of others: what it lends is new to them.
+    #[inline]
+    pub(super) fn note_harmless(&self) {
+        self.last.store(0, Ordering::Relaxed);
+    }
+
     /// Tells of held results that a replay of the graph of this number may overwrite, but for its
     /// own.
     #[cold]

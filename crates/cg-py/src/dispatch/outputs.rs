@@ -23,6 +23,8 @@ pub(crate) struct Outputs {
     /// The graphs of the same pool, and the number of this one among them.
     neighbours: Py<Neighbours>,
     number: u64,
+    /// Whether it may overwrite what they have returned.
+    overwrites: bool,
     /// Whether the neighbours know of what was returned.
     is_noted: Arc<AtomicBool>,
 }
@@ -56,12 +58,12 @@ struct Output {
 }
 
 /// What Python gives for the outputs: leaves, build, who is told of held ones, and the neighbours with
-/// the graph's number among them.
+/// the graph's number among them and whether it may overwrite what they have returned.
 pub(crate) type Returned<'py> = (
     Bound<'py, PyList>,
     Bound<'py, PyAny>,
     Option<Callbacks>,
-    (Py<Neighbours>, u64),
+    (Py<Neighbours>, u64, bool),
 );
 
 /// Tensors that an [`Output`] has: `own` and `lent`.
@@ -75,7 +77,7 @@ impl Outputs {
         given: &Bound<'_, PyList>,
         build: &Bound<'_, PyAny>,
         held: Option<Callbacks>,
-        (neighbours, number): (Py<Neighbours>, u64),
+        (neighbours, number, overwrites): (Py<Neighbours>, u64, bool),
     ) -> PyResult<Self> {
         let leaves: PyResult<Vec<Leaf>> = given.iter().map(|leaf| Leaf::parse(&leaf)).collect();
         let leaves = leaves?;
@@ -93,6 +95,7 @@ impl Outputs {
             held: held.map(|callbacks| Arc::new(Held::new(callbacks))),
             neighbours,
             number,
+            overwrites,
             is_noted: Arc::default(),
         })
     }
@@ -105,7 +108,9 @@ impl Outputs {
             (held, call, held.is_close(call))
         });
         let neighbours = self.neighbours.get();
-        if !neighbours.is_last(self.number) {
+        if !self.overwrites {
+            neighbours.note_harmless();
+        } else if !neighbours.is_last(self.number) {
             let closely = call.is_none_or(|(_, _, closely)| closely);
             neighbours.release(py, self.number, given, closely)?;
         }
