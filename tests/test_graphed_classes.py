@@ -15,6 +15,7 @@ from cgraph.errors import ArgumentError
 from lab import Lab, fresh
 
 
+@pytest.mark.filterwarnings("ignore:functools.partial will be a method descriptor")
 @pytest.mark.parametrize("is_bound", [False, True])
 def test_functions_of_a_class_that_are_no_methods_get_no_object(lab: Lab, is_bound: bool) -> None:
     class Functions:
@@ -51,3 +52,19 @@ def test_a_class_is_refused() -> None:
 def test_a_class_method_is_refused_with_the_right_order() -> None:
     with pytest.raises(ArgumentError, match="put @classmethod above @graphed"):
         cgraph.graphed(classmethod(lambda cls, x: x))
+
+
+def test_a_static_method_gets_an_object_of_its_class_as_an_argument(lab: Lab) -> None:
+    class Scaled:
+        factor = 3.0
+
+        @cgraph.graphed
+        @staticmethod
+        def apply(scaled: Scaled, x: Tensor, y: Tensor | None = None) -> Tensor:
+            return x * scaled.factor if y is None else y + 1
+
+    scaled = Scaled()
+    for _ in range(2):
+        x, y = fresh(lab, 3), fresh(lab, 3)
+        assert torch.equal(Scaled.apply(scaled, x), x * 3)
+        assert torch.equal(scaled.apply(scaled, x, y), y + 1)

@@ -174,3 +174,22 @@ def test_a_report_may_be_asked_for_while_keys_come_and_go(lab: Lab) -> None:
         is_over.set()
         thread.join()
     assert not errors
+
+
+def test_functions_can_be_made_while_all_are_reported_on() -> None:
+    is_over = threading.Event()
+
+    def make() -> None:
+        while not is_over.is_set():
+            cgraph.graphed(lambda x: x)
+
+    threads = [threading.Thread(target=make) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(200):
+            cgraph.report()
+    finally:
+        is_over.set()
+        for thread in threads:
+            thread.join()

@@ -98,8 +98,8 @@ class NoDriverError(CgraphError):
 
 def add_note(error: BaseException, note: str) -> None:
     """Attach a line to an exception that is on its way to the user."""
-    notes = getattr(error, "__notes__", [])
-    error.__notes__ = [*notes, note]  # Python 3.11 prints them
+    # Python 3.11 prints them; 3.10 does not know the attribute.
+    vars(error)["__notes__"] = [*getattr(error, "__notes__", []), note]
 
 
 class TorchError(CgraphError):

@@ -14,11 +14,12 @@ from __future__ import annotations
 import copy
 import functools
 import sys
+import threading
 import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
@@ -33,9 +34,13 @@ from cgraph.breaks import require_work_in_call
 from cgraph.errors import ArgumentError, CaptureError
 from cgraph.reports import FunctionReport, Report
 
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
 __all__ = ["GraphedFunction", "graphed", "report"]
 
 _living: weakref.WeakSet[GraphedFunction] = weakref.WeakSet()
+_lock = threading.Lock()
 
 
 def graphed(
@@ -191,7 +196,9 @@ def graphed(
 
 def report() -> Report:
     """What became of the calls of all graphed functions of the process."""
-    reports = [function.report() for function in list(_living)]
+    with _lock:
+        living = list(_living)
+    reports = [function.report() for function in living]
     return Report(tuple(sorted(reports, key=lambda one: (one.name, one.where or ""))))
 
 
@@ -244,7 +251,8 @@ class GraphedFunction(_core.Dispatcher):
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
             if hasattr(fn, name):
                 setattr(self, name, getattr(fn, name))
-        _living.add(self)
+        with _lock:
+            _living.add(self)
 
     def capture(
         self,
@@ -318,7 +326,7 @@ class GraphedFunction(_core.Dispatcher):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call that fits no native entry."""
-        if self._class is not None and args and isinstance(args[0], self._class):
+        if self._is_method and args and isinstance(args[0], self._class or ()):
             # Called on the class: the graphs are those of the object.
             return self.__get__(args[0])(*args[1:], **kwargs)
         if _is_capturing() or self._is_followed:
@@ -336,6 +344,11 @@ class GraphedFunction(_core.Dispatcher):
     def _name(self) -> str:
         return getattr(self._fn, "__qualname__", type(self._fn).__qualname__)
 
+    @property
+    def _is_method(self) -> bool:
+        """Whether it gets the object that it is called on."""
+        return hasattr(self._fn, "__get__") and not isinstance(self._fn, staticmethod)
+
     def __set_name__(self, owner: type, name: str) -> None:
         """Learn the name of the method that this is."""
         self._attribute = name
@@ -344,11 +357,7 @@ class GraphedFunction(_core.Dispatcher):
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
         """The graphed method of an object, which has graphs of its own."""
-        if (
-            instance is None
-            or isinstance(self._fn, staticmethod)
-            or not hasattr(self._fn, "__get__")
-        ):
+        if instance is None or not self._is_method:
             return self
         try:
             # Not under the name of the method: a class that overrides it calls this one by super().

@@ -208,7 +208,7 @@ class Report(_Shown):
     """What became of all graphed functions.
 
     Attributes:
-        functions: They, in the order of their definition.
+        functions: They, by their names.
     """
 
     functions: tuple[FunctionReport, ...]
