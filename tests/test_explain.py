@@ -449,3 +449,31 @@ def test_an_operator_that_waits_inside_is_found_on_cuda() -> None:
         (finding,) = cgraph.explain(torch.histc, x, 4).findings
         assert (finding.severity, finding.operator) == ("refused", "aten.histc")
         assert torch.cuda.get_sync_debug_mode() == before
+
+
+def test_a_graphed_function_inside_another_one_is_looked_into(lab: Lab) -> None:
+    inner = cgraph.graphed(lambda x: x * 2)
+    reads = cgraph.graphed(lambda x: x * x.sum().item())
+    x = fresh(lab, 4)
+    assert cgraph.explain(lambda: inner(x) + 1).ok
+    (finding,) = cgraph.explain(lambda: reads(x) + 1).findings
+    assert finding.kind == "host read"
+    assert inner.report().keys == () and reads.report().keys == ()
+
+
+def test_numbers_that_vmap_makes_of_tensors_are_explained(lab: Lab) -> None:
+    x = fresh(lab, 4)
+    found = cgraph.explain(lambda: torch.vmap(lambda one: one * 2 + 1)(x))
+    assert found.ok and torch.equal(found.result, x * 2 + 1)
+
+
+def test_operators_whose_shape_or_branch_needs_a_value_are_found(lab: Lab) -> None:
+    x = fresh(lab, 4)
+
+    def chosen() -> object:
+        with torch.no_grad():
+            return torch.cond(x.sum() > 0, lambda one: one * 2, lambda one: one + 1, (x,))
+
+    chosen()  # it loads a compiler
+    assert [one.kind for one in cgraph.explain(lambda: x.to_sparse()).findings] == ["shape"]
+    assert "branch" in [one.kind for one in cgraph.explain(chosen).findings]

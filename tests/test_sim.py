@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import cgraph
 from cgraph import _core
 from cgraph.errors import CaptureError, DriverError, LivenessError
-from lab import SimLab, captured, fresh
+from lab import Lab, SimLab, captured, fresh
 
 
 def test_outputs_hold_poison_until_a_replay(sim: SimLab) -> None:
@@ -361,3 +361,14 @@ def test_events_order_streams_and_fork_captures(sim: SimLab) -> None:
     assert not event.query() and not side.query()
     event.synchronize()
     assert ran == [1] and event.query() and side.query()
+
+
+def test_operators_that_need_no_value_are_captured_whatever_they_return(lab: Lab) -> None:
+    x, y = fresh(lab, 4), fresh(lab, 4)
+    graph = cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        known = x.is_same_size(y), x.is_set_to(x), x.is_set_to(y), x.is_pinned()
+        z = x * 2
+    z.fill_(77)
+    graph.replay()
+    assert known == (True, True, False, False) and torch.equal(z, x * 2)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dis
 import linecache
 import re
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import islice
@@ -112,6 +113,9 @@ OPERATORS = {
     **dict.fromkeys(("nonzero", "argwhere", "masked_select", "bincount"), "shape"),
     **dict.fromkeys(("unique", "_unique2", "unique_dim", "unique_consecutive"), "shape"),
     **dict.fromkeys(("unique_dim_consecutive", "repeat_interleave"), "shape"),
+    **dict.fromkeys(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc"), "shape"),
+    **dict.fromkeys(("_to_sparse_bsr", "_to_sparse_bsc", "to_sparse"), "shape"),
+    **dict.fromkeys(("cond", "while_loop"), "branch"),
 }
 """The kinds of operators that a capture refuses, by name; index is not always one."""
 
@@ -312,8 +316,11 @@ def _is_raised_by_user(last: TracebackType) -> bool:
 
 def _operation(level: TracebackType) -> str:
     """What Python's machine was doing in a frame."""
-    code = level.tb_frame.f_code.co_code
-    return dis.opname[code[level.tb_lasti]] if 0 <= level.tb_lasti < len(code) else ""
+    code, place = level.tb_frame.f_code.co_code, level.tb_lasti
+    name = dis.opname[code[place]] if 0 <= place < len(code) else ""
+    # Python 3.13 compares and asks for the truth of that in one.
+    is_asked = name == "COMPARE_OP" and sys.version_info >= (3, 13) and code[place + 1] & 16
+    return "TO_BOOL" if is_asked else name
 
 
 def _segment(level: TracebackType) -> str:

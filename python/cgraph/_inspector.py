@@ -159,7 +159,8 @@ class _Operators(TorchDispatchMode):
         tensors: Sequence[torch.Tensor],
         on_device: Sequence[torch.Tensor],
     ) -> Iterator[str]:
-        name = self._last.partition(".")[2]
+        # Operators of higher order have no namespace.
+        name = self._last.rpartition(".")[2]
         if self._draws_alone(kwargs):
             yield "generator"
         if name == "item" and not on_device:
@@ -191,6 +192,8 @@ class _Operators(TorchDispatchMode):
         return name in OPERATORS or torch.Tag.dynamic_output_shape in tags
 
     def _copied(self, name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[str]:
+        if not isinstance(args[0], torch.Tensor):
+            return  # a number, under torch.vmap
         if name == "_to_copy":
             source, target = args[0], kwargs.get("device") or args[0].device
             non_blocking = kwargs.get("non_blocking", False)

@@ -235,7 +235,7 @@ class Recorder(TorchDispatchMode):
     def _record(self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
         """Make a node of the operator; its result."""
         fresh, result = self._outputs(stream, func, args, kwargs)
-        if func not in _UNINITIALISED:
+        if func not in _UNINITIALISED and not isinstance(result, bool):
             leaves, spec = tree_flatten((args, kwargs))
             kernel = _kernel(func, [self._reader(func, leaf) for leaf in leaves], spec, fresh)
             self._simulator.core.launch(stream, str(func), kernel)
@@ -252,6 +252,9 @@ class Recorder(TorchDispatchMode):
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self._refuse(stream, func, error)
         leaves, spec = tree_flatten(imagined)
+        if isinstance(imagined, bool):
+            # What is known of tensors without contents needs no value of the device.
+            return [], func(*args, **kwargs)
         written = _written_arguments(func, args, kwargs)
         fresh: list[tuple[int, torch.Tensor]] = []
         results: list[Any] = []

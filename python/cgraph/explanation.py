@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from cgraph import _core, _driver
+from cgraph._busy import busy
 from cgraph._findings import KINDS, Finding, Log
 from cgraph._text import table
 from cgraph.breaks import breakable
@@ -115,7 +116,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     driver.synchronize()  # the arguments come from other streams
     with driver.stream(stream):
         try:
-            with inspected(driver, log), breakable(log):
+            # Graphed functions are part of the capture, as they would be.
+            with inspected(driver, log), breakable(log), busy():
                 result = function(*args, **kwargs)
         except BaseException as error:
             if found := log.findings():
