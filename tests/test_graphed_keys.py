@@ -385,3 +385,37 @@ def test_wrong_arguments_raise_the_functions_own_error_and_the_next_call_works(
             function(*(fresh(lab, 3) for _ in range(args)), **kwargs)
         assert str(found.value) == str(expected.value)
         agree(function, plus, fresh(lab, 3), fresh(lab, 3))
+
+
+def test_a_function_gets_keywords_in_the_order_of_the_call(lab: Lab) -> None:
+    def joined(x: Tensor, **parts: Tensor) -> Tensor:
+        return torch.cat([x, *parts.values()])
+
+    graphed = cgraph.graphed(joined)
+    for _ in range(3):
+        x, a, b = fresh(lab, 1), fresh(lab, 2), fresh(lab, 2)
+        assert torch.equal(graphed(x=x, a=a, b=b), torch.cat([x, a, b]))
+        assert torch.equal(graphed(b=b, x=x, a=a), torch.cat([x, b, a]))
+    with misses() as seen:
+        assert torch.equal(graphed(b=b, x=x, a=a), torch.cat([x, b, a]))
+        assert torch.equal(graphed(x=x, a=a, b=b), torch.cat([x, a, b]))
+    assert not seen and states(graphed) == ["captured"] * 2
+
+
+def test_the_order_of_keywords_that_have_parameters_makes_no_keys(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda a, b, **rest: a - b * rest["c"])
+    a, b, c = (fresh(lab, 2) for _ in range(3))
+    assert torch.equal(graphed(a=a, b=b, c=c), a - b * c)
+    assert torch.equal(graphed(c=c, b=b, a=a), a - b * c)
+    assert states(graphed) == ["captured"]
+
+
+def test_a_value_that_cannot_be_shown_is_a_constant_as_others(lab: Lab) -> None:
+    class No:
+        def __repr__(self) -> str:
+            raise ValueError("no words")
+
+    graphed, silent = cgraph.graphed(lambda x, _: x * 2), No()
+    for _ in range(2):
+        agree(graphed, lambda x, _: x * 2, fresh(lab, 2), silent)
+    assert graphed.report().keys[0].key.startswith("x: float32[2], _=<test_graphed_keys")

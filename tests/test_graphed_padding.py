@@ -301,3 +301,35 @@ def test_rows_that_differ_from_replay_to_replay_anyway_are_padded(lab: Lab) -> N
         eager = x.new_zeros(rows, 8).index_add_(1, place, x)
         assert_close(spread(x), eager, rtol=1e-3, atol=1.0)
     assert states(spread) == ["captured"]
+
+
+def test_a_call_that_fails_teaches_nothing_about_rows(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, mask: x * mask, sizes=[4])
+    with pytest.raises(RuntimeError, match="must match"):
+        graphed(fresh(lab, 3), fresh(lab, 2))
+    for rows in (3, 2, 4):
+        x, mask = fresh(lab, rows), fresh(lab, rows)
+        assert torch.equal(graphed(x, mask), x * mask)
+    assert "captured" in states(graphed)
+
+
+def test_a_tensor_that_had_another_length_in_a_capture_has_no_rows(lab: Lab) -> None:
+    def scaled(x: Tensor, two: Tensor) -> Tensor:
+        return x * two.sum()
+
+    graphed = cgraph.graphed(scaled, sizes=[4])
+    for rows in (4, 2, 3):
+        x, two = fresh(lab, rows), fresh(lab, 2)
+        assert_close(graphed(x, two), scaled(x, two))
+    assert states(graphed) == ["captured"]
+
+
+def test_a_size_that_no_memory_is_enough_for_runs_eagerly(lab: Lab) -> None:
+    graphed = cgraph.graphed(affine, sizes=[4, 10**15])
+    with pytest.warns(UserWarning, match=r"padding to 10{15} rows failed"):
+        for _ in range(2):
+            x = fresh(lab, 5)
+            assert torch.equal(graphed(x), affine(x))
+    x = fresh(lab, 3)
+    assert torch.equal(graphed(x), affine(x))
+    assert states(graphed) == ["eager", "captured"]

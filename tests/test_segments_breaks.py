@@ -6,6 +6,7 @@ import gc
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -460,3 +461,24 @@ def test_a_segment_reads_what_the_one_before_it_left_while_it_is_captured(lab: L
     graph.replay()
     lab.sync()
     assert torch.equal(result, expected) and torch.equal(seen.pop(), expected)
+
+
+def test_what_a_break_returns_besides_tensors_is_compared_as_it_was(lab: Lab) -> None:
+    grows: set[int] = {1}
+
+    @eager_break
+    def constants(x: Tensor) -> tuple[Any, ...]:
+        return float("nan"), np.arange(3), grows
+
+    x = fresh(lab, 8)
+
+    def function() -> Tensor:
+        nan, numbers, several = constants(x)
+        return x * len(several) + int(numbers.sum()) + (nan != nan)
+
+    graph, y = SegmentedGraph.capture(function)
+    graph.replay()
+    assert torch.equal(y, x + 3 + 1)
+    grows.add(2)
+    with pytest.raises(CaptureError, match=r"has returned \{1, 2\} in a replay, expected \{1\}"):
+        graph.replay()

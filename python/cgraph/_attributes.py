@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import torch
 
 from cgraph import _core
-from cgraph._surroundings import vars_of
+from cgraph._surroundings import attributes_of
 
 __all__ = ["Attributes", "dictionaries_of"]
 
@@ -49,16 +48,14 @@ class Attributes:
 def dictionaries_of(
     function: Callable[..., Any], parts: Iterable[torch.nn.Module]
 ) -> list[dict[str, Any]]:
-    """What holds the attributes and buffers of a method's object and of modules, each once.
+    """What holds the attributes and buffers of a function's object and of modules, each once.
 
     Args:
-        function: The method, or any other function.
+        function: The function, a method or a callable object.
         parts: The modules, with those that they consist of.
     """
-    found: dict[int, dict[str, Any]] = {}
-    if isinstance(function, types.MethodType):
-        attributes = vars_of(function.__self__)
-        found[id(attributes)] = attributes
+    attributes = attributes_of(function)
+    found = {id(attributes): attributes}
     for part in parts:
         # torch's own write to their buffers in place.
         if not type(part).__module__.startswith("torch.nn."):

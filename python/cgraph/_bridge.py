@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._constants import Constant, as_now
 from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
 from cgraph.errors import CaptureError
 
@@ -122,14 +123,17 @@ class _Constant:
     """What must stay equal."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value.clone() if _is_tensor(value) else value
+        self._value = value.clone() if _is_tensor(value) else as_now(value)
+        self._constant = Constant(self._value)
 
     def put(self, value: Any) -> str | None:
         """Say what was expected if the value is another one."""
         constant = self._value
-        if value is constant or (type(value) is type(constant) and _equal(value, constant)):
-            return None
-        return _brief(constant)
+        if _is_tensor(constant):
+            is_same = _equal(value, constant)
+        else:
+            is_same = Constant(value) == self._constant
+        return None if is_same else _brief(constant)
 
 
 class _Passed:
@@ -192,11 +196,11 @@ def _is_tensor(value: Any) -> bool:
 
 
 def _equal(value: Any, constant: Any) -> bool:
+    if not _is_tensor(value) or _type(value) != _type(constant):
+        return False
     try:
-        if _is_tensor(value):
-            return _type(value) == _type(constant) and torch.equal(value, constant)
-        return bool(value == constant)
-    except Exception:  # a type that cannot be compared is equal only to itself
+        return torch.equal(value, constant)
+    except Exception:  # a kind of tensor that cannot be compared is equal only to itself
         return False
 
 

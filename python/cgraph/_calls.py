@@ -11,11 +11,20 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._constants import Constant, as_now, is_array, is_loose
+from cgraph._constants import Constant, Same, as_now, is_array, is_loose
 from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
 from cgraph.errors import ArgumentError
 
-__all__ = ["Arguments", "Call", "Leaf", "Mode", "Pattern", "dense_like", "hides_tensors"]
+__all__ = [
+    "Arguments",
+    "Call",
+    "Leaf",
+    "Mode",
+    "Pattern",
+    "dense_like",
+    "hides_tensors",
+    "is_opaque",
+]
 
 # So many letters of a constant are shown.
 _LONG = 40
@@ -58,7 +67,8 @@ class Leaf:
     Attributes:
         name: How it is found, as ``x`` or ``batch['ids'][0]``.
         value: The value.
-        kind: ``tensor`` for one that is copied, ``fixed`` for one that is read where it lies.
+        kind: ``tensor`` for one that is copied, ``fixed`` for one that is read where it lies, or
+            ``constant`` for what is no tensor.
     """
 
     name: str
@@ -68,7 +78,9 @@ class Leaf:
     def key(self, grad: bool) -> Hashable:
         """What two calls of one graph have in common here."""
         if self.kind == "constant":
-            return Constant(self.value)
+            if isinstance(self.value, torch.nn.Module):
+                return Same(self.value)
+            return ("opaque", type(self.value)) if is_opaque(self.value) else Constant(self.value)
         tensor = self.value
         if (form := _torch.form_of(tensor)) is not None:
             return self.kind, form, tensor.dtype
@@ -81,7 +93,10 @@ class Leaf:
     def __str__(self) -> str:
         """Name and value in words."""
         if self.kind == "constant":
-            text = repr(self.value)
+            try:
+                text = repr(self.value)
+            except Exception:  # whatever a class of the user's raises
+                text = object.__repr__(self.value)
             return f"{self.name}={text if len(text) <= _LONG else text[:_LONG] + '…'}"
         dtype = str(self.value.dtype).removeprefix("torch.")
         if (form := _torch.form_of(self.value)) is not None:
@@ -158,10 +173,9 @@ class Arguments:
                     f" {', '.join(self._names) or 'no arguments'}"
                 )
 
-    @property
-    def names(self) -> list[str]:
-        """The names of the parameters."""
-        return self._names
+    def are_in_order(self, names: Collection[str]) -> bool:
+        """Whether the function sees the order of these keyword arguments, as in ``**kwargs``."""
+        return sum(name not in self._names for name in names) > 1
 
     def name(self, place: int) -> str:
         """The name of a positional argument."""
@@ -187,6 +201,7 @@ class Call:
         mode: torch's modes.
         is_native: Whether native entries can match it: it has no containers of other kinds than
             tuples, lists and dictionaries.
+        is_in_order: Whether the function sees the order of its keyword arguments.
     """
 
     def __init__(
@@ -204,9 +219,10 @@ class Call:
             self._taken(value, name := arguments.name(place), arguments.is_static(place, name))
             for place, value in enumerate(args)
         ]
+        self.is_in_order = arguments.are_in_order(kwargs)
         self._kwargs = [
             (name, self._taken(kwargs[name], name, arguments.is_static(None, name)))
-            for name in sorted(kwargs)
+            for name in (kwargs if self.is_in_order else sorted(kwargs))
         ]
 
     @property
@@ -315,7 +331,7 @@ class Call:
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind = "constant"
         # Nothing native compares the elements of an array.
-        self.is_native &= not is_array(value)
+        self.is_native &= not is_array(value) and not is_opaque(value)
         if isinstance(value, torch.Tensor):
             # Nothing native knows where it lies, or what is in it.
             self.is_native &= _torch.memory_of(value) is not None
@@ -395,6 +411,11 @@ def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
         return "same" if is_loose(leaf.value) else "constant", as_now(leaf.value)
     signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
     return leaf.kind, signature, leaf.value.requires_grad
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether a value that is no tensor cannot be told apart from others of its class."""
+    return isinstance(value, Iterator) or hides_tensors(value)
 
 
 def hides_tensors(value: Any) -> bool:

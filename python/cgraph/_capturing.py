@@ -95,10 +95,10 @@ class Capturing:
             call: A call, among whose arguments there may be modules.
         """
         given = [] if call is None else call.modules
+        modules = [*modules_of(self.function), *given]
         names = tuple(map(id, given))
         known = self._surroundings.get(names)
-        if known is None or known.moved is not None:
-            modules = [*modules_of(self.function), *given]
+        if known is None or known.moved is not None or not known.is_of(modules):
             known = Surroundings(self.function, modules, self._turn)
             self._surroundings[names] = known
             if len(self._surroundings) > _SURROUNDINGS:
@@ -175,10 +175,7 @@ class Capturing:
                 # The user's function was never called with so many rows.
                 return self._failed(key, call, error.cause, args, kwargs)
             # Nothing of a capture: what the function raises, the caller gets.
-            if key.recorded is None and not key.eager_calls:
-                # The function may have changed what its identity was made of.
-                for identity in [name for name, one in self.keys.items() if one is key]:
-                    del self.keys[identity]
+            self.limits.forget_unused(key)
             raise self._with_note(error.cause, key) from None
         except PoolBusyError:
             key.eager_calls += 1
@@ -190,6 +187,7 @@ class Capturing:
                 return self._failed(
                     key, call, CaptureError(f"{error}, anew each time"), args, kwargs
                 )
+            key.eager_calls += 1
             return functools.partial(self.function, *args, **kwargs)
         except Exception as error:
             return self._failed(key, call, error, args, kwargs)
@@ -215,6 +213,7 @@ class Capturing:
         try:
             self.capture(key, call, together)
         except WarmupError as error:
+            self.limits.forget_unused(key)
             raise error.cause from None
         except NotReadyError as error:
             raise CaptureError(f"{error}: call the function once before") from None
@@ -227,6 +226,7 @@ class Capturing:
             _, training, requires_grad, _ = identity
             text = ", ".join(filter(None, (str(call), modules_in_words(training, requires_grad))))
             key = self.keys[identity] = Key(text)
+            self.limits.forget(key)
         return key
 
     def require_no_reason_against(self, call: Call) -> None:
@@ -301,8 +301,11 @@ class Capturing:
                 if call.mode.grad:
                     self._require_no_gradient(recorded)
             has_called = not only_captures and not recorded.has_added_hooks
-            if has_called and surroundings.has_other_hooks:
-                # Some libraries add hooks at the first call, which came before the capture.
+            if has_called and surroundings.moved is None:
+                # The first call, which came before the capture, may have made modules.
+                surroundings = self.surroundings(call)
+            elif has_called and surroundings.has_other_hooks:
+                # Some libraries add hooks there.
                 surroundings = self.surroundings(call)
             gradients = [] if isinstance(recorded, Trained) else recorded.gradients.added_to
             if holders := [*recorded.used, *gradients]:
@@ -329,6 +332,7 @@ class Capturing:
             key.again(again, None, user_line())
         self.add(call, entry)
         self.limits.evict(key)
+        self._padding.learn(call)
 
     def add(self, call: Call, entry: _core.Entry) -> None:
         """Let calls like this one find an entry."""
@@ -349,6 +353,7 @@ class Capturing:
         self._surroundings.clear()
         self._reached = None
         self.places.clear()
+        self._padding.clear()
         self._is_warm = False
 
     def _reason_against(self, call: Call) -> str | None:
@@ -419,6 +424,7 @@ class Capturing:
 
     def _require_thawed(self, key: Key, is_frozen: bool) -> None:
         if is_frozen:
+            self.limits.forget_unused(key)
             raise StateError(
                 f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
                 " capture it before freeze(), or call reset()"
@@ -456,7 +462,10 @@ class Capturing:
         def run() -> Any:
             # What it raises here is its own affair, and the next call may go well.
             result = self.function(*args, **kwargs)
-            self._stay_eager(key, call, reason, where, fix)
+            with self._turn:
+                # Another thread may have captured or forgotten it meanwhile.
+                if key in self.keys.values() and key.recorded is None:
+                    self._stay_eager(key, call, reason, where, fix)
             return result
 
         return run
@@ -478,9 +487,8 @@ class Capturing:
         self, key: Key, call: Call, reason: str, where: str | None, fix: str | None = None
     ) -> None:
         entry = None
-        if reason.startswith(Limits.TOO_MANY):
-            self.limits.remember(self.identity(call))
-        elif call.is_native:
+        self.limits.drop(key, "eager")
+        if call.is_native and not reason.startswith(Limits.TOO_MANY):
             entry = entry_of_call(self.function, call, self.surroundings(call))
             self._dispatcher.add(entry)
         is_new = not any(one.reason == reason for one in self.keys.values())

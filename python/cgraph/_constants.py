@@ -6,9 +6,10 @@ import copy
 import dataclasses
 import sys
 import types
+import weakref
 from typing import Any
 
-__all__ = ["Constant", "as_now", "is_array", "is_as_before", "is_loose", "put_back"]
+__all__ = ["Constant", "Same", "as_now", "is_array", "is_as_before", "is_loose", "put_back"]
 
 
 class Constant:
@@ -49,6 +50,21 @@ def is_loose(value: Any) -> bool:
         return _exact(value) is not value and type(value) is not float
     except Exception:  # whatever a class of the user's raises
         return True
+
+
+class Same:
+    """An object as part of a key that does not keep it alive. It is equal to itself alone."""
+
+    def __init__(self, value: object) -> None:
+        self._value = weakref.ref(value)
+        self._hash = id(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        value = self._value()
+        return isinstance(other, Same) and value is not None and value is other._value()
 
 
 def as_now(value: Any) -> Any:

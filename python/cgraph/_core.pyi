@@ -482,6 +482,7 @@ class Entry:
         args: list[Any],
         kwargs: list[Any],
         *,
+        is_in_order: bool,
         modes: tuple[bool, bool, object],
         flags: Flags,
         fixed: Fixed | None,

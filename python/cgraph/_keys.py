@@ -44,6 +44,7 @@ class Key:
             was not tried out.
         leak: How padding rows show in others; None if they do not.
         waits: How many captures in a row have waited for what a call makes.
+        surroundings: What its graph reads besides the arguments; None without one.
     """
 
     def __init__(self, text: str) -> None:
@@ -63,7 +64,7 @@ class Key:
         self.capture_seconds = 0.0
         self._past_replays = 0
         self._addresses: dict[str, int] = {}
-        self._surroundings: Surroundings | None = None
+        self.surroundings: Surroundings | None = None
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
 
     @property
@@ -108,7 +109,7 @@ class Key:
 
     def moved(self, call: Call) -> str | None:
         """The first tensor that is not where the graph reads it, if there is one."""
-        if self._surroundings is not None and (moved := self._surroundings.moved) is not None:
+        if self.surroundings is not None and (moved := self.surroundings.moved) is not None:
             return moved
         addresses = _addresses(call).items()
         return next((name for name, at in addresses if self._addresses.get(name) != at), None)
@@ -121,7 +122,7 @@ class Key:
         surroundings: Surroundings,
     ) -> None:
         """Calls are replays of this from now on."""
-        self._surroundings = surroundings
+        self.surroundings = surroundings
         self.state, self.waits = "captured", 0
         self.reason = self.where = self.fix = None
         self._addresses = _addresses(call)
@@ -131,8 +132,8 @@ class Key:
     def run_eagerly(
         self, reason: str, where: str | None, entry: _core.Entry | None, fix: str | None
     ) -> None:
-        """Calls run eagerly from now on."""
-        self.drop("eager")
+        """Calls run eagerly from now on; there is no graph."""
+        self.state = "eager"
         self.reason, self.where, self.fix, self.entry = reason, _short(where), fix, entry
 
     def warn(self, name: str) -> None:
@@ -181,6 +182,7 @@ class Key:
         else:
             self._past_replays += sum(one.replays for one in entries)
         self.state, self.entry, self.padded, self.away = state, None, {}, None
+        self.surroundings, self._addresses = None, {}
         if self.recorded is not None:
             self.recorded.reset()
             self.recorded = None

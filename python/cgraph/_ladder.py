@@ -48,7 +48,7 @@ def capture_ladder(
         return
     if call.odd_one is not None:
         capturing.require_no_reason_against(call)
-    found = fit(Options(sizes=wanted, dim=options.dim), call, set())
+    found = fit(Options(sizes=wanted, dim=options.dim), call)
     if found is None:
         raise ArgumentError(
             f"no tensor among the arguments of {name} has the dimension dim={options.dim!r}, along"

@@ -80,10 +80,12 @@ class Leaving:
             tensors: The caller's.
             sources: What the function was given instead.
         """
-        for place in self._mutated:
-            # An earlier result as an argument lies where the new one is.
-            if _torch.storage_id(tensors[place].untyped_storage()) not in self._results:
-                tensors[place].copy_(sources[place])
+        # As the function has written them, which may be leaves.
+        with torch.no_grad():
+            for place in self._mutated:
+                # An earlier result as an argument lies where the new one is.
+                if _torch.storage_id(tensors[place].untyped_storage()) not in self._results:
+                    tensors[place].copy_(sources[place])
         self._gradients.put()
 
 

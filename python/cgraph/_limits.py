@@ -19,15 +19,15 @@ __all__ = ["Limits"]
 _FRUITLESS = 8
 # A key that ran eagerly for that reason is captured at this call.
 _RECURRING = 3
-# So many of these are remembered.
-_STRAYS = 256
+# So many keys without a graph are remembered.
+_WITHOUT_GRAPH = 256
 
 
 class Limits:
     """Puts graphs away that are too many, and sees that captures are worth their time.
 
     Args:
-        keys: The function's keys, which it takes strays out of.
+        keys: The function's keys, which it takes old ones out of.
         dispatcher: Finds native entries.
         options: The function's options.
     """
@@ -42,7 +42,6 @@ class Limits:
         self._dispatcher = dispatcher
         self._options = options
         self._newest: deque[Key] = deque(maxlen=_FRUITLESS)
-        self._strays: deque[Hashable] = deque()
         # Those whose template alone is left, the one that was put away first comes first.
         self._away: list[Key] = []
 
@@ -62,13 +61,28 @@ class Limits:
         """Whether a key ran eagerly as there are too many, and has come often enough now."""
         return self._is_of_many(key) and key.eager_calls + 1 >= _RECURRING
 
-    def remember(self, identity: Hashable) -> None:
-        """Note a key that is one of too many, and forget the oldest one if these are too many."""
-        self._strays.append(identity)
-        if len(self._strays) > _STRAYS:
-            oldest = self._strays.popleft()
-            if oldest in self._keys and self._is_of_many(self._keys[oldest]):
-                del self._keys[oldest]
+    def forget(self, new: Key) -> None:
+        """Forget the oldest keys that have no graph, as far as these are too many.
+
+        Args:
+            new: One that was made just now.
+        """
+        if len(self._keys) <= _WITHOUT_GRAPH:
+            return
+        without = [
+            identity
+            for identity, key in self._keys.items()
+            if key.recorded is None and key is not new
+        ]
+        for identity in without[:-_WITHOUT_GRAPH]:
+            self.drop(self._keys.pop(identity), "eager")
+
+    def forget_unused(self, key: Key) -> None:
+        """Forget a key, if no call was ever answered for it."""
+        if key.recorded is None and not key.eager_calls and not key.replays:
+            # The function may have changed what its identity was made of.
+            for identity in [name for name, one in self._keys.items() if one is key]:
+                del self._keys[identity]
 
     def have_room(self, count: int) -> bool:
         """Whether so many keys more can be captured, and none has to go."""
@@ -102,7 +116,6 @@ class Limits:
     def clear(self) -> None:
         """Forget everything."""
         self._newest.clear()
-        self._strays.clear()
         self._away.clear()
 
     def _is_of_many(self, key: Key) -> bool:

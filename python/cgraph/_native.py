@@ -99,6 +99,10 @@ class Surroundings:
         other._find()
         return other
 
+    def is_of(self, modules: Sequence[torch.nn.Module]) -> bool:
+        """Whether these are the modules."""
+        return [*map(id, modules)] == [*map(id, self.modules)]
+
     @property
     def training(self) -> tuple[bool, ...]:
         """Whether each of the modules is training now."""
@@ -219,6 +223,7 @@ def entry_of_graph(
         work = recorded.feed()
     return _core.Entry(
         *call.patterns([_torch.signature(static) for static in recorded.statics]),
+        is_in_order=call.is_in_order,
         modes=call.mode,
         flags=surroundings.flags,
         fixed=surroundings.fixed,
@@ -248,6 +253,7 @@ def entry_of_call(
     """
     return _core.Entry(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
+        is_in_order=call.is_in_order,
         modes=call.mode,
         flags=surroundings.flags,
         fixed=surroundings.fixed if is_replay else None,

@@ -70,7 +70,7 @@ class Options:
                 _count(name, given[name], 1)
         if not callable(given.get("pad", "zero")):
             _choose("pad", given.get("pad", "zero"), "zero", "repeat")
-        for name in ("preserve_state", "measure", "keep_templates"):
+        for name in ("preserve_state", "measure", "keep_templates", "check_padding"):
             _flag(name, given.get(name, True))
         _pool(given.get("pool"))
         require_mode(given.get("capture_error_mode", "thread_local"))
@@ -90,7 +90,7 @@ class Options:
 
 
 def _choose(name: str, given: object, *choices: str) -> None:
-    if given not in choices:
+    if not isinstance(given, str) or given not in choices:
         expected = " or ".join(map(repr, choices))
         raise ArgumentError(f"{name} is {given!r}, expected {expected}")
 
@@ -106,7 +106,7 @@ def _flag(name: str, given: object) -> None:
 
 
 def _pool(given: Any) -> None:
-    is_token = isinstance(given, tuple) and len(given) == 2
+    is_token = isinstance(given, tuple) and [*map(type, given)] == [int, int]
     if given is not None and not is_token and not hasattr(given, "id"):
         raise ArgumentError(
             f"pool is {given!r}, expected a cgraph.MemPool, graph_pool_handle() or other.pool()"
@@ -122,7 +122,7 @@ def _sizes(given: Sequence[int] | None) -> tuple[int, ...] | None:
     return tuple(sorted(set(sizes)))
 
 
-def _dim(given: object) -> int | Mapping[str, int]:
+def _dim(given: int | Mapping[str, int]) -> int | Mapping[str, int]:
     numbers = list(given.values()) if isinstance(given, Mapping) else [given]
     for number in numbers:
         if not isinstance(number, int) or isinstance(number, bool) or number < 0:
@@ -130,7 +130,10 @@ def _dim(given: object) -> int | Mapping[str, int]:
                 f"dim is {given!r}, expected the number of a dimension, from 0 on, or such a number"
                 " for each name of an argument"
             )
-    return given  # type: ignore[return-value]
+    if not numbers:
+        raise ArgumentError("dim is empty, expected the name of an argument that has rows")
+    # Nobody changes it from here on.
+    return dict(given) if isinstance(given, Mapping) else given
 
 
 def _debug(given: object) -> tuple[str, ...]:

@@ -81,6 +81,12 @@ class Order:
             order = cls._all[pool] = cls()
         return order
 
+    @classmethod
+    def save_all(cls) -> None:
+        """Save gradients of all pools from the replays to come."""
+        for order in list(cls._all.values()):
+            order._save(0)
+
     def number(self) -> int:
         """The number of the next capture."""
         self._count += 1
@@ -88,14 +94,10 @@ class Order:
 
     def replaying(self, number: int) -> None:
         """Give up what the replay of a graph overwrites, and save gradients from it."""
-        calls, lent = self._open, self._lent
+        calls = self._open
         while calls and not calls[-1].forward < number < calls[-1].backward:
             calls.pop().overwrite()
-        while lent and lent[-1][0] >= number:
-            for leaf, own in lent.pop()[1]:
-                grad = leaf.grad
-                if grad is not None and _is_strided(grad) and grad.data_ptr() == own.data_ptr():
-                    leaf.grad = grad.clone()
+        self._save(number)
 
     def opened(self, forward: int, backward: int) -> Call:
         """A forward pass was replayed whose backward pass may follow."""
@@ -107,6 +109,14 @@ class Order:
         """Autograd may keep these gradients, which the graph of this number leaves."""
         if loans:
             self._lent.append((number, loans))
+
+    def _save(self, number: int) -> None:
+        """Give gradients that lie in the memory of graphs from this one on memory of their own."""
+        while self._lent and self._lent[-1][0] >= number:
+            for leaf, own in self._lent.pop()[1]:
+                grad = leaf.grad
+                if grad is not None and _is_strided(grad) and grad.data_ptr() == own.data_ptr():
+                    leaf.grad = grad.clone()
 
 
 def _is_strided(tensor: torch.Tensor) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import bisect
 import functools
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
@@ -42,14 +42,16 @@ class Fit:
         rows: How many it has.
         size: The size that it is padded to; None if it has more rows than all sizes.
         dims: For each tensor the dimension of the rows; None for a tensor without.
+        without: The names of tensors that have another length there.
     """
 
     rows: int
     size: int | None
     dims: tuple[int | None, ...]
+    without: tuple[str, ...] = ()
 
 
-def fit(options: Options, call: Call, without: set[str]) -> Fit | None:
+def fit(options: Options, call: Call, without: Collection[str] = ()) -> Fit | None:
     """The rows of a call; None if no tensor has any.
 
     The first tensor that has the dimension says how many rows there are. Another one has rows if it
@@ -58,12 +60,12 @@ def fit(options: Options, call: Call, without: set[str]) -> Fit | None:
     Args:
         options: The sizes, and the dimension.
         call: The call.
-        without: The names of tensors that are known to have no rows; those that show it now are
-            added.
+        without: The names of tensors that are known to have no rows.
     """
     assert options.sizes is not None
     dims: list[int | None] = []
     rows: int | None = None
+    others: list[str] = []
     for tensor, name in zip(call.tensors, call.names, strict=True):
         dim = options.dim if isinstance(options.dim, int) else options.dim.get(_root(name))
         if dim is None or tensor.dim() <= dim or name in without:
@@ -72,12 +74,12 @@ def fit(options: Options, call: Call, without: set[str]) -> Fit | None:
         rows = tensor.shape[dim] if rows is None else rows
         dims.append(dim if tensor.shape[dim] == rows else None)
         if tensor.shape[dim] != rows:
-            without.add(name)
+            others.append(name)
     if rows is None:
         return None
     place = bisect.bisect_left(options.sizes, rows)
     size = options.sizes[place] if place < len(options.sizes) else None
-    return Fit(rows, size, tuple(dims))
+    return Fit(rows, size, tuple(dims), tuple(others))
 
 
 def resized(

@@ -68,8 +68,12 @@ class Places:
             whole = None if known is None else known.get()
             if whole is not None and whole.nbytes() >= tensor.nbytes:
                 static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
-                return static.copy_(tensor) if fills else static
-            static = tensor.detach().clone()
+                if fills:
+                    static.copy_(tensor)
+                return static.requires_grad_(tensor.requires_grad)
+            static = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            living = {name: one for name, one in self._buffers.items() if one.get() is not None}
+            self._buffers = living
             self._buffers[form] = _torch.WeakStorage(static)
         if not fills:
             # Replays on another stream may write it, whose memory this one has used.

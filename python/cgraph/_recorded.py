@@ -41,7 +41,7 @@ class Plan:
 
     Attributes:
         function: What is captured.
-        pool: The pool that all keys share.
+        pool: The pool of the capture.
         stream: The stream that all captures are made on.
         mode: The capture error mode.
         warmup: How often the function is called before.
@@ -188,7 +188,7 @@ class Recorded:
     def memory_bytes(self) -> int:
         """Bytes of the device that the graph holds in its pool and for its exec."""
         memory = self.graph.memory()
-        return (memory.held or 0) + memory.exec
+        return memory.held + memory.exec
 
     def reset(self) -> None:
         """Let the graph go, and the memory that only its outputs use."""
@@ -235,7 +235,6 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     attributes = Attributes(plan.dictionaries)
-    gradients = Gradients(leaves)
     began = time.perf_counter()
     has_made_state: Callable[[], bool] = bool
     with ExitStack() as last:
@@ -244,6 +243,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             last.callback(rollback.undo)
             has_made_state = last.enter_context(optimizers_put_back())
             last.enter_context(rollback)
+        # The rollback has given gradients that graphs own memory of theirs.
+        gradients = Gradients(leaves)
         last.push(attributes.put_back_after_error)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
@@ -258,8 +259,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
                 raise WarmupError(error) from error
-            if has_made_state():
-                raise NotReadyError("an optimizer makes its state at its first step")
+            _require_state(has_made_state)
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
@@ -277,6 +277,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 _require_known_classes(outputs)
                 gradients.note(statics, call.names, rollback.captures_use)
                 _require_no_state_given(call, rollback)
+                _require_state(has_made_state)
                 if rollback.is_state_made:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
@@ -403,6 +404,12 @@ class WarmupError(Exception):
     def __init__(self, cause: Exception) -> None:
         super().__init__(str(cause))
         self.cause = cause
+
+
+def _require_state(has_made_some: Callable[[], bool]) -> None:
+    """Refuse a step that begins with the optimizer's state, which is made once."""
+    if has_made_some():
+        raise NotReadyError("an optimizer makes its state at its first step")
 
 
 def _require_no_new_attributes(before: Attributes) -> None:

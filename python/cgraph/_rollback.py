@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _torch
+from cgraph._order import Order
 from cgraph._torch import TorchDispatchMode, tree_iter
 
 __all__ = ["Buffer", "Rollback", "Watch", "leaves_behind"]
@@ -79,6 +80,8 @@ class Rollback:
 
     def __enter__(self) -> Rollback:
         """Note the leaves and the random state, and watch operators from now on."""
+        # Replays in the block would give what is noted here other contents.
+        Order.save_all()
         generators = [torch.default_generator, *self._generators]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -11,10 +12,12 @@ from typing import Any
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
+from cgraph import _core, _torch
 from cgraph._torch import tree_iter
 
 __all__ = [
     "Holder",
+    "attributes_of",
     "holders_of",
     "modules_of",
     "optimizers_put_back",
@@ -60,24 +63,73 @@ def tensors_held_by(function: object, modules: Iterable[torch.nn.Module]) -> lis
     found = _held_by(function, torch.Tensor)
     for module in modules:
         for part in module.modules():
-            found += _in_dictionary(vars(part), torch.Tensor)
+            found += [one for one in _items(vars(part)) if isinstance(one[2], torch.Tensor)]
     return found
 
 
-def _held_by(function: object, kind: type) -> list[Holder]:
+def _held_by(function: object, kind: type, seen: set[int] | None = None) -> list[Holder]:
+    """Where a function, or one that it has or names, finds objects of a kind."""
+    seen = set() if seen is None else seen
+    if id(function) in seen:
+        return []
+    seen.add(id(function))
+    found: list[Holder] = []
+    for holder in _places_of(function):
+        if isinstance(holder[2], kind):
+            found.append(holder)
+        elif isinstance(holder[2], _FUNCTIONS):
+            found += _held_by(holder[2], kind, seen)
+    return found
+
+
+def _places_of(function: object) -> Iterator[Holder]:
+    """What a function finds besides its arguments, and where."""
     if isinstance(function, functools.partial):
-        return _held_by(function.func, kind)
-    if isinstance(function, types.MethodType):
-        own = _in_dictionary(vars_of(function.__self__), kind)
-        return [*_held_by(function.__func__, kind), *own]
-    if isinstance(function, types.FunctionType):
-        cells = [
-            (cell, "cell_contents", cell.cell_contents)
-            for cell in function.__closure__ or ()
-            if cell != _UNASSIGNED and isinstance(cell.cell_contents, kind)
-        ]
-        return [*cells, *_in_dictionary(function.__globals__, kind, function.__code__.co_names)]
-    return []
+        yield from _constants((f"args[{place}]", one) for place, one in enumerate(function.args))
+        yield from _items(function.keywords)
+        yield from _constants([("func", function.func)])
+    elif isinstance(function, _core.Dispatcher):
+        yield from _constants([("__wrapped__", function.__wrapped__)])  # type: ignore[attr-defined]
+    elif isinstance(function, types.MethodType):
+        yield from _items(vars_of(function.__self__))
+        yield from _constants([("__func__", function.__func__)])
+    elif isinstance(function, types.FunctionType):
+        for cell in function.__closure__ or ():
+            if cell != _UNASSIGNED:
+                yield cell, "cell_contents", cell.cell_contents
+        code, scope = function.__code__, function.__globals__
+        yield from ((scope, name, scope[name]) for name in _names_in(code) if name in scope)
+        defaults = function.__defaults__ or ()
+        names = code.co_varnames[: code.co_argcount]
+        yield from _constants(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        yield from _items(function.__kwdefaults__ or {})
+    else:
+        yield from _items(vars_of(function))
+
+
+def _names_in(code: types.CodeType) -> dict[str, None]:
+    """What code names, with that of the functions that are defined in it; each once."""
+    found = dict.fromkeys(code.co_names)
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found.update(_names_in(inner))
+    return found
+
+
+def _items(values: dict[str, Any]) -> list[Holder]:
+    return [(values, name, one) for name, one in values.items()]
+
+
+def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
+    """Places whose values stay: each has a dictionary of its own."""
+    return [({name: one}, name, one) for name, one in values]
+
+
+def attributes_of(function: object) -> dict[str, Any]:
+    """Those of a method's object or of a callable object, which the function may set."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    return vars_of(function.__self__ if isinstance(function, types.MethodType) else function)
 
 
 def vars_of(one: object) -> dict[str, Any]:
@@ -86,40 +138,63 @@ def vars_of(one: object) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def _in_dictionary(
-    values: dict[str, Any], kind: type, names: Iterable[str] | None = None
-) -> list[Holder]:
-    found = ((name, values.get(name)) for name in (values if names is None else names))
-    return [(values, name, one) for name, one in found if isinstance(one, kind)]
-
-
 @contextmanager
 def optimizers_put_back() -> Iterator[Callable[[], bool]]:
-    """Put the states of optimisers back that step inside the ``with`` block.
+    """Put the states of optimisers back that step inside the ``with`` block, on its thread.
 
-    Yields what tells whether one of them has made some of its state in the block.
+    Steps in hooks of a backward pass count as well, which has threads of its own. Yields what tells
+    whether one of them has made some of its state in the block.
     """
-    before: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any]]] = {}
+    before: dict[int, _States] = {}
+    thread = threading.get_ident()
 
     def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        entries = {key: dict(state) for key, state in optimizer.state.items()}
-        before.setdefault(id(optimizer), (optimizer, entries))
+        if id(optimizer) not in before and (
+            threading.get_ident() == thread or _torch.backward_pass() != -1
+        ):
+            before[id(optimizer)] = _States(optimizer)
 
     def has_made_state() -> bool:
-        return any(
-            not state.keys() <= entries.get(key, {}).keys()
-            for optimizer, entries in before.values()
-            for key, state in optimizer.state.items()
-        )
+        return any(one.has_more for one in before.values())
 
     hook = register_optimizer_step_pre_hook(note)
     try:
         yield has_made_state
     finally:
         hook.remove()
-        for optimizer, state in before.values():
-            optimizer.state.clear()
-            optimizer.state.update(state)
+        for one in before.values():
+            one.put_back()
+
+
+class _States:
+    """What an optimiser keeps for its parameters, as it is now; tensors as far as they stay.
+
+    Args:
+        optimizer: The optimiser.
+    """
+
+    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+        self._optimizer = optimizer
+        self._states = [(key, state, dict(state)) for key, state in optimizer.state.items()]
+        values = (value for *_, items in self._states for value in items.values())
+        self._lists = [(value, list(value)) for value in values if isinstance(value, list)]
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is something now that was not."""
+        known = {key: items.keys() for key, _, items in self._states}
+        now = self._optimizer.state.items()
+        return any(not state.keys() <= known.get(key, set()) for key, state in now)
+
+    def put_back(self) -> None:
+        """Let it be as it was, in the same dictionaries and lists."""
+        self._optimizer.state.clear()
+        for key, state, items in self._states:
+            state.clear()
+            state.update(items)
+            self._optimizer.state[key] = state
+        for now, before in self._lists:
+            now[:] = before
 
 
 def _leaves_of(objects: object, seen: set[int]) -> Iterator[Any]:
@@ -139,10 +214,8 @@ def _surroundings(leaf: Any) -> list[object]:
         return [leaf.func, leaf.args, leaf.keywords]
     if isinstance(leaf, types.MethodType):
         return [leaf.__self__, leaf.__func__]
-    if isinstance(leaf, types.FunctionType):
-        cells = leaf.__closure__ or ()
-        found = [cell.cell_contents for cell in cells if cell != _UNASSIGNED]
-        found += [leaf.__globals__.get(name) for name in leaf.__code__.co_names]
+    if isinstance(leaf, types.FunctionType | _core.Dispatcher):
+        found = [value for *_, value in _places_of(leaf)]
     elif isinstance(leaf, type | types.ModuleType):
         return []
     else:
@@ -151,6 +224,7 @@ def _surroundings(leaf: Any) -> list[object]:
 
 
 _UNASSIGNED = types.CellType()
+_FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
 # Other objects are not looked into: there is no end to them.
 _WITH_LEAVES = (
     torch.Tensor,
@@ -159,7 +233,5 @@ _WITH_LEAVES = (
     list,
     tuple,
     dict,
-    functools.partial,
-    types.FunctionType,
-    types.MethodType,
+    *_FUNCTIONS,
 )

@@ -103,7 +103,7 @@ class Trained:
     def memory_bytes(self) -> int:
         """Bytes of the device that the graphs hold in their pool and for their execs."""
         memories = [graph.memory() for graph in self._graphs]
-        return sum((memory.held or 0) + memory.exec for memory in memories)
+        return sum((memory.held) + memory.exec for memory in memories)
 
     def reset(self) -> None:
         """Let the graphs go with the last call that needs them."""
@@ -216,7 +216,7 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
     made: dict[int, torch.nn.Parameter] = {}
     for _, _, real in places:
         if id(real) not in made:
-            made[id(real)] = torch.nn.Parameter(real.detach(), real.requires_grad)
+            made[id(real)] = _stand_in(real)
     try:
         for owner, name, real in places:
             owner[name] = made[id(real)]
@@ -224,6 +224,15 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
     finally:
         for owner, name, real in places:
             owner[name] = real
+
+
+def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
+    """A parameter of the same memory and class, with the same attributes."""
+    made: Any = real.detach()
+    if type(made) is not type(real):
+        made = _torch.in_class(made, type(real))
+    vars(made).update(vars(real))
+    return made.requires_grad_(real.requires_grad)  # type: ignore[no-any-return]
 
 
 def train(

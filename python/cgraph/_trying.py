@@ -68,7 +68,13 @@ class Padding:
             most = options.sizes[-1] if options.sizes else 0
             reason = f"larger than all sizes: the largest one is {most}"
             return capturing.eagerly(call, args, kwargs, reason)
-        tensors = resized(call.tensors, found, found.size, options.pad)
+        try:
+            tensors = resized(call.tensors, found, found.size, options.pad)
+        except (RuntimeError, TypeError) as error:
+            if callable(options.pad):
+                raise
+            reason = f"padding to {found.size} rows failed: {first_line(error)}"
+            return capturing.eagerly(call, args, kwargs, reason)
         whole = call.replaced(tensors)
         large = capturing.key(whole)
         instead = capturing.ensure(large, whole, call, args, kwargs, is_frozen)
@@ -94,6 +100,16 @@ class Padding:
             capturing.add(call, large.padded[identity])
         return large.padded[identity]
 
+    def learn(self, call: Call) -> None:
+        """Note which tensors have no rows, from a call that was captured."""
+        if self._options.sizes is not None:
+            found = fit(self._options, call, self._without)
+            self._without.update(() if found is None else found.without)
+
+    def clear(self) -> None:
+        """Forget what calls have shown."""
+        self._without.clear()
+
     def _tell_of_no_effect(self, call: Call) -> None:
         """Say once that no tensor has rows; scalars are not meant to have any."""
         if self._has_told or not any(tensor.dim() for tensor in call.tensors):
@@ -109,9 +125,8 @@ class Padding:
         self, large: Key, call: Call, found: Fit, batched: Sequence[int | None]
     ) -> _core.Entry:
         """The entry of calls of this number of rows."""
-        surroundings = self._capturing.surroundings(call)
-        recorded = large.recorded
-        assert recorded is not None
+        recorded, surroundings = large.recorded, large.surroundings
+        assert recorded is not None and surroundings is not None
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
             return entry_of_call(run, call, surroundings, is_replay=True)
@@ -131,6 +146,7 @@ class Padding:
         padded = Padded(recorded, found, self._options.pad, leaving)
         return _core.Entry(
             *call.patterns([_torch.signature(one) for one in like]),
+            is_in_order=call.is_in_order,
             modes=call.mode,
             flags=surroundings.flags,
             fixed=surroundings.fixed,
@@ -177,11 +193,16 @@ class Padding:
         try:
             with busy(), rollback, torch.no_grad():
                 # Made in the block: what is written to them is compared as a result.
-                tensors = [tensor.detach().clone() for tensor in call.tensors]
+                tensors = [
+                    tensor.detach().clone().requires_grad_(tensor.requires_grad)
+                    for tensor in call.tensors
+                ]
                 args, kwargs = call.arguments(tensors)
                 with torch.random.fork_rng(devices):
                     before = _random_states(devices)
-                    leaves, spec = tree_flatten(function(*args, **kwargs))
+                    with torch.set_grad_enabled(call.mode.grad):
+                        result = function(*args, **kwargs)
+                    leaves, spec = tree_flatten(result)
                     is_random = any(
                         not torch.equal(*pair)
                         for pair in zip(before, _random_states(devices), strict=True)

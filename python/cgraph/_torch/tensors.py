@@ -31,6 +31,7 @@ __all__ = [
     "form_of",
     "forward_ad",
     "has_saved_tensors_hooks",
+    "in_class",
     "is_same",
     "is_transformed",
     "lazy_view",
@@ -116,6 +117,12 @@ def stable_functions() -> dict[str, int]:
         return {}
     addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
     return dict(zip(_STABLE, addresses, strict=True))
+
+
+def in_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
+    """A tensor of the same memory, of a class that is derived from torch's as parameters are."""
+    made: torch.Tensor = torch.Tensor._make_subclass(kind, tensor)
+    return made
 
 
 def autograd_sequence() -> int:

@@ -12,7 +12,7 @@ use super::flags::Flags;
 use super::held::Arguments;
 use super::lane::Lane;
 use super::outputs::{Outputs, Returned};
-use super::pattern::{Found, Pattern, all_fit, fits_dict};
+use super::pattern::{Found, Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
 use crate::fed::Given;
 use crate::graph::Graph;
@@ -24,6 +24,8 @@ use crate::signature::Match;
 pub(crate) struct Entry {
     args: Vec<Pattern>,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
+    /// Whether keyword arguments must come in this order.
+    is_in_order: bool,
     mode: Mode,
     /// Modules, and whether they were training at the capture.
     flags: Py<Flags>,
@@ -59,7 +61,7 @@ impl Entry {
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
     /// held, neighbours)`, see [`Outputs::new`].
     #[new]
-    #[pyo3(signature = (args, kwargs, *, modes, flags, fixed, work, outputs, lane, turn))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -67,6 +69,7 @@ impl Entry {
     fn new(
         args: &Bound<'_, PyList>,
         kwargs: &Bound<'_, PyList>,
+        is_in_order: bool,
         modes: (bool, bool, Option<Py<PyAny>>),
         flags: Py<Flags>,
         fixed: Option<Py<Fixed>>,
@@ -94,6 +97,7 @@ impl Entry {
         Ok(Self {
             args: args.collect::<PyResult<_>>()?,
             kwargs: kwargs.collect::<PyResult<_>>()?,
+            is_in_order,
             mode: Mode::new(modes),
             flags,
             fixed,
@@ -194,6 +198,7 @@ impl Entry {
             return Ok(false);
         }
         let kwargs_fit = match kwargs {
+            Some(kwargs) if self.is_in_order && !has_order(&self.kwargs, kwargs) => false,
             Some(kwargs) => fits_dict(&self.kwargs, kwargs, mode.grad, found)?,
             None => self.kwargs.is_empty(),
         };

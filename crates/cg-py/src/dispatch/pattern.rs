@@ -146,7 +146,7 @@ pub(crate) fn all_fit<'py>(
 }
 
 /// Whether a dictionary has its keys in the order of the patterns.
-fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDict>) -> bool {
+pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDict>) -> bool {
     for ((key, _), (other, _)) in patterns.iter().zip(dict) {
         if !equals(&other, key.bind(other.py())) {
             return false;

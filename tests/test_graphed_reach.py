@@ -1,0 +1,228 @@
+"""Modules and tensors that a graphed function reaches, wherever it finds them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from graphed_calls import agree, states
+from lab import Lab, fresh
+
+Function = Callable[[Tensor], Any]
+HELD: Any = None
+
+
+def named(x: Tensor) -> Tensor:
+    return HELD(x)  # type: ignore[no-any-return]
+
+
+def in_global(_: Any) -> Function:
+    return named
+
+
+def in_helper(_: Any) -> Function:
+    return lambda x: named(x)
+
+
+def in_inner_function(held: Any) -> Function:
+    return lambda x: (lambda y: held(y))(x)
+
+
+def in_global_of_inner_function(_: Any) -> Function:
+    return lambda x: (lambda y: HELD(y))(x)
+
+
+def in_default(held: Any) -> Function:
+    return lambda x, part=held: part(x)
+
+
+def in_keyword_default(held: Any) -> Function:
+    def function(x: Tensor, *, part: Any = held) -> Any:
+        return part(x)
+
+    return function
+
+
+def in_partial(held: Any) -> Function:
+    return functools.partial(lambda part, x: part(x), held)
+
+
+def in_partial_keyword(held: Any) -> Function:
+    return functools.partial(lambda x, part: part(x), part=held)
+
+
+def in_graphed_function(held: Any) -> Function:
+    inner = cgraph.graphed(lambda x: held(x))
+    return lambda x: inner(x) + 0
+
+
+class Calls:
+    def __init__(self, held: Any) -> None:
+        self.held = held
+
+    def __call__(self, x: Tensor) -> Any:
+        return self.held(x)
+
+
+PLACES = [
+    in_global,
+    in_helper,
+    in_inner_function,
+    in_global_of_inner_function,
+    in_default,
+    in_keyword_default,
+    in_partial,
+    in_partial_keyword,
+    in_graphed_function,
+    Calls,
+]
+
+
+class Switch(nn.Module):
+    def __init__(self, scale: Tensor) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(scale)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale if self.training else x - self.scale
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_module_is_followed_wherever_the_function_finds_it(
+    lab: Lab, place: Callable[[Any], Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Switch(fresh(lab, 4))
+    monkeypatch.setitem(globals(), "HELD", module)
+    function = place(module)
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        for _ in range(2):
+            agree(graphed, function, fresh(lab, 4))
+        module.scale = nn.Parameter(fresh(lab, 4))
+        for _ in range(2):
+            agree(graphed, function, fresh(lab, 4))
+        module.eval()
+        for _ in range(2):
+            agree(graphed, function, fresh(lab, 4))
+    assert states(graphed) == ["captured", "captured"]
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_a_tensor_that_moves_is_followed_wherever_the_function_finds_it(
+    lab: Lab, place: Callable[[Any], Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    scale = fresh(lab, 4)
+    # Called as `held(x)`, which multiplies.
+    held = functools.partial(torch.mul, scale)
+    monkeypatch.setitem(globals(), "HELD", held)
+    function = place(held)
+    graphed = cgraph.graphed(function)
+    for _ in range(2):
+        agree(graphed, function, fresh(lab, 4))
+    scale.data = fresh(lab, 4)
+    for _ in range(2):
+        agree(graphed, function, fresh(lab, 4))
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("place", [in_global, in_helper, in_global_of_inner_function])
+def test_a_module_that_is_exchanged_is_noticed_in_what_the_function_calls(
+    lab: Lab, place: Callable[[Any], Function], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "HELD", Switch(fresh(lab, 4)))
+    function = place(None)
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        agree(graphed, function, fresh(lab, 4))
+        monkeypatch.setitem(globals(), "HELD", Switch(fresh(lab, 4)))
+        agree(graphed, function, fresh(lab, 4))
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_a_module_that_the_first_call_makes_is_followed(
+    lab: Lab, warmup: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(globals(), "HELD", None)
+    first = Switch(fresh(lab, 4))
+
+    def function(x: Tensor) -> Any:
+        global HELD
+        HELD = HELD or first
+        return HELD(x)
+
+    graphed = cgraph.graphed(function, warmup=warmup)
+    with torch.no_grad():
+        agree(graphed, function, fresh(lab, 4))
+        agree(graphed, function, fresh(lab, 2, 4))
+        first.scale = nn.Parameter(fresh(lab, 4))
+        for _ in range(2):
+            agree(graphed, function, fresh(lab, 2, 4))
+            agree(graphed, function, fresh(lab, 4))
+
+
+def test_a_module_that_is_defined_after_a_call_that_failed_gets_gradients(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delitem(globals(), "HELD")
+    graphed = cgraph.graphed(named)
+    with pytest.raises(NameError):
+        graphed(fresh(lab, 4))
+    module = Switch(fresh(lab, 4))
+    monkeypatch.setitem(globals(), "HELD", module)
+    x = fresh(lab, 4)
+    graphed(x).sum().backward()
+    assert module.scale.grad is not None and torch.equal(module.scale.grad, x)
+    # The global outlives this test.
+    module.scale.grad = None
+    assert states(graphed) == ["captured"]
+
+
+class Counter:
+    def __init__(self) -> None:
+        self.count: Tensor | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.count is None:
+            self.count = torch.zeros_like(x)
+        self.count += x
+        return self.count.clone()
+
+    def method(self, x: Tensor) -> Tensor:
+        return self(x)
+
+
+@pytest.mark.parametrize(
+    "form", [lambda one: one, lambda one: one.method, lambda one: functools.partial(one.method)]
+)
+def test_what_the_first_call_makes_in_the_functions_object_has_no_trace_of_the_warm_up(
+    lab: Lab, form: Callable[[Counter], Function]
+) -> None:
+    graphed, eager = cgraph.graphed(form(Counter())), form(Counter())
+    for _ in range(4):
+        agree(graphed, eager, fresh(lab, 4))
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_padded_calls_follow_tensors_as_others_do(lab: Lab, grad: bool) -> None:
+    scale = fresh(lab, 1)
+
+    def function(x: Tensor) -> Tensor:
+        return x * scale
+
+    graphed = cgraph.graphed(function, sizes=[4])
+    for rows in (3, 4, 3):
+        agree(graphed, function, fresh(lab, rows).requires_grad_(grad))
+    scale = fresh(lab, 1)
+    for rows in (3, 4, 3):
+        agree(graphed, function, fresh(lab, rows).requires_grad_(grad))
+    scale.data = fresh(lab, 1)
+    for rows in (3, 4, 3):
+        agree(graphed, function, fresh(lab, rows).requires_grad_(grad))
+    assert states(graphed) == ["captured"]

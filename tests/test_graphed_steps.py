@@ -1,0 +1,215 @@
+"""Training steps in graphed functions: optimizers, gradients and leaves that they write."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import cgraph
+from graphed_calls import near, states
+from lab import Lab, fresh
+
+OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
+    "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.1, capturable=True),
+    "rmsprop": lambda parameters: torch.optim.RMSprop(parameters, lr=0.1, capturable=True),
+}
+
+
+def linear(lab: Lab) -> nn.Linear:
+    return nn.Linear(3, 2).to(lab.device)
+
+
+def training(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = module(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
+def test_an_optimizer_that_makes_its_state_at_the_first_step_trains_as_without_graphs(
+    lab: Lab, make: Callable[[Any], torch.optim.Optimizer], warmup: int
+) -> None:
+    module = linear(lab)
+    other = copy.deepcopy(module)
+    graphed = cgraph.graphed(training(module, make(module.parameters())), warmup=warmup)
+    eager = training(other, make(other.parameters()))
+    for _ in range(5):
+        x = fresh(lab, 4, 3)
+        assert near(graphed(x), eager(x))
+        assert near(module.weight, other.weight)
+    (key,) = graphed.report().keys
+    assert (key.state, key.eager_calls, key.replays) == ("captured", 1, 4)
+
+
+def test_a_step_in_another_thread_stays_while_a_function_is_captured(lab: Lab) -> None:
+    parameter = nn.Parameter(fresh(lab, 3))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
+    begun, done = threading.Event(), threading.Event()
+
+    def step() -> None:
+        assert begun.wait(30)
+        parameter.grad = torch.ones_like(parameter)
+        optimizer.step()
+        done.set()
+
+    thread = threading.Thread(target=step)
+    thread.start()
+
+    def function(x: Tensor) -> Tensor:
+        if not cgraph.is_current_stream_capturing():
+            begun.set()
+            assert done.wait(30)
+        return x * 2
+
+    graphed, x = cgraph.graphed(function), fresh(lab, 3)
+    assert torch.equal(graphed(x), x * 2)
+    thread.join()
+    assert "momentum_buffer" in optimizer.state[parameter]
+    assert states(graphed) == ["captured"]
+
+
+def test_an_optimizer_that_cannot_be_captured_keeps_its_history(lab: Lab) -> None:
+    def stepping() -> tuple[Tensor, torch.optim.Optimizer, Callable[[Tensor], Tensor]]:
+        weight = nn.Parameter(torch.tensor([3.0, -2.0, 1.0], device=lab.device))
+        optimizer = torch.optim.LBFGS([weight], lr=0.1, max_iter=2)
+
+        def step(x: Tensor) -> Tensor:
+            def loss() -> Tensor:
+                optimizer.zero_grad()
+                value = ((weight * x - 1) ** 4).sum()
+                value.backward()
+                return value
+
+            optimizer.step(loss)  # type: ignore[arg-type]
+            return weight.detach().clone()
+
+        return weight, optimizer, step
+
+    weight, optimizer, step = stepping()
+    other, expected, eager = stepping()
+    x = torch.tensor([1.0, 2.0, 3.0], device=lab.device)
+    step(x), eager(x)
+    state = optimizer.state[weight]
+    graphed = cgraph.graphed(step)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        for _ in range(3):
+            assert near(graphed(x), eager(x))
+    assert optimizer.state[weight] is state
+    assert len(state["old_dirs"]) == len(expected.state[other]["old_dirs"])
+
+
+def test_a_leaf_that_requires_a_gradient_is_written_as_without_graphs(lab: Lab) -> None:
+    def descend(weight: Tensor, gradient: Tensor) -> Tensor:
+        with torch.no_grad():
+            weight.sub_(gradient)
+        return gradient * 2
+
+    graphed, weight = cgraph.graphed(descend), fresh(lab, 3).requires_grad_()
+    expected = weight.detach().clone()
+    for _ in range(3):
+        gradient = fresh(lab, 3)
+        expected -= gradient
+        assert torch.equal(graphed(weight, gradient), gradient * 2)
+        assert torch.equal(weight, expected) and weight.is_leaf and weight.requires_grad
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("rows", [(8, 5, 5, 8), (4, 7, 3, 8)])
+def test_gradients_add_up_over_calls_of_several_sizes(lab: Lab, rows: tuple[int, ...]) -> None:
+    module = linear(lab)
+    other = copy.deepcopy(module)
+    graphed = cgraph.graphed(module, sizes=[4, 8])
+    for count in rows:
+        x = fresh(lab, count, 3)
+        graphed(x).square().sum().backward()
+        other(x).square().sum().backward()
+        assert near(module.weight.grad, other.weight.grad)  # type: ignore[arg-type]
+
+
+def test_gradients_add_up_around_a_dry_run(lab: Lab) -> None:
+    module = linear(lab)
+    other = copy.deepcopy(module)
+    graphed = cgraph.graphed(module)
+    for _ in range(3):
+        x = fresh(lab, 4, 3)
+        cgraph.dry_run(graphed, x)
+        graphed(x).square().sum().backward()
+        other(x).square().sum().backward()
+        assert near(module.weight.grad, other.weight.grad)  # type: ignore[arg-type]
+
+
+def test_forces_are_padded_in_the_mode_of_the_call(lab: Lab) -> None:
+    module = linear(lab)
+
+    def forces(x: Tensor) -> Tensor:
+        place = x.detach().requires_grad_()
+        (gradient,) = torch.autograd.grad(module(place).square().sum(), place)
+        return -gradient if torch.is_grad_enabled() else gradient
+
+    graphed = cgraph.graphed(forces, sizes=[4])
+    for rows in (3, 4, 2):
+        x = fresh(lab, rows, 3)
+        assert near(graphed(x), forces(x))
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("is_contiguous", [False, True])
+def test_a_function_without_gradients_may_take_some_inside(lab: Lab, is_contiguous: bool) -> None:
+    def force(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad((x**2).sum(), x)[0]
+
+    graphed = cgraph.graphed(force)
+    for _ in range(3):
+        x = fresh(lab, 3, 4) if is_contiguous else fresh(lab, 4, 3).t()
+        x = x.detach().requires_grad_()
+        with torch.no_grad():
+            assert_close(graphed(x), force(x))
+    assert states(graphed) == ["captured"]
+
+
+class Half(nn.Parameter):
+    def halved(self) -> Tensor:
+        return self * 0.5
+
+
+class Attributed(nn.Module):
+    def __init__(self, weight: nn.Parameter) -> None:
+        super().__init__()
+        self.weight = weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight: Any = self.weight
+        return x * (weight.halved() if isinstance(weight, Half) else weight * weight.factor)
+
+
+@pytest.mark.parametrize("kind", [nn.Parameter, Half])
+def test_parameters_have_their_class_and_attributes_in_a_capture_with_gradients(
+    lab: Lab, kind: type[nn.Parameter]
+) -> None:
+    parameter: Any = kind(fresh(lab, 3))
+    parameter.factor = 3.0
+    module = Attributed(parameter)
+    graphed = cgraph.graphed(module)
+    for _ in range(3):
+        x = fresh(lab, 3)
+        module.zero_grad()
+        result = graphed(x)
+        assert_close(result, module(x))
+        result.sum().backward()
+        assert_close(parameter.grad, x * (0.5 if kind is Half else 3))
+    assert states(graphed) == ["captured"]
