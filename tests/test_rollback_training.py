@@ -147,7 +147,7 @@ def test_the_statistics_of_a_batch_norm_are_put_back(mode: Callable[[], Any]) ->
 
 def test_random_numbers_are_drawn_again_after_undo() -> None:
     own = torch.Generator().manual_seed(torch.seed() % 1000)
-    x, rollback = torch.randn(50), Rollback(generators=[own])
+    x, rollback = torch.randn(50), Rollback()
 
     def draw() -> tuple[Tensor, Tensor]:
         return functional.dropout(x), torch.rand(9, generator=own)

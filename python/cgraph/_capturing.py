@@ -193,6 +193,7 @@ class Capturing:
             return self._failed(key, call, error, args, kwargs)
         if key.state == "captured":
             self.limits.captured(key)
+            self._padding.learn(whole)
         return None
 
     def ahead(self, call: Call, is_frozen: bool, together: Together | None = None) -> None:
@@ -332,7 +333,6 @@ class Capturing:
             key.again(again, None, user_line())
         self.add(call, entry)
         self.limits.evict(key)
-        self._padding.learn(call)
 
     def add(self, call: Call, entry: _core.Entry) -> None:
         """Let calls like this one find an entry."""

@@ -51,7 +51,7 @@ class Sample:
                 continue
             start, end = _extent(leaf)
             overlaps = any(start < last and first < end for first, last in taken)
-            if overlaps or _may_overlap_itself(leaf):
+            if overlaps or _torch.overlaps_itself(leaf):
                 own = leaf.detach().clone(memory_format=torch.contiguous_format)
                 self._leaves[place] = own.requires_grad_(leaf.requires_grad)
             taken.append((start, end))
@@ -337,21 +337,7 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor | bool:
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses that a tensor lies between."""
-    if tensor.layout is not torch.strided or tensor.numel() == 0:
-        return 0, 0
-    last = sum((n - 1) * step for n, step in zip(tensor.shape, tensor.stride(), strict=True))
-    start = tensor.data_ptr()
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _may_overlap_itself(tensor: torch.Tensor) -> bool:
-    """Whether two elements may have one address."""
-    reach = 0
-    for step, n in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
-        if n > 1 and step <= reach:
-            return True
-        reach += (n - 1) * step
-    return False
+    return _torch.span_of(tensor) if tensor.layout is torch.strided else (0, 0)
 
 
 def _is_tensor(value: Any) -> bool:

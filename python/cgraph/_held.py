@@ -86,20 +86,21 @@ class Holding:
             if storages is None or not storages[place].is_held:
                 return
             lent = None
-        here, there = user_line(), _line(site)
+        line, there = user_line(), _line(site)
+        here = short_place(line)
         what = "a view of output" if lent is None else "output"
         does = "overwrites" if is_own else "may overwrite"
         memory = "its memory" if is_own else "memory that they share"
         text = (
             f"{what} {place} of {self._name}, returned at {there or 'another line'}, is still"
-            f" referenced, and the call at {_short(here) or 'another line'} {does} it: results of"
+            f" referenced, and the call at {here or 'another line'} {does} it: results of"
             f" a graph lie in {memory}. Clone what you keep, or graph the function with"
             ' outputs="clone"'
         )
         if self._policy == "raise":
             raise StateError(text)
-        if (here, there) not in self._warned:
-            self._warned.add((here, there))
+        if (line, there) not in self._warned:
+            self._warned.add((line, there))
             warnings.warn(text, stacklevel=levels_to_user())
 
 
@@ -334,8 +335,4 @@ def _line(site: Any) -> str | None:
         return None
     code, instruction = site
     lines = [line for start, end, line in code.co_lines() if start <= instruction < end]
-    return _short(f"{code.co_filename}:{lines[0]}") if lines and lines[0] else None
-
-
-def _short(place: str | None) -> str | None:
-    return None if place is None else short_place(place)
+    return short_place(f"{code.co_filename}:{lines[0]}") if lines and lines[0] else None

@@ -134,7 +134,7 @@ class Key:
     ) -> None:
         """Calls run eagerly from now on; there is no graph."""
         self.state = "eager"
-        self.reason, self.where, self.fix, self.entry = reason, _short(where), fix, entry
+        self.reason, self.where, self.fix, self.entry = reason, short_place(where), fix, entry
 
     def warn(self, name: str) -> None:
         """Say that calls run eagerly, and what to do; ``name`` is the function's."""
@@ -147,7 +147,7 @@ class Key:
 
     def again(self, reason: str, argument: str | None, where: str | None) -> None:
         """Count a new capture."""
-        self._again[reason, argument, _short(where)] += 1
+        self._again[reason, argument, short_place(where)] += 1
 
     def times(self, reason: str, argument: str | None) -> int:
         """How often it was captured anew for this reason and argument."""
@@ -233,10 +233,6 @@ def modules_in_words(training: tuple[bool, ...], requires_grad: tuple[bool, ...]
     if requires_grad:
         words.append(f"{plural(sum(requires_grad), 'weight')} with grad")
     return ", ".join(words)
-
-
-def _short(where: str | None) -> str | None:
-    return None if where is None else short_place(where)
 
 
 def _addresses(call: Call) -> dict[str, int]:

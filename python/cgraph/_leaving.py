@@ -58,7 +58,7 @@ class Leaving:
         numbers = [_torch.storage_id(tensor.untyped_storage()) for tensor in tensors]
         return any(
             numbers[place] in self._outside
-            or _overlaps_itself(tensors[place])
+            or _torch.overlaps_itself(tensors[place])
             or (numbers.count(numbers[place]) > 1 and _overlaps(place, numbers, tensors))
             for place in self._mutated
         )
@@ -95,19 +95,6 @@ def _copy(own: torch.Tensor, new: torch.Tensor) -> None:
         if size > 1 and stride == 0:
             own, new = own.narrow(dim, 0, 1), new.narrow(dim, 0, 1)
     own.copy_(new)
-
-
-def _overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether elements may share memory, as those of an expanded tensor."""
-    if tensor.is_contiguous():
-        return False
-    steps = sorted(zip(tensor.stride(), tensor.shape, strict=True))
-    end = 0
-    for stride, size in steps:
-        if size > 1 and stride <= end:
-            return True
-        end += (size - 1) * stride
-    return False
 
 
 def _overlaps(place: int, numbers: list[int], tensors: Sequence[torch.Tensor]) -> bool:

@@ -145,25 +145,25 @@ class Padded:
         if self._leaving.is_seen_elsewhere(tensors):
             self._leaving.run_eagerly(tensors)
             return
-        self.fill(tensors, self._pad)
+        self._fill(tensors)
         self._replay()
         self._leaving.leave(tensors, self._heads)
 
-    def fill(self, tensors: Sequence[torch.Tensor], pad: Pad) -> None:
+    def _fill(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy and pad, in as few launches as may be."""
         with torch.no_grad():
-            if callable(pad):
+            if callable(self._pad):
                 for static, head, tensor, dim in zip(
                     self._statics, self._heads, tensors, self._dims, strict=True
                 ):
                     if dim is None:
                         head.copy_(tensor)
                     else:
-                        static.copy_(_resized(tensor, dim, static.shape[dim], pad))
+                        static.copy_(_resized(tensor, dim, static.shape[dim], self._pad))
                 return
             torch._foreach_copy_(self._heads, list(tensors))
             tails = [tail for tail in self._tails if tail is not None]
-            if pad == "zero":
+            if self._pad == "zero":
                 torch._foreach_zero_(tails)
                 return
             last = [

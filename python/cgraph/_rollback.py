@@ -42,7 +42,8 @@ class Rollback:
 
     What is put back, bit by bit: the contents of storages that operators wrote, and their sizes;
     where tensors lie in them, and that a tensor had no autograd history; ``.grad`` of leaves, to
-    the very object; the states of generators.
+    the very object; the states of the default generators of the CPU and of the current CUDA device,
+    and of those that operators get outside a capture.
 
     What is not: anything of Python's own, such as counters, ``requires_grad`` flags, and entries
     that an optimiser makes in its ``state`` at its first step (they stay, with the contents of
@@ -59,8 +60,6 @@ class Rollback:
         leaves: Tensors whose ``.grad`` is noted at once. Of others, it is noted when an operator
             first gets them, which is too late if ``zero_grad()`` comes first. For one with a
             history, the leaves behind it are noted.
-        generators: Whose state is put back. The default generators of the CPU and of the current
-            CUDA device always are, and so are those that operators get outside a capture.
         is_capturing: Whether a capture is open; asked at each operator that writes.
     """
 
@@ -68,11 +67,9 @@ class Rollback:
         self,
         *,
         leaves: Iterable[torch.Tensor] = (),
-        generators: Iterable[torch.Generator] = (),
         is_capturing: Callable[[], bool] = lambda: False,
     ) -> None:
         self._leaves = list(leaves)
-        self._generators = list(generators)
         self._is_capturing = is_capturing
         self._watch = Watch(is_capturing)
         self._is_entered = False
@@ -82,7 +79,7 @@ class Rollback:
         """Note the leaves and the random state, and watch operators from now on."""
         # Replays in the block would give what is noted here other contents.
         Order.save_all()
-        generators = [torch.default_generator, *self._generators]
+        generators = [torch.default_generator]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self._states = [(generator, generator.get_state()) for generator in generators]
@@ -98,15 +95,6 @@ class Rollback:
         self._is_entered = False
         self._watch.over = True
         _torch.leave_mode(self._watch)
-
-    @property
-    def has_changes(self) -> bool:
-        """Whether there is something to put back, as far as can be known without comparing."""
-        states = [*self._states, *self._watch.generators]
-        has_drawn = any(
-            not torch.equal(generator.get_state(), state) for generator, state in states
-        )
-        return has_drawn or bool(self._watch.storages)
 
     @contextmanager
     def aside(self) -> Iterator[None]:

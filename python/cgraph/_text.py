@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from typing import overload
 
 __all__ = ["first_line", "in_time", "in_units", "plural", "printable", "short_place", "table"]
 
@@ -50,13 +51,21 @@ def in_units(count: int) -> str:
     return f"{value / 1024:.1f} TiB"
 
 
-def short_place(place: str) -> str:
-    """A line of a file by the file's name and folder.
+@overload
+def short_place(place: str) -> str: ...
+
+
+@overload
+def short_place(place: None) -> None: ...
+
+
+def short_place(place: str | None) -> str | None:
+    """A line of a file by the file's name and folder; None for no line.
 
     >>> short_place("/home/me/project/train.py:31"), short_place("<stdin>:1")
     ('project/train.py:31', '<stdin>:1')
     """
-    return "/".join(place.split("/")[-2:])
+    return None if place is None else "/".join(place.split("/")[-2:])
 
 
 def plural(count: int, noun: str) -> str:

@@ -73,13 +73,14 @@ def graphed(
     are recorded, inference mode and autocast; whether its modules are training and, where gradients
     are recorded, which of their tensors require one. The first call of a key warms up, captures and
     replays. Modules are found among what the function is, has, closes over, names or is given;
-    their parameters and buffers are read where they lie, and so are tensors that the function
-    itself closes over or names, or that its object or such a module has as an attribute. A call
-    after one that the graph uses has moved, or after a module was exchanged or got or lost a hook,
-    captures anew. If the result requires a gradient, backward passes are graphs too, as those of
-    :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
-    hooks of one do not see what goes through another, and an argument that is returned is another
-    tensor. A training step with its backward pass and optimizer inside is one graph.
+    their parameters and buffers are read where they lie, and so are tensors that the function, or
+    one that it names, closes over, names or has as a default, or that its object or such a module
+    has as an attribute. A call after one that the graph uses has moved, or after a module was
+    exchanged or got or lost a hook, captures anew. If the result requires a gradient, backward
+    passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results come from
+    one node of autograd then, so that hooks of one do not see what goes through another, and an
+    argument that is returned is another tensor. A training step with its backward pass and
+    optimizer inside is one graph.
 
     Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
     that it writes among its arguments are written for the caller as well, and parameters have the
@@ -91,7 +92,8 @@ def graphed(
     call is raised, and the next call tries again.
 
     One thread at a time captures or replays a function; others wait. So the function must not wait
-    for a thread that calls it.
+    for a thread that calls it. While a call with gradients captures, its modules have other
+    parameters of the same memory: other threads must not run backward passes through them.
 
     Args:
         fn: The function. Without it, a decorator is returned.

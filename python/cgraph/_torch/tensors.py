@@ -42,6 +42,7 @@ __all__ = [
     "modes_aside",
     "modes_inside_out",
     "names_in",
+    "overlaps_itself",
     "place_of",
     "references_of_torch",
     "span_of",
@@ -264,6 +265,18 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in steps)
     begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.element_size()
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether elements may share memory, as those of an expanded tensor."""
+    if tensor.is_contiguous():
+        return False
+    end = 0
+    for stride, size in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if size > 1 and stride <= end:
+            return True
+        end += (size - 1) * stride
+    return False
 
 
 def form_of(tensor: torch.Tensor) -> str | None:
