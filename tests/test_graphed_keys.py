@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -419,3 +420,61 @@ def test_a_value_that_cannot_be_shown_is_a_constant_as_others(lab: Lab) -> None:
     for _ in range(2):
         agree(graphed, lambda x, _: x * 2, fresh(lab, 2), silent)
     assert graphed.report().keys[0].key.startswith("x: float32[2], _=<test_graphed_keys")
+
+
+def test_keywords_of_the_name_of_a_place_keep_their_order(lab: Lab) -> None:
+    def joined(x: Tensor, /, **parts: Tensor) -> Tensor:
+        return torch.cat([x, *parts.values()])
+
+    graphed = cgraph.graphed(joined)
+    for _ in range(2):
+        a, b, c = fresh(lab, 1), fresh(lab, 2), fresh(lab, 2)
+        assert torch.equal(graphed(a, x=b, y=c), torch.cat([a, b, c]))
+        assert torch.equal(graphed(a, y=c, x=b), torch.cat([a, c, b]))
+
+
+def test_a_wrapper_gets_keywords_in_the_order_of_the_call(lab: Lab) -> None:
+    def difference(a: Tensor, b: Tensor) -> Tensor:
+        return a - b
+
+    @functools.wraps(difference)
+    def joined(**parts: Tensor) -> Tensor:
+        return torch.cat([difference(**parts), *parts.values()])
+
+    graphed = cgraph.graphed(joined)
+    for _ in range(2):
+        a, b = fresh(lab, 2), fresh(lab, 2)
+        assert torch.equal(graphed(a=a, b=b), torch.cat([a - b, a, b]))
+        assert torch.equal(graphed(b=b, a=a), torch.cat([a - b, b, a]))
+
+
+def test_a_graph_of_gradients_serves_no_argument_that_requires_none(lab: Lab) -> None:
+    def force(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return torch.autograd.grad((x**2).sum(), x)[0]
+
+    graphed = cgraph.graphed(force)
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 3).requires_grad_()
+            assert_close(graphed(x), force(x))
+            with pytest.raises(RuntimeError, match="does not require grad"):
+                graphed(x.detach())
+    assert states(graphed) == ["captured"]
+
+
+def test_without_gradients_an_argument_with_a_history_may_be_written(lab: Lab) -> None:
+    def doubled(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            x.mul_(2)
+        return x.detach() * 3
+
+    for sizes in (None, [4]):
+        graphed = cgraph.graphed(doubled, sizes=sizes)
+        for _ in range(2):
+            x = fresh(lab, 3).requires_grad_() * 1
+            expected = x.detach() * 2
+            with torch.no_grad():
+                assert torch.equal(graphed(x), expected * 3)
+            assert torch.equal(x, expected)
+        assert "captured" in states(graphed)

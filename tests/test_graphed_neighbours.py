@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -166,3 +167,21 @@ def test_a_variable_that_takes_results_of_one_graph_after_another_is_no_holder(l
         x = fresh(lab, 3)
         result = function(x, call % 3 == 0)
         assert torch.equal(result, deep(x, call % 3 == 0))
+
+
+def test_a_result_that_is_not_the_pools_hides_nothing_that_a_function_keeps(lab: Lab) -> None:
+    seen, table = SimpleNamespace(), SimpleNamespace(values=fresh(lab, 1 << 16))
+
+    def keeps(x: Tensor) -> tuple[Tensor, Tensor]:
+        seen.last = x * 3
+        return x * 2, table.values
+
+    pool = cgraph.graph_pool_handle()
+    first = cgraph.graphed(keeps, pool=pool, on_held="ignore")
+    second = cgraph.graphed(twice, pool=pool, on_held="raise")
+    first(fresh(lab, 3))
+    del seen.last
+    kept = second(fresh(lab, 3))
+    with pytest.raises(StateError, match="may overwrite it"):
+        first(fresh(lab, 3))
+    del kept

@@ -333,3 +333,33 @@ def test_a_size_that_no_memory_is_enough_for_runs_eagerly(lab: Lab) -> None:
     x = fresh(lab, 3)
     assert torch.equal(graphed(x), affine(x))
     assert states(graphed) == ["eager", "captured"]
+
+
+@pytest.mark.parametrize(
+    "rows", [[(3, 4), (3, 3), (2, 2)], [(4, 4), (3, 4), (3, 3)], [(3, 4), (2, 2), (3, 2)]]
+)
+def test_what_a_trial_has_shown_is_of_the_tensors_that_were_padded(
+    lab: Lab, rows: list[tuple[int, int]]
+) -> None:
+    def scaled(x: Tensor, weights: Tensor) -> Tensor:
+        return x * weights.mean()
+
+    graphed = cgraph.graphed(scaled, sizes=[4, 8])
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for first, second in [*rows, *rows]:
+            x, weights = fresh(lab, first), fresh(lab, second)
+            assert_close(graphed(x, weights), scaled(x, weights))
+
+
+def test_a_graph_that_is_captured_anew_is_tried_out_again(lab: Lab) -> None:
+    module: nn.Module = nn.Linear(2, 2).to(lab.device)
+    graphed = cgraph.graphed(lambda x: module(x), sizes=[4])
+    with torch.no_grad():
+        x = fresh(lab, 3, 2)
+        assert near(graphed(x), module(x))
+        module = nn.BatchNorm1d(2, track_running_stats=False).to(lab.device)
+        with pytest.warns(UserWarning, match="padding to 4 rows is not safe"):
+            for _ in range(2):
+                x = fresh(lab, 3, 2)
+                assert near(graphed(x), module(x))

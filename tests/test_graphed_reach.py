@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 import cgraph
 from graphed_calls import agree, states
@@ -225,4 +226,69 @@ def test_padded_calls_follow_tensors_as_others_do(lab: Lab, grad: bool) -> None:
     scale.data = fresh(lab, 1)
     for rows in (3, 4, 3):
         agree(graphed, function, fresh(lab, rows).requires_grad_(grad))
+    assert states(graphed) == ["captured"]
+
+
+class Named:
+    def __call__(self, x: Tensor) -> Any:
+        return HELD(x)
+
+
+def test_a_module_is_followed_that_the_call_of_an_object_names(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = Switch(fresh(lab, 4))
+    monkeypatch.setitem(globals(), "HELD", module)
+    graphed = cgraph.graphed(Named())
+    with torch.no_grad():
+        for training in (True, False, True):
+            module.train(training)
+            agree(graphed, named, fresh(lab, 4))
+
+
+def test_a_global_of_the_name_of_an_attribute_is_no_concern(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Owner:
+        HELD = Switch(fresh(lab, 4))
+
+    owner = Owner()
+
+    def function(x: Tensor) -> Any:
+        return owner.HELD(x)
+
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        for _ in range(8):
+            monkeypatch.setitem(globals(), "HELD", nn.Linear(2, 2))
+            agree(graphed, function, fresh(lab, 4))
+    (key,) = graphed.report().keys
+    assert (key.state, key.rerecorded) == ("captured", ())
+
+
+def test_a_module_that_is_deleted_is_missed_as_without_graphs(lab: Lab) -> None:
+    module = Switch(fresh(lab, 4))
+
+    def function(x: Tensor) -> Any:
+        return module(x)
+
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        agree(graphed, function, fresh(lab, 4))
+        assert function.__closure__ is not None
+        del function.__closure__[0].cell_contents  # as `del module` does
+        for _ in range(2):
+            with pytest.raises(NameError, match="module"):
+                graphed(fresh(lab, 4))
+
+
+def test_a_module_whose_first_call_makes_its_parameters_runs_eagerly(lab: Lab) -> None:
+    graphed = cgraph.graphed(nn.LazyLinear(3).to(lab.device))
+    with pytest.warns(UserWarning, match="parameters that the first call makes"):
+        result = graphed(fresh(lab, 2, 4))
+    assert result.shape == (2, 3)
+    graphed.reset()
+    x = fresh(lab, 2, 4)
+    for _ in range(2):
+        assert_close(graphed(x), graphed.__wrapped__(x))
     assert states(graphed) == ["captured"]

@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import cgraph
 from graphed_calls import near, states
-from lab import Lab, fresh
+from lab import Lab, SimLab, fresh
 
 OPTIMIZERS: dict[str, Callable[[Any], torch.optim.Optimizer]] = {
     "momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
@@ -213,3 +213,65 @@ def test_parameters_have_their_class_and_attributes_in_a_capture_with_gradients(
         result.sum().backward()
         assert_close(parameter.grad, x * (0.5 if kind is Half else 3))
     assert states(graphed) == ["captured"]
+
+
+def test_an_optimizer_that_the_first_call_makes_steps_the_modules_parameters(lab: Lab) -> None:
+    module = linear(lab)
+    other = copy.deepcopy(module)
+
+    def lazily(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        made: list[Callable[[Tensor], Tensor]] = []
+
+        def step(x: Tensor) -> Tensor:
+            if not made:
+                made.append(training(module, torch.optim.SGD(module.parameters(), lr=0.1)))
+            return made[0](x)
+
+        return step
+
+    graphed, eager = cgraph.graphed(lazily(module)), lazily(other)
+    for _ in range(4):
+        x = fresh(lab, 4, 3)
+        assert near(graphed(x), eager(x))
+        assert near(module.weight, other.weight)
+
+
+def test_gradients_stay_no_inference_tensors_when_others_are_captured(lab: Lab) -> None:
+    module = linear(lab)
+    graphed, evaluated = cgraph.graphed(module), cgraph.graphed(lambda x: module(x) * 2)
+    x = fresh(lab, 4, 3)
+    graphed(x).sum().backward()
+    expected = module.weight.grad.clone()  # type: ignore[union-attr]
+    with torch.inference_mode():
+        assert near(evaluated(x), module(x) * 2)
+    gradient = module.weight.grad
+    assert gradient is not None and not gradient.is_inference()
+    module(x).sum().backward()
+    assert near(gradient, expected * 2)
+    assert states(evaluated) == ["captured"]
+
+
+def test_gradients_of_another_thread_add_up_while_functions_are_captured(sim: SimLab) -> None:
+    module, is_over = linear(sim), threading.Event()
+    graphed, x = cgraph.graphed(module), fresh(sim, 4, 3)
+    graphed(x).sum().backward()
+    expected = torch.autograd.grad(module(x).sum(), module.weight)[0] * 3
+    wrong: list[bool] = []
+
+    def train() -> None:
+        while not is_over.is_set():
+            module.zero_grad()
+            for _ in range(3):
+                graphed(x).sum().backward()
+            wrong.append(not near(module.weight.grad, expected))  # type: ignore[arg-type]
+
+    thread = threading.Thread(target=train)
+    thread.start()
+    try:
+        for _ in range(40):
+            y = fresh(sim, 3)
+            assert torch.equal(cgraph.graphed(lambda x: x * 2, warmup=1)(y), y * 2)
+    finally:
+        is_over.set()
+        thread.join()
+    assert wrong and not any(wrong)

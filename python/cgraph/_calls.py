@@ -87,8 +87,15 @@ class Leaf:
         strides = None
         if tensor.layout is torch.strided and not tensor.is_contiguous():
             strides = dense_like(tensor).stride()
-        requires_grad = grad and tensor.requires_grad
-        return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, requires_grad
+        needs = self.needs_grad(grad)
+        return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, needs
+
+    def needs_grad(self, grad: bool) -> bool:
+        """Whether the function may take a gradient of a tensor.
+
+        Where none are recorded it may record some itself, but none of a history before the call.
+        """
+        return bool(self.value.requires_grad and (grad or self.value.is_leaf))
 
     def __str__(self) -> str:
         """Name and value in words."""
@@ -143,6 +150,7 @@ class Arguments:
                 self._takes_any["name"] = True
             else:
                 self._names.append(parameter.name)
+        self._keywords = _keywords_of(function)
         self._static_argnums = frozenset(static_argnums)
         self._static_argnames = frozenset(static_argnames)
         self.require_names("static_argnames", static_argnames)
@@ -175,7 +183,7 @@ class Arguments:
 
     def are_in_order(self, names: Collection[str]) -> bool:
         """Whether the function sees the order of these keyword arguments, as in ``**kwargs``."""
-        return sum(name not in self._names for name in names) > 1
+        return sum(name not in self._keywords for name in names) > 1
 
     def name(self, place: int) -> str:
         """The name of a positional argument."""
@@ -185,6 +193,16 @@ class Arguments:
     def is_static(self, place: int | None, name: str) -> bool:
         """Whether the tensors of an argument are read where they lie."""
         return name in self._static_argnames or place in self._static_argnums
+
+
+def _keywords_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names that a function has parameters for; a wrapper of another one as it is itself."""
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # some functions of C have none
+        return frozenset()
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return frozenset(one.name for one in parameters if one.kind in kinds)
 
 
 class Call:
@@ -293,7 +311,7 @@ class Call:
         if not self.is_native:
             return [], []
         copied = iter(signatures)
-        leaves = iter([_pattern(leaf, copied) for leaf in self.leaves])
+        leaves = iter([_pattern(leaf, copied, self.mode.grad) for leaf in self.leaves])
         args = [_of_structure(one, leaves) for one in self._args]
         return args, [(name, _of_structure(one, leaves)) for name, one in self._kwargs]
 
@@ -406,11 +424,11 @@ def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
     return kind, [_of_structure(part, leaves) for part in parts]
 
 
-def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
+def _pattern(leaf: Leaf, copied: Iterator[_core.Signature], grad: bool) -> Pattern:
     if leaf.kind == "constant":
         return "same" if is_loose(leaf.value) else "constant", as_now(leaf.value)
     signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
-    return leaf.kind, signature, leaf.value.requires_grad
+    return leaf.kind, signature, leaf.needs_grad(grad)
 
 
 def is_opaque(value: Any) -> bool:

@@ -52,7 +52,7 @@ class Capturing:
     Attributes:
         function: What is captured.
         holding: Who is told of results that a caller still has.
-        keys: All that were ever met, the first one first.
+        keys: Those that are remembered, the first one first.
         limits: How many of them are captured and kept.
         places: Where captures are made.
     """
@@ -88,17 +88,20 @@ class Capturing:
         """A call, taken apart."""
         return Call(self._arguments, self.surroundings().owned, args, kwargs)
 
-    def surroundings(self, call: Call | None = None) -> Surroundings:
+    def surroundings(self, call: Call | None = None, *, looks: bool = False) -> Surroundings:
         """What the function reaches, as it was at the last capture or is now.
 
         Args:
             call: A call, among whose arguments there may be modules.
+            looks: Whether to look for modules that were not there then, which takes time.
         """
         given = [] if call is None else call.modules
-        modules = [*modules_of(self.function), *given]
         names = tuple(map(id, given))
         known = self._surroundings.get(names)
-        if known is None or known.moved is not None or not known.is_of(modules):
+        if known is None or known.moved is not None or looks:
+            modules = [*modules_of(self.function), *given]
+            if known is not None and known.moved is None and known.is_of(modules):
+                return known
             known = Surroundings(self.function, modules, self._turn)
             self._surroundings[names] = known
             if len(self._surroundings) > _SURROUNDINGS:
@@ -193,7 +196,7 @@ class Capturing:
             return self._failed(key, call, error, args, kwargs)
         if key.state == "captured":
             self.limits.captured(key)
-            self._padding.learn(whole)
+            self._padding.learn(call)
         return None
 
     def ahead(self, call: Call, is_frozen: bool, together: Together | None = None) -> None:
@@ -221,13 +224,14 @@ class Capturing:
 
     def key(self, call: Call) -> Key:
         """The key of a call, which may be a new one."""
-        self._reached = self.surroundings(call)
-        identity = self.identity(call, self._reached)
-        if (key := self.keys.get(identity)) is None:
-            _, training, requires_grad, _ = identity
-            text = ", ".join(filter(None, (str(call), modules_in_words(training, requires_grad))))
-            key = self.keys[identity] = Key(text)
-            self.limits.forget(key)
+        for looks in (False, True):
+            self._reached = self.surroundings(call, looks=looks)
+            identity = self.identity(call, self._reached)
+            if (known := self.keys.get(identity)) is not None:
+                return known
+        text = ", ".join(filter(None, (str(call), modules_in_words(*identity[1:3]))))
+        key = self.keys[identity] = Key(text)
+        self.limits.forget(key)
         return key
 
     def require_no_reason_against(self, call: Call) -> None:
@@ -302,12 +306,10 @@ class Capturing:
                 if call.mode.grad:
                     self._require_no_gradient(recorded)
             has_called = not only_captures and not recorded.has_added_hooks
-            if has_called and surroundings.moved is None:
-                # The first call, which came before the capture, may have made modules.
-                surroundings = self.surroundings(call)
-            elif has_called and surroundings.has_other_hooks:
-                # Some libraries add hooks there.
-                surroundings = self.surroundings(call)
+            if has_called and (surroundings.moved is None or surroundings.has_other_hooks):
+                # The first call, which came before the capture, may have made modules, and some
+                # libraries add hooks there.
+                surroundings = self.surroundings(call, looks=True)
             gradients = [] if isinstance(recorded, Trained) else recorded.gradients.added_to
             if holders := [*recorded.used, *gradients]:
                 surroundings = surroundings.with_holders(holders)

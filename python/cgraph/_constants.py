@@ -71,10 +71,13 @@ def as_now(value: Any) -> Any:
     """A value that stays as it is, also if somebody changes what it consists of."""
     if type(value) in (set, bytearray) or is_array(value):
         return value.copy()
-    if isinstance(value, types.SimpleNamespace):
-        return copy.copy(value)
     is_changing = _is_compared(value) and not value.__dataclass_params__.frozen
-    return copy.copy(value) if is_changing else value
+    if not is_changing and not isinstance(value, types.SimpleNamespace):
+        return value
+    try:
+        return copy.copy(value)
+    except Exception:  # whatever a class of the user's raises
+        return value
 
 
 def is_as_before(value: Any, before: Any) -> bool:

@@ -75,7 +75,7 @@ class PoolState(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """Bytes and seconds of one capture.
+    """What one capture did to its pool, and its seconds.
 
     Attributes:
         reserved: By how much its pool's segments grew.
@@ -108,7 +108,7 @@ class Meter:
 
     Args:
         mem_pool: The pool, where it is cgraph's.
-        weigh: Gives the bytes that matter, at a cost that does not grow with the pool.
+        weigh: Gives the pool in numbers, at a cost that does not grow with it.
         look: Gives the pool's state; asked only where the blocks are recorded.
     """
 

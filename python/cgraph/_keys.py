@@ -21,7 +21,11 @@ from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["Key", "modules_in_words"]
+__all__ = ["Key", "Tried", "modules_in_words"]
+
+
+Tried = tuple[list[int | None] | None, str | None]
+"""For each leaf of the result the dimension of the rows, or None; or how padding rows show."""
 
 
 class Key:
@@ -40,9 +44,7 @@ class Key:
         padded: The entries of calls that are padded to it, by what such calls have in common.
         away: While the graph is put away, of which only the template is left: the entries that the
             dispatcher had. None otherwise.
-        batched: For each leaf of the result the dimension of the rows, or None; None as long as it
-            was not tried out.
-        leak: How padding rows show in others; None if they do not.
+        tried: What trials of padding have shown, by the dimensions of the rows.
         waits: How many captures in a row have waited for what a call makes.
         surroundings: What its graph reads besides the arguments; None without one.
     """
@@ -58,8 +60,7 @@ class Key:
         self.entry: _core.Entry | None = None
         self.padded: dict[Hashable, _core.Entry] = {}
         self.away: list[_core.Entry] | None = None
-        self.batched: list[int | None] | None = None
-        self.leak: str | None = None
+        self.tried: dict[Hashable, Tried] = {}
         self.eager_calls = 0
         self.capture_seconds = 0.0
         self._past_replays = 0
@@ -182,7 +183,7 @@ class Key:
         else:
             self._past_replays += sum(one.replays for one in entries)
         self.state, self.entry, self.padded, self.away = state, None, {}, None
-        self.surroundings, self._addresses = None, {}
+        self.surroundings, self._addresses, self.tried = None, {}, {}
         if self.recorded is not None:
             self.recorded.reset()
             self.recorded = None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -128,7 +129,9 @@ class Surroundings:
         if self.fixed.is_in_place(grad, hooks=False):
             return None
         for owner, name, value in self._holders:
-            now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name, None)
+            now = None
+            with suppress(AttributeError, ValueError):  # of an empty cell
+                now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name)
             if now is not value:
                 return _NAMES.get(name, name)
         addresses = zip(self._names, self._tensors, self._addresses, strict=True)
@@ -168,6 +171,12 @@ class Surroundings:
         self._owners.append(owner)
         for name, tensor in owner.items():
             if tensor is None or id(tensor) in self.owned:
+                continue
+            if torch.nn.parameter.is_lazy(tensor):
+                self.reason_against = (
+                    f"parameters that the first call makes: call {path or 'the module'} once"
+                    " before it is graphed"
+                )
                 continue
             self.needs_grad |= tensor.requires_grad
             self.owned.add(id(tensor))
@@ -284,12 +293,12 @@ def returned(
         build = "single"
     elif recorded.is_flat_tuple:
         build = "tuple"
-    place = *recorded.neighbours, _overwrites_others(recorded, own | outside)
+    among = *recorded.neighbours, _overwrites_others(recorded, own | outside)
     if held is None or copies:
-        return leaves, build, None, place
+        return leaves, build, None, among
     storages = {place: leaf[3] for place, leaf in enumerate(leaves) if leaf[0] == "static"}
     who = held, storages, calling_frame, held.stride
-    return leaves, build, who, place
+    return leaves, build, who, among
 
 
 def _leaf(
@@ -335,7 +344,7 @@ def _overwrites_others(recorded: Recorded, outside: set[int]) -> bool:
     own = {_torch.storage_id(one): one.nbytes() for one in memories}
     # What else is in use at the end may be let go later, and be given to another capture.
     kept = sum(in_blocks(size) for number, size in own.items() if number not in outside)
-    return footprint.held > kept
+    return footprint.held != kept
 
 
 def _build(spec: Any, leaves: list[Any]) -> Any:

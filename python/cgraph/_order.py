@@ -82,10 +82,13 @@ class Order:
         return order
 
     @classmethod
-    def save_all(cls) -> None:
-        """Save gradients of all pools from the replays to come."""
-        for order in list(cls._all.values()):
-            order._save(0)
+    def save(cls, leaf: torch.Tensor) -> None:
+        """Give the gradient of a leaf memory of its own, if it lies in that of a graph."""
+        lent = [one for order in list(cls._all.values()) for one in list(order._lent)]
+        for _, loans in lent:
+            for one, own in loans:
+                if one is leaf:
+                    _save(leaf, own)
 
     def number(self) -> int:
         """The number of the next capture."""
@@ -97,7 +100,9 @@ class Order:
         calls = self._open
         while calls and not calls[-1].forward < number < calls[-1].backward:
             calls.pop().overwrite()
-        self._save(number)
+        while self._lent and self._lent[-1][0] >= number:
+            for leaf, own in self._lent.pop()[1]:
+                _save(leaf, own)
 
     def opened(self, forward: int, backward: int) -> Call:
         """A forward pass was replayed whose backward pass may follow."""
@@ -110,14 +115,12 @@ class Order:
         if loans:
             self._lent.append((number, loans))
 
-    def _save(self, number: int) -> None:
-        """Give gradients that lie in the memory of graphs from this one on memory of their own."""
-        while self._lent and self._lent[-1][0] >= number:
-            for leaf, own in self._lent.pop()[1]:
-                grad = leaf.grad
-                if grad is not None and _is_strided(grad) and grad.data_ptr() == own.data_ptr():
-                    leaf.grad = grad.clone()
 
-
-def _is_strided(tensor: torch.Tensor) -> bool:
-    return tensor.layout is torch.strided
+def _save(leaf: torch.Tensor, own: torch.Tensor) -> None:
+    """Give a leaf a copy of its gradient, if that lies where ``own`` does."""
+    grad = leaf.grad
+    is_strided = grad is not None and grad.layout is torch.strided
+    if grad is not None and is_strided and grad.data_ptr() == own.data_ptr():
+        # In inference mode it would be a tensor that no backward pass can add to.
+        with torch.inference_mode(False), torch.no_grad():
+            leaf.grad = grad.clone()

@@ -60,8 +60,9 @@ class Places:
         Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
         a backward pass may come after calls of other keys, and reads what its forward pass got.
         """
+        needs_grad = tensor.requires_grad and (tensor.is_leaf or not is_shared)
         if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
-            static = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+            static = tensor.detach().clone().requires_grad_(needs_grad)
         else:
             form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
             known = self._buffers.get(form)
@@ -70,8 +71,8 @@ class Places:
                 static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
                 if fills:
                     static.copy_(tensor)
-                return static.requires_grad_(tensor.requires_grad)
-            static = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+                return static.requires_grad_(needs_grad)
+            static = tensor.detach().clone().requires_grad_(needs_grad)
             living = {name: one for name, one in self._buffers.items() if one.get() is not None}
             self._buffers = living
             self._buffers[form] = _torch.WeakStorage(static)

@@ -42,8 +42,9 @@ class Rollback:
 
     What is put back, bit by bit: the contents of storages that operators wrote, and their sizes;
     where tensors lie in them, and that a tensor had no autograd history; ``.grad`` of leaves, to
-    the very object; the states of the default generators of the CPU and of the current CUDA device,
-    and of those that operators get outside a capture.
+    the very object, but for one in the memory of a graph, which gets its own; the states of the
+    default generators of the CPU and of the current CUDA device, and of those that operators get
+    outside a capture.
 
     What is not: anything of Python's own, such as counters, ``requires_grad`` flags, and entries
     that an optimiser makes in its ``state`` at its first step (they stay, with the contents of
@@ -77,8 +78,6 @@ class Rollback:
 
     def __enter__(self) -> Rollback:
         """Note the leaves and the random state, and watch operators from now on."""
-        # Replays in the block would give what is noted here other contents.
-        Order.save_all()
         generators = [torch.default_generator]
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
@@ -337,6 +336,9 @@ class Watch(TorchDispatchMode):
                 like = tensor.detach()
             elif tensor.layout is not torch.strided and not self._is_capturing():
                 like = tensor.detach().clone()
+            if tensor.is_leaf and tensor.grad is not None and not self._is_capturing():
+                # A replay in the block would give it other contents.
+                Order.save(tensor)
             self.tensors[id(tensor)] = _Tensor(tensor, like)
 
     def _note_written(self, written: list[torch.Tensor]) -> None:

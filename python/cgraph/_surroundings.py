@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dis
 import functools
 import threading
 import types
@@ -54,7 +55,7 @@ def modules_of(objects: object) -> list[torch.nn.Module]:
 
 
 def holders_of(function: object) -> list[Holder]:
-    """Where a function finds modules: in what it closes over or names, or in a method's object."""
+    """Where a function finds modules besides its arguments, or one that it has or names does."""
     return _held_by(function, torch.nn.Module)
 
 
@@ -98,22 +99,28 @@ def _places_of(function: object) -> Iterator[Holder]:
             if cell != _UNASSIGNED:
                 yield cell, "cell_contents", cell.cell_contents
         code, scope = function.__code__, function.__globals__
-        yield from ((scope, name, scope[name]) for name in _names_in(code) if name in scope)
-        defaults = function.__defaults__ or ()
-        names = code.co_varnames[: code.co_argcount]
-        yield from _constants(zip(names[len(names) - len(defaults) :], defaults, strict=True))
+        # Torch's own name nothing of the user's, and a great many functions.
+        if str(scope.get("__name__")).partition(".")[0] not in ("torch", "cgraph"):
+            yield from ((scope, name, scope[name]) for name in _names_in(code) if name in scope)
+        defaults = reversed(function.__defaults__ or ())
+        names = reversed(code.co_varnames[: code.co_argcount])
+        yield from _constants(zip(names, defaults, strict=False))
         yield from _items(function.__kwdefaults__ or {})
-    else:
+    elif not isinstance(function, torch.nn.Module):
         yield from _items(vars_of(function))
+        if callable(function):
+            yield from _constants([("__call__", type(function).__call__)])
 
 
-def _names_in(code: types.CodeType) -> dict[str, None]:
-    """What code names, with that of the functions that are defined in it; each once."""
-    found = dict.fromkeys(code.co_names)
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that code names, with that of the functions defined in it; each once."""
+    loads = (one for one in dis.get_instructions(code) if one.opname in _LOADS)
+    found = {one.argval: None for one in loads}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
-            found.update(_names_in(inner))
-    return found
+            found.update(dict.fromkeys(_names_in(inner)))
+    return tuple(found)
 
 
 def _items(values: dict[str, Any]) -> list[Holder]:
@@ -121,7 +128,9 @@ def _items(values: dict[str, Any]) -> list[Holder]:
 
 
 def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
-    """Places whose values stay: each has a dictionary of its own."""
+    """Places whose values stay, as long as nobody assigns a function's defaults: each has a
+    dictionary of its own.
+    """  # noqa: D205
     return [({name: one}, name, one) for name, one in values]
 
 
@@ -142,15 +151,15 @@ def vars_of(one: object) -> dict[str, Any]:
 def optimizers_put_back() -> Iterator[Callable[[], bool]]:
     """Put the states of optimisers back that step inside the ``with`` block, on its thread.
 
-    Steps in hooks of a backward pass count as well, which has threads of its own. Yields what tells
-    whether one of them has made some of its state in the block.
+    Steps in hooks of a backward pass count as well where it runs on threads of autograd's own.
+    Yields what tells whether one of them has made some of its state in the block.
     """
     before: dict[int, _States] = {}
     thread = threading.get_ident()
 
     def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
         if id(optimizer) not in before and (
-            threading.get_ident() == thread or _torch.backward_pass() != -1
+            threading.get_ident() == thread or _torch.is_autograds_thread()
         ):
             before[id(optimizer)] = _States(optimizer)
 
@@ -220,10 +229,12 @@ def _surroundings(leaf: Any) -> list[object]:
         return []
     else:
         found = list(getattr(leaf, "__dict__", {}).values())
+        found += [type(leaf).__call__] if callable(leaf) else []
     return [one for one in found if isinstance(one, _WITH_LEAVES)]
 
 
 _UNASSIGNED = types.CellType()
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
 # Other objects are not looked into: there is no end to them.
 _WITH_LEAVES = (

@@ -103,7 +103,7 @@ class Trained:
     def memory_bytes(self) -> int:
         """Bytes of the device that the graphs hold in their pool and for their execs."""
         memories = [graph.memory() for graph in self._graphs]
-        return sum((memory.held) + memory.exec for memory in memories)
+        return sum(memory.held + memory.exec for memory in memories)
 
     def reset(self) -> None:
         """Let the graphs go with the last call that needs them."""
@@ -272,13 +272,19 @@ def train(
             last.enter_context(rollback)
         rollback.notice(tensor for *_, tensor in plan.held)
         passes = _Passes()
+        has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
+        surface = _Surface(plan.function, modules, has_history)
+        warmup = plan.warmup
+        if warmup > 1:
+            # What the function makes in its first call, as an optimizer, is to have the real ones.
+            with breakable(passes):
+                surface.forward(*args, **kwargs)
+            warmup -= 1
         with stand_ins(modules) as parameters, breakable(passes):
-            has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
-            surface = _Surface(plan.function, modules, has_history)
             make_graphed_callables(
                 surface,
                 args,
-                plan.warmup,
+                warmup,
                 allow_unused_input=True,
                 pool=plan.pool,
                 capture_error_mode=plan.mode,

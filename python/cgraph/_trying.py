@@ -11,7 +11,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
 from cgraph._calls import Call
-from cgraph._keys import Key
+from cgraph._keys import Key, Tried
 from cgraph._leaving import Leaving
 from cgraph._native import entry_of_call, returned
 from cgraph._options import Options, Pad
@@ -80,7 +80,7 @@ class Padding:
         instead = capturing.ensure(large, whole, call, args, kwargs, is_frozen)
         if instead is not None:
             return instead
-        batched, leak = large.batched, large.leak
+        batched, leak = large.tried.get(found.dims, (None, None))
         if batched is None and leak is None:
             # Trials overwrite what the last call has returned.
             large.release()
@@ -90,7 +90,7 @@ class Padding:
                 batched = self._assumed(large, call, found)
             # A row that is repeated has the same mean: more rows are to show what that does.
             if found.rows > 1 or options.pad != "repeat":
-                large.batched, large.leak = batched, leak
+                large.tried[found.dims] = batched, leak
         if batched is None:
             reason = f"padding to {found.size} rows is not safe: {leak}"
             return capturing.eagerly(call, args, kwargs, reason)
@@ -179,9 +179,7 @@ class Padding:
             for leaf in leaves
         ]
 
-    def _tried(
-        self, large: Key, call: Call, found: Fit
-    ) -> tuple[list[int | None] | None, str | None]:
+    def _tried(self, large: Key, call: Call, found: Fit) -> Tried:
         """Run the call without padding, and with paddings that differ; what shows."""
         recorded, function = large.recorded, self._capturing.function
         rows, size = found.rows, found.size
@@ -193,10 +191,7 @@ class Padding:
         try:
             with busy(), rollback, torch.no_grad():
                 # Made in the block: what is written to them is compared as a result.
-                tensors = [
-                    tensor.detach().clone().requires_grad_(tensor.requires_grad)
-                    for tensor in call.tensors
-                ]
+                tensors = [_copy(tensor) for tensor in call.tensors]
                 args, kwargs = call.arguments(tensors)
                 with torch.random.fork_rng(devices):
                     before = _random_states(devices)
@@ -324,6 +319,13 @@ def _replayed(
     heads = cut_leaves(recorded.statics, found.dims, found.rows)
     leaves = [*recorded.outputs, *(heads[place] for place in recorded.mutated)]
     return _copies(leaves), recorded.spec
+
+
+def _copy(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is a leaf, or has a history, as the tensor."""
+    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    with torch.enable_grad():
+        return copy if tensor.is_leaf else copy.clone()
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:

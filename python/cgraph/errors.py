@@ -98,7 +98,7 @@ class NoDriverError(CgraphError):
 
 def add_note(error: BaseException, note: str) -> None:
     """Attach a line to an exception that is on its way to the user."""
-    # Python 3.11 prints them; 3.10 does not know the attribute.
+    # Python 3.11 prints them. Types of 3.10 have no such attribute.
     vars(error)["__notes__"] = [*getattr(error, "__notes__", []), note]
 
 

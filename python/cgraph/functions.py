@@ -69,17 +69,18 @@ def graphed(
     """Make a function, method or module replay graphs, one for each key of its calls.
 
     A key is what calls have in common that one graph can serve: how the arguments are put together;
-    shape, dtype, strides and device of each tensor; each value that is no tensor; whether gradients
-    are recorded, inference mode and autocast; whether its modules are training and, where gradients
-    are recorded, which of their tensors require one. The first call of a key warms up, captures and
-    replays. Modules are found among what the function is, has, closes over, names or is given;
-    their parameters and buffers are read where they lie, and so are tensors that the function, or
-    one that it names, closes over, names or has as a default, or that its object or such a module
-    has as an attribute. A call after one that the graph uses has moved, or after a module was
-    exchanged or got or lost a hook, captures anew. If the result requires a gradient, backward
-    passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results come from
-    one node of autograd then, so that hooks of one do not see what goes through another, and an
-    argument that is returned is another tensor. A training step with its backward pass and
+    shape, dtype, strides and device of each tensor, and whether it requires a gradient; each value
+    that is no tensor; the order of keywords for a function that sees it in ``**kwargs``; whether
+    gradients are recorded, inference mode and autocast; whether its modules are training and, where
+    gradients are recorded, which of their tensors require one. The first call of a key warms up,
+    captures and replays. Modules are found among what the function is, has, closes over, names or
+    is given; their parameters and buffers are read where they lie, and so are tensors that the
+    function, or one that it names, closes over, names or has as a default, or that its object or
+    such a module has as an attribute. A call after one that the graph uses has moved, or after a
+    module was exchanged or got or lost a hook, captures anew. If the result requires a gradient,
+    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
+    come from one node of autograd then, so that hooks of one do not see what goes through another,
+    and an argument that is returned is another tensor. A training step with its backward pass and
     optimizer inside is one graph.
 
     Whatever else the function reads is as it was at the capture: Python runs only then. Tensors

@@ -32,6 +32,7 @@ __all__ = [
     "forward_ad",
     "has_saved_tensors_hooks",
     "in_class",
+    "is_autograds_thread",
     "is_same",
     "is_transformed",
     "lazy_view",
@@ -139,6 +140,13 @@ def evaluating_node() -> Any:
 def backward_pass() -> int:
     """The number of the backward pass that this thread is in; -1 outside of any."""
     return torch._C._current_graph_task_id()
+
+
+def is_autograds_thread() -> bool:
+    """Whether this thread is one of autograd's own, in a backward pass."""
+    # Python has not started those.
+    kind: type = threading._DummyThread
+    return backward_pass() != -1 and isinstance(threading.current_thread(), kind)
 
 
 def has_saved_tensors_hooks() -> bool:

@@ -233,7 +233,8 @@ impl Holder {
         let (owner, name) = (self.owner.bind(py), self.name.bind(py));
         let now = match owner.cast::<PyDict>() {
             Ok(dict) => dict.get_item(name)?,
-            Err(_) => owner.getattr_opt(name)?,
+            // A cell that is empty by now has nothing.
+            Err(_) => owner.getattr_opt(name).ok().flatten(),
         };
         Ok(now.is_some_and(|now| now.is(&self.value)))
     }

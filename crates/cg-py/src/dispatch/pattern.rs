@@ -182,7 +182,8 @@ impl Slot {
         let Some(fit) = self.signature.get().matches(value)? else {
             return Ok(None);
         };
-        if grad && requires_grad(value)? != self.requires_grad {
+        // Without gradients a function may record some itself, of those that require one.
+        if (grad || self.requires_grad) && requires_grad(value)? != self.requires_grad {
             return Ok(None);
         }
         Ok(Some(fit))
