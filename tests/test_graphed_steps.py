@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import threading
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -275,3 +276,30 @@ def test_gradients_of_another_thread_add_up_while_functions_are_captured(sim: Si
         is_over.set()
         thread.join()
     assert wrong and not any(wrong)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("sets_anew", [False, True])
+def test_gradients_that_are_missing_at_first_are_those_without_graphs(
+    lab: Lab, sets_anew: bool, warmup: int
+) -> None:
+    module = linear(lab)
+    other = copy.deepcopy(module)
+
+    def backward(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        def step(x: Tensor) -> Tensor:
+            if sets_anew:
+                module.zero_grad()
+            loss = module(x).square().sum()
+            loss.backward()
+            return loss.detach()
+
+        return step
+
+    graphed = cgraph.graphed(backward(module), warmup=warmup)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(4):
+            x = fresh(lab, 4, 3)
+            assert near(graphed(x), backward(other)(x))
+            assert near(module.weight.grad, other.weight.grad)  # type: ignore[arg-type]

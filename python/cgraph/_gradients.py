@@ -21,6 +21,7 @@ class Gradients:
     Attributes:
         added_to: Those whose gradient stays the same tensor, which the graph writes: leaf, the
             attribute's name, and the gradient.
+        has_made: Whether a leaf had no gradient before the capture and has one since.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
@@ -28,6 +29,7 @@ class Gradients:
         self._before: list[tuple[torch.Tensor | None, int | None]] = []
         self._replaced: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self.added_to: list[Holder] = []
+        self.has_made = False
         # What the leaves get; made by the first replay.
         self._given: list[torch.Tensor | None] | None = None
 
@@ -67,6 +69,7 @@ class Gradients:
                         " it in place"
                     )
                 self._replaced.append((leaf, now))
+                self.has_made |= before is None
             elif now is not None and now is not old:
                 raise CaptureError(
                     f"the function adds to the gradient of a tensor of shape {list(leaf.shape)}"

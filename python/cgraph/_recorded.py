@@ -276,6 +276,9 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 _require_no_new_attributes(of_capture)
                 _require_known_classes(outputs)
                 gradients.note(statics, call.names, rollback.captures_use)
+                if gradients.has_made and not plan.warmup:
+                    # Calls to come may add to it, or set it anew: the first one does the same.
+                    raise NotReadyError("the function makes a gradient that was not there")
                 _require_no_state_given(call, rollback)
                 _require_state(has_made_state)
                 if rollback.is_state_made:

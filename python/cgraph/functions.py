@@ -119,7 +119,8 @@ def graphed(
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
         max_graphs: How many keys have a graph; the one that was not used for longest goes first.
-            By default 64, or as many as there are ``sizes``.
+            By default 64, or as many as there are ``sizes``. Up to 256 others are remembered
+            for the report.
         max_bytes: How many bytes of the device they hold together, with the memory that arguments
             are copied to, likewise. The graph of the call that is under way stays, however large.
         keep_templates: Keep the template of a graph that is one too many, and its memory in the
