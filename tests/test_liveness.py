@@ -90,7 +90,7 @@ def test_row_4_3_a_view_is_no_use(lab: Lab) -> None:
 
 def test_row_4_3_tensors_that_are_alive_and_in_place_pass(lab: Lab) -> None:
     x, weight, graph = fresh(lab, 4, 8), fresh(lab, 8, 8), cgraph.CUDAGraph()
-    y = fresh(lab, 4, 8)
+    y = x @ weight  # loads what is loaded once
     with cgraph.graph(graph, check_input_liveness=True):
         y.copy_(x @ weight)
     for _ in range(3):
