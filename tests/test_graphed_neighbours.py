@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import weakref
+from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 
 import cgraph
 from cgraph.errors import StateError
+from cgraph.functions import GraphedFunction
 from lab import Lab, fresh
 
 
@@ -21,6 +23,16 @@ def twice(x: Tensor) -> Tensor:
 
 def deep(x: Tensor, is_deep: bool) -> Tensor:
     return x.sin().cos().tan() if is_deep else x * 2
+
+
+def in_one_pool(
+    function: Callable[[Tensor], object], x: Tensor
+) -> tuple[GraphedFunction, GraphedFunction]:
+    """A function that was captured, and ``twice``, which raises if its results are overwritten."""
+    pool = cgraph.graph_pool_handle()
+    first = cgraph.graphed(function, pool=pool, on_held="ignore")
+    first(x)
+    return first, cgraph.graphed(twice, pool=pool, on_held="raise")
 
 
 @pytest.mark.parametrize("sizes", [None, [4]])
@@ -50,10 +62,7 @@ def test_a_result_that_another_graph_may_overwrite_is_told_of(lab: Lab) -> None:
 
 
 def test_a_result_is_told_of_whichever_function_of_the_pool_may_overwrite_it(lab: Lab) -> None:
-    pool = cgraph.graph_pool_handle()
-    first = cgraph.graphed(lambda x: deep(x, True), pool=pool, on_held="ignore")
-    second = cgraph.graphed(twice, pool=pool, on_held="raise")
-    first(fresh(lab, 3))
+    first, second = in_one_pool(lambda x: deep(x, True), fresh(lab, 3))
     kept = second(fresh(lab, 3))
     with pytest.raises(StateError, match="may overwrite it"):
         first(fresh(lab, 3))
@@ -79,10 +88,7 @@ def test_a_graph_whose_function_keeps_a_tensor_may_overwrite_results_of_others(l
         seen.append(x * 3)
         return x * 2
 
-    pool = cgraph.graph_pool_handle()
-    first = cgraph.graphed(keeps, pool=pool, on_held="ignore")
-    second = cgraph.graphed(twice, pool=pool, on_held="raise")
-    first(fresh(lab, 3))
+    first, second = in_one_pool(keeps, fresh(lab, 3))
     seen.clear()
     kept = second(fresh(lab, 3))
     with pytest.raises(StateError, match="may overwrite it"):
@@ -103,10 +109,7 @@ def test_results_of_a_graph_that_overwrites_none_are_told_of_to_one_that_may(lab
 
 @pytest.mark.parametrize("ending", ["reset", "deleted"])
 def test_a_result_is_told_of_after_its_graph_is_gone(lab: Lab, ending: str) -> None:
-    pool = cgraph.graph_pool_handle()
-    first = cgraph.graphed(lambda x: deep(x, True), pool=pool, on_held="ignore")
-    second = cgraph.graphed(twice, pool=pool, on_held="raise")
-    first(fresh(lab, 3))
+    first, second = in_one_pool(lambda x: deep(x, True), fresh(lab, 3))
     x = fresh(lab, 3)
     kept = second(x)
     if ending == "reset":
@@ -139,10 +142,7 @@ def test_clone_keeps_a_result_whose_graph_was_captured_anew(lab: Lab) -> None:
 
 
 def test_a_result_that_dies_after_its_graph_is_not_told_of(lab: Lab) -> None:
-    pool = cgraph.graph_pool_handle()
-    first = cgraph.graphed(lambda x: deep(x, True), pool=pool, on_held="ignore")
-    second = cgraph.graphed(twice, pool=pool, on_held="raise")
-    first(fresh(lab, 3))
+    first, second = in_one_pool(lambda x: deep(x, True), fresh(lab, 3))
     kept = second(fresh(lab, 3))
     second.reset()
     memory = weakref.ref(kept)
@@ -176,10 +176,7 @@ def test_a_result_that_is_not_the_pools_hides_nothing_that_a_function_keeps(lab:
         seen.last = x * 3
         return x * 2, table.values
 
-    pool = cgraph.graph_pool_handle()
-    first = cgraph.graphed(keeps, pool=pool, on_held="ignore")
-    second = cgraph.graphed(twice, pool=pool, on_held="raise")
-    first(fresh(lab, 3))
+    first, second = in_one_pool(keeps, fresh(lab, 3))
     del seen.last
     kept = second(fresh(lab, 3))
     with pytest.raises(StateError, match="may overwrite it"):

@@ -50,7 +50,9 @@ def test_an_optimizer_that_makes_its_state_at_the_first_step_trains_as_without_g
     eager = training(other, make(other.parameters()))
     for _ in range(5):
         x = fresh(lab, 4, 3)
-        assert near(graphed(x), eager(x))
+        # Without a warm-up this one loads what is loaded once.
+        expected = eager(x)
+        assert near(graphed(x), expected)
         assert near(module.weight, other.weight)
     (key,) = graphed.report().keys
     assert (key.state, key.eager_calls, key.replays) == ("captured", 1, 4)
@@ -301,5 +303,7 @@ def test_gradients_that_are_missing_at_first_are_those_without_graphs(
         warnings.simplefilter("ignore")
         for _ in range(4):
             x = fresh(lab, 4, 3)
-            assert near(graphed(x), backward(other)(x))
+            # Without a warm-up this one loads what is loaded once.
+            expected = backward(other)(x)
+            assert near(graphed(x), expected)
             assert near(module.weight.grad, other.weight.grad)  # type: ignore[arg-type]

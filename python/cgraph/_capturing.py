@@ -21,10 +21,11 @@ from cgraph._limits import Limits
 from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._places import Places
+from cgraph._reach import Reach
 from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
 from cgraph._refusals import is_saved_elsewhere, reason_against, warn_of_saving
 from cgraph._source import place_of, user_line
-from cgraph._surroundings import modules_of, tensors_held_by
+from cgraph._surroundings import tensors_held_by
 from cgraph._text import first_line
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, NoGradientError, Trained, train
@@ -33,8 +34,6 @@ from cgraph.errors import CaptureError, InstantiateError, StateError, add_note
 
 __all__ = ["Capturing"]
 
-# For so many modules among the arguments it is remembered what they have.
-_SURROUNDINGS = 16
 # So often in a row a call may make what a graph would use.
 _WAITS = 3
 
@@ -72,8 +71,7 @@ class Capturing:
         self._options = options
         self._name = getattr(function, "__qualname__", type(function).__qualname__)
         self.holding = None if options.on_held == "ignore" else Holding(self._name, options.on_held)
-        # By the modules among the arguments, which they keep alive.
-        self._surroundings: dict[tuple[int, ...], Surroundings] = {}
+        self._reach = Reach(function, turn)
         # Of the call whose key was asked for last.
         self._reached: Surroundings | None = None
         self._turn = turn
@@ -88,25 +86,13 @@ class Capturing:
         """A call, taken apart."""
         return Call(self._arguments, self.surroundings().owned, args, kwargs)
 
-    def surroundings(self, call: Call | None = None, *, looks: bool = False) -> Surroundings:
+    def surroundings(self, call: Call | None = None) -> Surroundings:
         """What the function reaches, as it was at the last capture or is now.
 
         Args:
             call: A call, among whose arguments there may be modules.
-            looks: Whether to look for modules that were not there then, which takes time.
         """
-        given = [] if call is None else call.modules
-        names = tuple(map(id, given))
-        known = self._surroundings.get(names)
-        if known is None or known.moved is not None or looks:
-            modules = [*modules_of(self.function), *given]
-            if known is not None and known.moved is None and known.is_of(modules):
-                return known
-            known = Surroundings(self.function, modules, self._turn)
-            self._surroundings[names] = known
-            if len(self._surroundings) > _SURROUNDINGS:
-                del self._surroundings[next(iter(self._surroundings))]
-        return known
+        return self._reach.known(() if call is None else call.modules)
 
     def serve(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
@@ -224,11 +210,14 @@ class Capturing:
 
     def key(self, call: Call) -> Key:
         """The key of a call, which may be a new one."""
-        for looks in (False, True):
-            self._reached = self.surroundings(call, looks=looks)
+        self._reached = self.surroundings(call)
+        identity = self.identity(call, self._reached)
+        if identity not in self.keys:
+            # Looking for modules that were not there takes time, so only new keys have it done.
+            self._reached = self._reach.now(call.modules, self._reached)
             identity = self.identity(call, self._reached)
-            if (known := self.keys.get(identity)) is not None:
-                return known
+        if (known := self.keys.get(identity)) is not None:
+            return known
         text = ", ".join(filter(None, (str(call), modules_in_words(*identity[1:3]))))
         key = self.keys[identity] = Key(text)
         self.limits.forget(key)
@@ -309,7 +298,8 @@ class Capturing:
             if has_called and (surroundings.moved is None or surroundings.has_other_hooks):
                 # The first call, which came before the capture, may have made modules, and some
                 # libraries add hooks there.
-                surroundings = self.surroundings(call, looks=True)
+                same = surroundings if surroundings.moved is None else None
+                surroundings = self._reach.now(call.modules, same)
             gradients = [] if isinstance(recorded, Trained) else recorded.gradients.added_to
             if holders := [*recorded.used, *gradients]:
                 surroundings = surroundings.with_holders(holders)
@@ -352,7 +342,7 @@ class Capturing:
             self.limits.drop(key, "evicted")
         self.keys.clear()
         self.limits.clear()
-        self._surroundings.clear()
+        self._reach.clear()
         self._reached = None
         self.places.clear()
         self._padding.clear()

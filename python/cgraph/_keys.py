@@ -133,8 +133,7 @@ class Key:
     def run_eagerly(
         self, reason: str, where: str | None, entry: _core.Entry | None, fix: str | None
     ) -> None:
-        """Calls run eagerly from now on; there is no graph."""
-        self.state = "eager"
+        """Calls run eagerly from now on; the graph was dropped."""
         self.reason, self.where, self.fix, self.entry = reason, short_place(where), fix, entry
 
     def warn(self, name: str) -> None:
