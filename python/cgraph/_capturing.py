@@ -22,7 +22,8 @@ from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._places import Places
 from cgraph._reach import Reach
-from cgraph._recorded import NotReadyError, Plan, Recorded, WarmupError, record
+from cgraph._recorded import Recorded
+from cgraph._recording import NotReadyError, Plan, WarmupError, record
 from cgraph._refusals import is_saved_elsewhere, reason_against, warn_of_saving
 from cgraph._source import place_of, user_line
 from cgraph._surroundings import tensors_held_by
@@ -272,6 +273,8 @@ class Capturing:
             only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
             held=tensors_held_by(self.function, surroundings.modules) if preserve else (),
+            # A debugger looks at the operators of what is written.
+            compiles=driver.captures_compiled and not self._options.debug,
         )
         with busy(), claimed(pool):
             if not only_captures:

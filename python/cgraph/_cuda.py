@@ -40,6 +40,7 @@ class Cuda:
     """The driver of torch's CUDA devices."""
 
     device_type = "cuda"
+    captures_compiled = True
 
     def __init__(self) -> None:
         _torch.require_cuda()

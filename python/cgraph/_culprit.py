@@ -12,7 +12,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._calls import Call
 from cgraph._differences import Difference
-from cgraph._recorded import Plan, record
+from cgraph._recording import Plan, record
 from cgraph._rollback import Rollback
 from cgraph._steps import Check, FoundError, Steps, Trace
 from cgraph.errors import CompareError

@@ -22,7 +22,8 @@ from cgraph._differences import (
     wrong_nan,
     wrong_value,
 )
-from cgraph._recorded import Plan, Recorded
+from cgraph._recorded import Recorded
+from cgraph._recording import Plan
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
 from cgraph._surroundings import modules_of, tensors_of

@@ -11,7 +11,7 @@ from cgraph import _driver
 from cgraph._calls import Call
 from cgraph._culprit import RandomStates, Search, differs, in_steps
 from cgraph._differences import Leaf, difference, is_tensor, named, wrong_value
-from cgraph._recorded import Plan
+from cgraph._recording import Plan
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
 from cgraph._torch import tree_flatten, tree_unflatten

@@ -99,9 +99,12 @@ class Driver(Protocol):
 
     Attributes:
         device_type: Torch's name of the devices that captured tensors are on.
+        captures_compiled: Whether captures take what torch has compiled; otherwise it is captured
+            as it was written.
     """
 
     device_type: str
+    captures_compiled: bool
 
     def begin(
         self,

@@ -42,6 +42,11 @@ class Gradients:
         self._before = [(leaf.grad, _version(leaf.grad)) for leaf, _ in self._old]
         return [gradient for gradient, _ in self._before if gradient is not None]
 
+    def captures_again(self) -> None:
+        """Forget a capture, which another one follows."""
+        for (leaf, _), (before, _) in zip(self._old, self._before, strict=True):
+            leaf.grad = before
+
     def note(
         self,
         statics: Sequence[torch.Tensor],

@@ -52,6 +52,7 @@ def inspected(driver: Driver, log: Log) -> Iterator[None]:
         if driver.device_type == "cuda":
             stack.enter_context(_waits_heard(operators.waited))
         stack.enter_context(calls)
+        stack.enter_context(_torch.Uncompiled())
         stack.callback(_torch.leave_mode, operators)
         _torch.enter_mode(operators)
         yield

@@ -16,7 +16,6 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from cgraph import _core, _source, _torch, labels
-from cgraph._torch import TorchDispatchMode
 from cgraph.labels import Config, Label
 
 __all__ = ["Modules", "Recorder"]
@@ -31,7 +30,7 @@ class _Context(NamedTuple):
     frames: tuple[str, ...]
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(_torch.Bystander):
     """Records the labels of one capture.
 
     Args:

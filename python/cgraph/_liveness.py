@@ -13,7 +13,7 @@ import torch
 from cgraph import _core, _source, _torch
 from cgraph._blocks import Blocks
 from cgraph._driver import Handle
-from cgraph._torch import TorchDispatchMode, tree_iter
+from cgraph._torch import tree_iter
 from cgraph.errors import LivenessError
 
 __all__ = ["Check", "Outside", "Watch"]
@@ -73,7 +73,7 @@ class Outside:
         )
 
 
-class Watch(TorchDispatchMode):
+class Watch(_torch.Bystander):
     """Notes the CUDA and pinned tensors that captured operators read and none of them made.
 
     Attributes:

@@ -89,6 +89,7 @@ class Watch(TorchDispatchMode):
         self._modules = Modules(_nothing)
         context.callback(self._modules.remove)
         context.enter_context(breaks.breakable(self))
+        context.enter_context(_torch.Uncompiled())
         context.enter_context(self)
         return context
 

@@ -73,6 +73,7 @@ class Rollback:
         self._leaves = list(leaves)
         self._is_capturing = is_capturing
         self._watch = Watch(is_capturing)
+        self._uncompiled = _torch.Uncompiled()
         self._is_entered = False
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
 
@@ -85,6 +86,7 @@ class Rollback:
         self._watch = Watch(self._is_capturing)
         for leaf in _with_leaves_behind(self._leaves):
             self._watch.note(leaf)
+        self._uncompiled.__enter__()
         _torch.enter_mode(self._watch)
         self._is_entered = True
         return self
@@ -94,10 +96,11 @@ class Rollback:
         self._is_entered = False
         self._watch.over = True
         _torch.leave_mode(self._watch)
+        self._uncompiled.__exit__()
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Watch no operators in a ``with`` block, which are then as fast as ever.
+        """Watch no operators in a ``with`` block, which are then as fast as ever, and compiled.
 
         What they write is put back if it was written before.
         """
@@ -105,10 +108,17 @@ class Rollback:
             yield
             return
         _torch.leave_mode(self._watch)
+        self._uncompiled.__exit__()
         try:
             yield
         finally:
+            self._uncompiled.__enter__()
             _torch.enter_mode(self._watch)
+
+    @property
+    def has_uncompiled(self) -> bool:
+        """Whether something ran as it was written that torch compiles elsewhere."""
+        return self._uncompiled.has_met
 
     @property
     def has_unseen(self) -> bool:

@@ -76,6 +76,8 @@ class Recording:
         self._meter = Meter(handle.mem_pool, handle.mem_pool.sizes, handle.mem_pool.state)
         if is_recording():
             handle.mem_pool.record()
+        self._uncompiled = _torch.Uncompiled()
+        self._uncompiled.__enter__()
         _torch.enter_mode(self._recorder)
         if labels is not None:
             # Inside the recorder's mode, so that it sees an operator before it becomes a node.
@@ -144,6 +146,7 @@ class Recording:
         self._recorder.over = True
         self._handle.mem_pool.is_open = False
         _torch.leave_mode(self._recorder)
+        self._uncompiled.__exit__()
 
 
 def _no_workspaces() -> None:
@@ -188,6 +191,8 @@ class Recorder(TorchDispatchMode):
         over: The capture has ended; where the recorder could not be left, it does nothing.
     """
 
+    supports_higher_order_operators = True  # newer torch refuses them otherwise
+
     def __init__(
         self, simulator: Simulator, memory: SimMemPool, generators: list[torch.Generator]
     ) -> None:
@@ -212,6 +217,9 @@ class Recorder(TorchDispatchMode):
         stream = self._simulator.current_stream()
         if self.over or not stream.is_capturing():
             return func(*args, **kwargs)
+        if not hasattr(func, "_schema"):
+            # Of higher order: what its parts do would not be seen.
+            self._refuse(stream, func, None)
         if func._can_decompose():
             # Inference mode leaves it whole: what it consists of may be work as well as views.
             with self:

@@ -13,7 +13,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._calls import Call
 from cgraph._held import Holding, Lent
-from cgraph._recorded import Plan, WarmupError
+from cgraph._recording import Plan, WarmupError
 from cgraph._rollback import Rollback, leaves_behind
 from cgraph._surroundings import Holder, optimizers_put_back, tensors_of
 from cgraph._timing import seconds_of
@@ -266,6 +266,8 @@ def train(
     began = time.perf_counter()
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
+        if not plan.compiles:
+            last.enter_context(_torch.Uncompiled())
         if plan.preserve:
             last.callback(rollback.undo)
             last.enter_context(optimizers_put_back())
@@ -273,28 +275,39 @@ def train(
         rollback.notice(tensor for *_, tensor in plan.held)
         passes = _Passes()
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
-        surface = _Surface(plan.function, modules, has_history)
         warmup = plan.warmup
         if warmup > 1:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
             with breakable(passes):
-                surface.forward(*args, **kwargs)
+                _Surface(plan.function, modules, has_history).forward(*args, **kwargs)
             warmup -= 1
-        with stand_ins(modules) as parameters, breakable(passes):
-            make_graphed_callables(
-                surface,
-                args,
-                warmup,
-                allow_unused_input=True,
-                pool=plan.pool,
-                capture_error_mode=plan.mode,
-                sample_kwargs=kwargs,
-                preserve_state=plan.preserve,
-                clone_outputs=copies,
-            )
-        passes.require_none()
+
+        def captured() -> _Surface:
+            surface = _Surface(plan.function, modules, has_history)
+            with stand_ins(modules) as parameters, breakable(passes):
+                make_graphed_callables(
+                    surface,
+                    args,
+                    warmup,
+                    allow_unused_input=True,
+                    pool=plan.pool,
+                    capture_error_mode=plan.mode,
+                    sample_kwargs=kwargs,
+                    preserve_state=plan.preserve,
+                    clone_outputs=copies,
+                )
+            passes.require_none()
+            graphed_of(surface).stand_for(parameters)
+            return surface
+
+        surface = captured()
+        if plan.compiles and rollback.has_uncompiled:
+            # What the passes write was seen, and does not depend on the compiler.
+            del surface
+            rollback.rewind()
+            with rollback.aside():
+                surface = captured()
         graphed = graphed_of(surface)
-        graphed.stand_for(parameters)
         driver.synchronize()
         seconds = time.perf_counter() - began
         eager_seconds: float | None = None

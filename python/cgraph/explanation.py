@@ -81,7 +81,8 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     The run is real and leaves its traces: in tensors, gradients, random state and objects of
     Python's. :func:`cgraph.dry_run` leaves none. It is on a stream of its own, as that of a capture
     is; afterwards the device has finished. What only a first call does, as loading a library, is
-    found too: call the function once before.
+    found too: call the function once before. What ``torch.compile`` is to compile runs as it was
+    written.
 
     On the simulator the CPU's tensors stand for a GPU's. What a GPU refuses is found there as well
     where the simulator's captures accept it: ``cpu()``, ``tolist()``, printing, and writes of a

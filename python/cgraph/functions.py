@@ -92,6 +92,11 @@ def graphed(
     attributes; what it changes inside other objects is not noticed. What it raises in a warm-up
     call is raised, and the next call tries again.
 
+    What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
+    run it as it was written, which shows what it writes, and once more compiled; with ``warmup=0``
+    it has to be compiled before. On the simulator and with ``debug`` it is captured as it was
+    written.
+
     One thread at a time captures or replays a function; others wait. So the function must not wait
     for a thread that calls it. While a call with gradients captures, its modules have other
     parameters of the same memory: other threads must not run backward passes through them.

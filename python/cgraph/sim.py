@@ -48,6 +48,7 @@ class Simulator:
     """
 
     device_type = "cpu"
+    captures_compiled = False
 
     def __init__(
         self,

@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
+from cgraph._torch.compiler import Bystander, Uncompiled
 from cgraph._torch.fake import (
     CpuFakeMode,
     DataDependentOutputException,
@@ -107,6 +108,7 @@ from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools
 from cgraph.errors import NoDriverError, TorchError
 
 __all__ = [
+    "Bystander",
     "CpuFakeMode",
     "DataDependentOutputException",
     "DynamicOutputShapeException",
@@ -117,6 +119,7 @@ __all__ = [
     "PoolLease",
     "TensorWeakRef",
     "TorchDispatchMode",
+    "Uncompiled",
     "WeakStorage",
     "allocated",
     "allocator",

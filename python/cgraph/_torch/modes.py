@@ -36,7 +36,14 @@ def autocast_state() -> tuple[Any, ...]:
 
 @contextmanager
 def without_autocast_cache() -> Iterator[None]:
-    """Let autocast keep no copies of weights, which would lie in the graph's memory or be gone."""
+    """Let autocast keep no copies of weights, which would lie in the graph's memory or be gone.
+
+    An autocast that begins inside lets go of its copies where it ends. Where none is on, all stays
+    as it is: what torch has compiled is compiled anew for another setting.
+    """
+    if not is_any_autocast_enabled():
+        yield
+        return
     enabled = torch.is_autocast_cache_enabled()
     torch.clear_autocast_cache()
     torch.set_autocast_cache_enabled(False)

@@ -1,0 +1,342 @@
+"""The capture of one key of a graphed function."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._attributes import Attributes
+from cgraph._calls import Call, hides_tensors
+from cgraph._collector import collections_held_off
+from cgraph._constants import is_array
+from cgraph._gradients import Gradients
+from cgraph._recorded import Recorded
+from cgraph._rollback import Rollback
+from cgraph._surroundings import Holder, optimizers_put_back, tensors_of
+from cgraph._timing import replay_seconds, seconds_of
+from cgraph._torch import tree_flatten
+from cgraph._unchanged import Unchanged
+from cgraph.breaks import breakable
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CaptureError
+from cgraph.segments import SegmentedGraph
+
+__all__ = ["NotReadyError", "Plan", "WarmupError", "record"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How a key is to be captured.
+
+    Attributes:
+        function: What is captured.
+        pool: The pool of the capture.
+        stream: The stream that all captures are made on.
+        mode: The capture error mode.
+        warmup: How often the function is called before.
+        preserve: Put back what the calls before, the capture and the timed replays change.
+        measure: Take the times of eager calls and of replays.
+        keep_template: Keep what the graph can be instantiated from again.
+        instantiates: Make the exec as well; otherwise the template waits for it.
+        only_captures: Nothing runs but the capture, so that static tensors may have any contents.
+        dictionaries: What holds the attributes that the function may set.
+        held: Tensors that the function may find elsewhere than in modules, and what has them.
+        compiles: Whether what torch is to compile is captured compiled.
+    """
+
+    function: Callable[..., Any]
+    pool: Any
+    stream: Any
+    mode: str
+    warmup: int
+    preserve: bool
+    measure: bool
+    keep_template: bool
+    instantiates: bool
+    only_captures: bool
+    dictionaries: Sequence[dict[str, Any]]
+    held: Sequence[Holder]
+    compiles: bool
+
+
+def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.Driver) -> Recorded:
+    """Warm up, capture, instantiate and measure.
+
+    Args:
+        plan: How.
+        call: A call of the key.
+        statics: What the graph reads instead of the call's tensors, with the same contents unless
+            nothing runs but the capture.
+        driver: The driver in force.
+    """
+    args, kwargs = call.arguments(statics)
+    unchanged = Unchanged(call, statics)
+
+    def run() -> Any:
+        args, kwargs = call.arguments(statics)
+        result = plan.function(*args, **kwargs)
+        unchanged.require(args, kwargs)
+        return result
+
+    leaves: list[torch.Tensor] = []
+    if plan.preserve or call.mode.grad:
+        leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
+    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
+    attributes = Attributes(plan.dictionaries)
+    began = time.perf_counter()
+    has_made_state: Callable[[], bool] = bool
+    with ExitStack() as last:
+        last.enter_context(_torch.without_autocast_cache())
+        if not plan.compiles:
+            last.enter_context(_torch.Uncompiled())
+        if plan.preserve:
+            last.callback(rollback.undo)
+            has_made_state = last.enter_context(optimizers_put_back())
+            last.enter_context(rollback)
+        # The rollback has given gradients that graphs own memory of theirs.
+        gradients = Gradients(leaves)
+        last.push(attributes.put_back_after_error)
+        # Work reads memory that an error is about to let go.
+        last.push(functools.partial(_wait_after_error, driver))
+        if not plan.only_captures:
+            # The calls before read the static tensors on another stream than the one that filled
+            # them, and replays may write them on yet another.
+            driver.synchronize()
+        with driver.stream(plan.stream):
+            try:
+                eager_seconds = _warm_up(run, plan, rollback, driver)
+            except (CaptureError, torch.OutOfMemoryError):
+                raise  # what is kept to be put back may have been too much
+            except Exception as error:
+                raise WarmupError(error) from error
+            _require_state(has_made_state)
+            versions = [static._version for static in statics]
+            # What the first call makes, as a table, is there from then on.
+            of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
+            hooks = _torch.hook_count()
+            rollback.notice(gradients.captures_now())
+            rollback.notice(tensor for *_, tensor in plan.held)
+            rollback.captures_now()
+            with collections_held_off():
+                drawn = rollback.generators_of(driver.device_type)
+                graph, result = _captured(run, plan, call, statics, driver, drawn)
+                if plan.compiles and rollback.has_uncompiled:
+                    # What it writes and uses was seen, and does not depend on the compiler.
+                    graph.reset()
+                    gradients.captures_again()
+                    rollback.rewind()
+                    with rollback.aside():
+                        graph, result = _captured(run, plan, call, statics, driver, drawn)
+            outputs, spec = tree_flatten(result)
+            rollback.leave_alone(outputs, statics)
+            try:
+                _require_no_new_attributes(of_capture)
+                _require_known_classes(outputs)
+                gradients.note(statics, call.names, rollback.captures_use)
+                if gradients.has_made and not plan.warmup:
+                    # Calls to come may add to it, or set it anew: the first one does the same.
+                    raise NotReadyError("the function makes a gradient that was not there")
+                _require_no_state_given(call, rollback)
+                _require_state(has_made_state)
+                if rollback.is_state_made:
+                    raise NotReadyError(
+                        "the function writes to a tensor that a call makes and keeps"
+                    )
+            except (CaptureError, NotReadyError):
+                graph.reset()
+                raise
+            recorded = Recorded(graph, statics, outputs, spec)
+            recorded.gradients = gradients
+            recorded.used = [one for one in plan.held if rollback.captures_name(one[2])]
+            recorded.has_added_hooks = _torch.hook_count() != hooks
+            recorded.mutated = [
+                place
+                for place, (static, version) in enumerate(zip(statics, versions, strict=True))
+                if static._version != version or rollback.captures_write(static)
+            ]
+            in_place = [leaf.value for leaf in call.leaves if leaf.kind == "fixed"]
+            memories = [_torch.memory_of(tensor) for tensor in in_place]
+            recorded.in_place = {_torch.storage_id(one) for one in memories if one is not None}
+            recorded.seconds = time.perf_counter() - began
+            # Replays would run the breaks as well, whose Python may do anything.
+            if plan.measure and not recorded.breaks and not rollback.has_unseen:
+                recorded.eager_seconds = eager_seconds
+                with rollback.aside():
+                    recorded.graph_seconds = replay_seconds(graph.replay, driver, rollback.rewind)
+            if recorded.breaks:
+                # The capture has run them, and the segments before them.
+                driver.synchronize()
+    return recorded
+
+
+def _warm_up(
+    run: Callable[[], Any], plan: Plan, rollback: Rollback, driver: _driver.Driver
+) -> float | None:
+    """Call the function; the seconds of the last call, if they are asked for.
+
+    The first call loads what is loaded only once, and shows what is to be put back. So one that is
+    timed comes after another one.
+    """
+    if not plan.warmup:
+        return None
+    for _ in range(max(1, plan.warmup - plan.measure)):
+        # Each begins as the call does: a counter must not run over its end.
+        rollback.rewind()
+        run()
+    if plan.compiles and rollback.has_uncompiled:
+        # It is compiled here, and not in the capture.
+        rollback.rewind()
+        with rollback.aside():
+            run()
+    seconds = None
+    if plan.measure:
+        rollback.rewind()
+        driver.synchronize()
+        with rollback.aside():
+            seconds = seconds_of(run, driver)
+    driver.synchronize()
+    return seconds
+
+
+def _captured(
+    run: Callable[[], Any],
+    plan: Plan,
+    call: Call,
+    statics: list[torch.Tensor],
+    driver: _driver.Driver,
+    generators: Sequence[torch.Generator],
+) -> tuple[CUDAGraph | SegmentedGraph, Any]:
+    """Capture on the current stream."""
+    graph = CUDAGraph(keep_graph=plan.keep_template)
+    for generator in generators:
+        graph.register_generator_state(generator)
+    graph._statics = tuple(statics)
+    graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
+    try:
+        with breakable(_Whole()):
+            result = run()
+    except _BreakFoundError as error:
+        graph._abandon(error)
+    except BaseException as error:
+        graph._abandon(error)
+        raise
+    else:
+        _end(graph, plan)
+        return graph, result
+    if plan.only_captures:
+        # Breaks run, and read them. What the function writes is told by the versions, without this.
+        # Replays on any stream may still read what is about to be written.
+        driver.synchronize()
+        for static, tensor in zip(statics, call.tensors, strict=True):
+            static.data.copy_(tensor)
+    # Only a function with a break is captured in segments, which costs more.
+    return SegmentedGraph.capture(
+        run,
+        pool=plan.pool,
+        stream=plan.stream,
+        capture_error_mode=plan.mode,
+        statics=statics,
+        generators=generators,
+    )
+
+
+def _end(graph: CUDAGraph, plan: Plan) -> None:
+    """End a capture, up to the instantiation where somebody else does that."""
+    if not plan.instantiates:
+        graph.capture_end_pre()
+        graph._run_hooks("capture_end")
+        return
+    graph.capture_end()
+    if plan.keep_template:
+        try:
+            graph.instantiate()
+        except BaseException:
+            graph.reset()
+            raise
+
+
+class NotReadyError(Exception):
+    """What the graph would use is made by the first call, and was put back."""
+
+
+class WarmupError(Exception):
+    """What the function raised before its capture.
+
+    Attributes:
+        cause: The exception.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def _require_state(has_made_some: Callable[[], bool]) -> None:
+    """Refuse a step that begins with the optimizer's state, which is made once."""
+    if has_made_some():
+        raise NotReadyError("an optimizer makes its state at its first step")
+
+
+def _require_no_new_attributes(before: Attributes) -> None:
+    """Refuse a function that keeps a tensor where no replay puts one."""
+    if (name := before.new_tensor()) is not None:
+        raise CaptureError(
+            f"the function sets the attribute {name} to a tensor, and replays do not: write to it"
+            " in place, or make it an argument and a result"
+        )
+
+
+def _require_known_classes(outputs: list[Any]) -> None:
+    """Refuse a result with what would be the same object in each call, and may change.
+
+    Also one with an object that has tensors and is no container that pytree knows.
+    """
+    for leaf in outputs:
+        if isinstance(leaf, set | bytearray | Iterator) or is_array(leaf):
+            raise CaptureError(
+                f"the result has a {type(leaf).__qualname__}, and replays would return that of the"
+                " capture again: return tensors, numbers, strings and tuples of them"
+            )
+        if hides_tensors(leaf):
+            raise CaptureError(
+                f"the result has a {type(leaf).__qualname__}, whose tensors cannot be told apart"
+                " from it: return tuples, lists, dictionaries or classes that pytree knows"
+            )
+
+
+def _require_no_state_given(call: Call, rollback: Rollback) -> None:
+    """Refuse an argument that shares memory with what the function writes without being given it.
+
+    The graph reads a copy of it, which is not written.
+    """
+    for name, tensor in zip(call.names, call.tensors, strict=True):
+        if rollback.captures_write(tensor):
+            raise CaptureError(
+                f"{name} shares memory with a tensor that the function writes: give it a copy, or"
+                " let it find both in the same way"
+            )
+
+
+class _BreakFoundError(BaseException):
+    """A break was called in a capture that is not divided. No code of users catches this."""
+
+
+class _Whole:
+    """A capture that is not divided."""
+
+    def run(self, *_: object) -> Any:
+        """Tell that there is a break."""
+        raise _BreakFoundError
+
+
+def _wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None:
+    if error is not None:
+        with suppress(Exception):  # what comes out is the first one
+            driver.synchronize()
