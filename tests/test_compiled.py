@@ -6,6 +6,7 @@ import copy
 import sys
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -14,9 +15,29 @@ from torch import nn
 
 import cgraph
 from cgraph import _torch
+from cgraph._rollback import Rollback
+from cgraph.errors import CaptureError
+from cgraph.sim import Simulator
 from graphed_calls import near, same_gradients
 from lab import Lab, fresh
 from networks import leaf
+
+
+@pytest.fixture
+def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways of capturing what is to be compiled on the simulator; CUDA has the second alone.
+
+    The simulator can capture what the compilers here make: operators.
+    """
+    monkeypatch.setattr(Simulator, "captures_compiled", request.param)
+
+
+def both_ways(test: Any) -> Any:
+    """Run a test in both."""
+    ways = pytest.mark.parametrize(
+        "_way", [False, True], ids=["written", "compiled"], indirect=True
+    )
+    return pytest.mark.usefixtures("_way")(ways(test))
 
 
 class Compiler:
@@ -54,6 +75,7 @@ class Counting(nn.Module):
         return torch.tanh(self.inner(x)) * self.calls
 
 
+@both_ways
 @pytest.mark.parametrize("preserve_state", [False, True])
 def test_a_graph_has_what_torch_has_compiled(lab: Lab, preserve_state: bool) -> None:
     compiler = Compiler()
@@ -62,16 +84,17 @@ def test_a_graph_has_what_torch_has_compiled(lab: Lab, preserve_state: bool) -> 
     with torch.no_grad():
         for _ in range(3):
             x = fresh(lab, 4)
-            near(graphed(x), x.sin() * 2)
+            assert near(graphed(x), x.sin() * 2)
         assert graphed.report().captured == 1
-        if lab.device == "cuda":
+        if lab.device == "cuda" or Simulator.captures_compiled:
             # A warm-up call, one that is timed, and the capture.
             assert (compiler.compiled, compiler.runs >= 3) == (1, True)
         runs = compiler.runs
-        near(compiled(x), x.sin() * 2 + 1)
+        assert near(compiled(x), x.sin() * 2 + 1)
     assert (compiler.compiled, compiler.runs) == (1, runs + 1)
 
 
+@both_ways
 def test_compiled_code_that_was_there_before_is_captured_and_stays(lab: Lab) -> None:
     compiler = Compiler()
     compiled = torch.compile(lambda x: x.cos() + 3, backend=compiler)
@@ -80,12 +103,13 @@ def test_compiled_code_that_was_there_before_is_captured_and_stays(lab: Lab) -> 
         compiled(fresh(lab, 5))
         for _ in range(3):
             x = fresh(lab, 5)
-            near(graphed(x), (x.cos() + 3) * 2)
+            assert near(graphed(x), (x.cos() + 3) * 2)
         runs = compiler.runs
-        near(compiled(x), x.cos() + 3)
+        assert near(compiled(x), x.cos() + 3)
     assert (compiler.compiled, compiler.runs) == (1, runs + 1)
 
 
+@both_ways
 def test_state_that_a_compiled_module_writes_is_as_after_eager_calls(lab: Lab) -> None:
     net = Counting().to(lab.device)
     eager, compiler = copy.deepcopy(net), Compiler()
@@ -93,11 +117,12 @@ def test_state_that_a_compiled_module_writes_is_as_after_eager_calls(lab: Lab) -
     with torch.no_grad():
         for _ in range(4):
             x = fresh(lab, 2, 4)
-            near(graphed(x), eager(x))
+            assert near(graphed(x), eager(x))
             assert torch.equal(net.calls, eager.calls)
     assert graphed.report().captured == 1
 
 
+@both_ways
 def test_arguments_that_a_compiled_function_writes_are_the_callers(lab: Lab) -> None:
     compiled = torch.compile(lambda x, y: x.add_(y).sum(), backend=Compiler())
     graphed = cgraph.graphed(compiled)
@@ -105,11 +130,12 @@ def test_arguments_that_a_compiled_function_writes_are_the_callers(lab: Lab) -> 
         for _ in range(3):
             x, y = fresh(lab, 4), fresh(lab, 4)
             right = x + y
-            near(graphed(x, y), right.sum())
-            near(x, right)
+            assert near(graphed(x, y), right.sum())
+            assert near(x, right)
     assert graphed.report().captured == 1
 
 
+@both_ways
 def test_a_compiled_module_is_trained_as_in_eager(lab: Lab) -> None:
     net = Counting().to(lab.device)
     eager, compiler = copy.deepcopy(net), Compiler()
@@ -119,7 +145,7 @@ def test_a_compiled_module_is_trained_as_in_eager(lab: Lab) -> None:
         same = x.detach().clone().requires_grad_()
         graphed(x).square().sum().backward()
         eager(same).square().sum().backward()
-        near(x.grad, same.grad)
+        assert near(x.grad, same.grad)
         assert same_gradients(net, eager) and torch.equal(net.calls, eager.calls)
     assert graphed.report().captured == 1
     if lab.device == "cuda":
@@ -129,6 +155,7 @@ def test_a_compiled_module_is_trained_as_in_eager(lab: Lab) -> None:
     assert compiler.runs == runs + 1
 
 
+@both_ways
 def test_a_step_with_a_compiled_module_adds_the_gradients_of_eager(lab: Lab) -> None:
     net = Counting().to(lab.device)
     eager, compiled = copy.deepcopy(net), torch.compile(net, backend=Compiler())
@@ -142,17 +169,18 @@ def test_a_step_with_a_compiled_module_adds_the_gradients_of_eager(lab: Lab) -> 
     graphed = cgraph.graphed(lambda x: step(compiled, x))
     for _ in range(3):
         x = fresh(lab, 2, 4)
-        near(graphed(x), step(eager, x))
+        assert near(graphed(x), step(eager, x))
         assert same_gradients(net, eager) and torch.equal(net.calls, eager.calls)
 
 
+@both_ways
 def test_padded_calls_of_a_compiled_function_are_those_of_eager(lab: Lab) -> None:
     net = nn.Linear(4, 3).to(lab.device)
     graphed = cgraph.graphed(torch.compile(net, backend=Compiler()), sizes=[2, 4])
     with torch.no_grad():
         for rows in (4, 3, 1, 2, 3):
             x = fresh(lab, rows, 4)
-            near(graphed(x), net(x))
+            assert near(graphed(x), net(x))
 
 
 @pytest.mark.parametrize("way", ["explain", "graphed", "dry_run", "debug"])
@@ -166,17 +194,18 @@ def test_a_function_with_a_branch_can_be_called_as_before(lab: Lab, way: str) ->
     if way == "explain":
         assert "branch" in [one.kind for one in cgraph.explain(chosen, x).findings]
     elif way == "dry_run":
-        with pytest.raises(Exception, match=r"."):
+        with pytest.raises((CaptureError, RuntimeError), match=r"captur"):
             cgraph.dry_run(chosen, x)
     else:
         graphed = cgraph.graphed(chosen, debug="compare" if way == "debug" else None)
         with pytest.warns(UserWarning, match="runs eagerly"):
-            near(graphed(x), torch.where(x.sum() > 0, x * 2, x + 1))
+            assert near(graphed(x), torch.where(x.sum() > 0, x * 2, x + 1))
     for _ in range(2):
         y = fresh(lab, 4)
-        near(chosen(y), torch.where(y.sum() > 0, y * 2, y + 1))
+        assert near(chosen(y), torch.where(y.sum() > 0, y * 2, y + 1))
 
 
+@both_ways
 def test_a_dry_run_of_a_compiled_function_leaves_nothing(lab: Lab) -> None:
     net = Counting().to(lab.device)
     compiled = torch.compile(net, backend=Compiler())
@@ -190,12 +219,12 @@ def test_other_threads_go_on_compiling(lab: Lab) -> None:
     x = fresh(lab, 4)
     compiled = torch.compile(lambda x: x * 2, backend=here)
     others = torch.compile(lambda x: x * 3, backend=there)
-    with _torch.Uncompiled() as uncompiled:
-        near(compiled(x), x * 2)
+    with Rollback() as rollback:
+        assert near(compiled(x), x * 2)
         thread = threading.Thread(target=others, args=(x,))
         thread.start()
         thread.join()
-        assert uncompiled.has_met
+        assert rollback.has_uncompiled
     assert (here.runs, there.runs) == (0, 1)
     compiled(x)
     assert here.runs == 1
@@ -205,7 +234,7 @@ def test_what_torch_is_to_leave_alone_does_not_count_as_compiled(lab: Lab) -> No
     torch.compiler.reset()
     x = fresh(lab, 4)
     with _torch.Uncompiled() as uncompiled:
-        near(torch.compiler.disable(lambda x: x * 2)(x), x * 2)
+        assert near(torch.compiler.disable(lambda x: x * 2)(x), x * 2)
     assert not uncompiled.has_met
 
 
@@ -213,15 +242,102 @@ def test_a_stance_of_the_users_holds_inside_and_after(lab: Lab) -> None:
     compiler = Compiler()
     x = fresh(lab, 4)
     compiled = torch.compile(lambda x: x * 2, backend=compiler)
-    with _torch.Uncompiled():
-        near(compiled(x), x * 2)
     with torch.compiler.set_stance("force_eager"):
         compiled(x)
-        with _torch.Uncompiled():
+        with Rollback() as rollback:
             compiled(x)
         compiled(x)
-    assert compiler.runs == 0
+    # There was nothing that would have been compiled.
+    assert (compiler.runs, rollback.has_uncompiled) == (0, False)
     compiled(x)
+    assert compiler.runs == 1
+
+
+@pytest.mark.parametrize("stance", ["default", "fail_on_recompile", "eager_on_recompile"])
+def test_a_stance_that_is_taken_inside_compiles_nothing_either(lab: Lab, stance: str) -> None:
+    compiler = Compiler()
+    x = fresh(lab, 4)
+    compiled = torch.compile(lambda x: x * 2, backend=compiler)
+    compiled(x)
+    with Rollback() as rollback, torch.compiler.set_stance(stance):
+        assert near(compiled(x), x * 2)
+    assert (compiler.runs, rollback.has_uncompiled) == (1, True)
+    compiled(x)
+    assert compiler.runs == 2
+
+
+@both_ways
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_capture_makes_and_python_keeps_is_computed(lab: Lab, grad: bool) -> None:
+    net = nn.Linear(4, 4).to(lab.device)
+    compiled = torch.compile(net, backend=Compiler())
+    table: dict[str, torch.Tensor] = {}
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if "one" not in table:
+            table["one"] = torch.arange(4.0, device=x.device) + 1
+        return compiled(x) * 3 + table["one"]
+
+    graphed = cgraph.graphed(function, warmup=0, measure=False)
+    with torch.set_grad_enabled(grad):
+        compiled(fresh(lab, 4))
+        for call in range(3):
+            x = fresh(lab, 4)
+            is_told = call == 0 and (lab.device == "cuda" or Simulator.captures_compiled)
+            with pytest.warns(UserWarning, match="with warmup=0") if is_told else nullcontext():
+                result = graphed(x)
+            assert near(result, net(x) * 3 + torch.arange(4.0, device=x.device) + 1)
+
+
+@both_ways
+def test_what_cannot_be_captured_compiled_is_captured_as_it_was_written(lab: Lab) -> None:
+    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
+        def run(*args: Any) -> Any:
+            if cgraph.is_current_stream_capturing():
+                raise RuntimeError("not while a stream captures")
+            return module.forward(*args)
+
+        return run
+
+    torch.compiler.reset()
+    compiled = torch.compile(lambda x: x.sin() * 2, backend=backend)
+    graphed = cgraph.graphed(lambda x: compiled(x) + 1)
+    is_tried = lab.device == "cuda" or Simulator.captures_compiled
+    told = pytest.warns(UserWarning, match="as it was written.*not while a stream captures")
+    with torch.no_grad():
+        with told if is_tried else nullcontext():
+            graphed(fresh(lab, 4))
+        for _ in range(2):
+            x = fresh(lab, 4)
+            assert near(graphed(x), x.sin() * 2 + 1)
+    assert graphed.report().captured == 1
+
+
+def test_hooks_learn_of_the_graph_that_stays_alone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Simulator, "captures_compiled", True)
+    compiled = torch.compile(lambda x: x.sin() * 2, backend=Compiler())
+    graphed = cgraph.graphed(lambda x: compiled(x) + 1)
+    seen: list[Any] = []
+    with (
+        cgraph.register_graph_capture_end_hook(seen.append),
+        cgraph.register_graph_instantiate_hook(seen.append),
+        torch.no_grad(),
+    ):
+        graphed(fresh(lab, 4))
+    assert len(seen) == 2 and seen[0] is seen[1]
+    seen.clear()
+
+
+def test_an_interrupt_in_a_call_that_is_timed_leaves_all_as_it_was(lab: Lab) -> None:
+    rollback = Rollback()
+    before = _torch.mode_count()
+    with pytest.raises(KeyboardInterrupt), rollback, rollback.aside():
+        raise KeyboardInterrupt
+    assert _torch.mode_count() == before
+    compiler = Compiler()
+    torch.compile(lambda x: x * 2, backend=compiler)(fresh(lab, 4))
     assert compiler.runs == 1
 
 
@@ -237,8 +353,11 @@ def test_a_compiler_that_is_loaded_inside_compiles_afterwards(lab: Lab) -> None:
         uncompiled.__enter__()
     finally:
         sys.modules["torch._dynamo.eval_frame"] = frames
-    compiled(x)
-    uncompiled.__exit__()
+    try:
+        compiled(x)
+        assert uncompiled.has_met
+    finally:
+        uncompiled.__exit__()
     assert uncompiled.has_met
     runs = compiler.runs
     compiled(x)

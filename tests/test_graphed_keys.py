@@ -15,6 +15,7 @@ from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
 import cgraph
+from cgraph import _torch
 from graphed_calls import agree, misses, states
 from lab import Lab, fresh
 
@@ -312,7 +313,14 @@ MODES: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
 }
 
 
-def test_each_mode_of_torch_has_a_key(lab: Lab) -> None:
+@pytest.mark.parametrize("has_own_functions", [False, True])
+def test_each_mode_of_torch_has_a_key(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, has_own_functions: bool
+) -> None:
+    assert len(_torch.mode_addresses()) == 3
+    if not has_own_functions:
+        monkeypatch.setattr(_torch, "mode_addresses", dict)
+
     def product(x: Tensor, y: Tensor) -> tuple[Tensor, bool, bool]:
         return x @ y, torch.is_grad_enabled(), torch.is_inference_mode_enabled()
 

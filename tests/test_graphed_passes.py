@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph.errors import CaptureError
-from graphed_calls import near, states
+from graphed_calls import misses, near, states
 from lab import Lab, fresh
 
 Step = Callable[[Tensor], Tensor]
@@ -41,6 +41,31 @@ def require_same(net: nn.Module, other: nn.Module) -> None:
         assert near(one, two)
         assert one.grad is not None and two.grad is not None
         assert near(one.grad, two.grad)
+
+
+@pytest.mark.parametrize("is_first", [False, True])
+def test_without_gradients_a_tensor_still_says_whether_it_requires_one(
+    lab: Lab, is_first: bool
+) -> None:
+    graphed = cgraph.graphed(lambda x: x + (1 if x.requires_grad else 2))
+    with torch.no_grad():
+        for call in range(6):
+            requires = (call % 2 == 0) is is_first
+            x = fresh(lab, 4).requires_grad_(requires)
+            assert near(graphed(x), x.detach() + (1 if requires else 2))
+    assert states(graphed) == ["captured"] * 2
+    assert graphed.report().replays == 6
+
+
+def test_without_gradients_a_tensor_with_a_history_is_replayed_natively(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2)
+    x = fresh(lab, 4).requires_grad_() * 3
+    with torch.no_grad():
+        graphed(x)
+        with misses() as missed:
+            for _ in range(3):
+                assert near(graphed(x), x * 2)
+    assert not missed
 
 
 @pytest.mark.parametrize("had_gradients", [False, True])

@@ -153,7 +153,7 @@ def test_quantized_tensors_are_left_to_torch(reader: _core.TensorReader) -> None
 def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     x, y = fresh(lab, 3), fresh(lab, 3)
     all_of = stable_functions()
-    assert len(all_of) == (8 if HAS_STABLE_FUNCTIONS else 0)
+    assert len(all_of) == (9 if HAS_STABLE_FUNCTIONS else 0)
     for functions, given in [
         ({}, samples()),
         ({name: at for name, at in all_of.items() if "sizes" not in name}, samples()),
@@ -163,6 +163,23 @@ def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     ]:
         reader = _core.TensorReader(Tensor, EXCHANGE_API, functions, given)
         assert check(reader, x, y) == ("copy", y.data_ptr())
+
+
+@pytest.mark.parametrize("known", ["right", "wrong", "none"])
+def test_readers_tell_which_tensors_require_a_gradient(lab: Lab, known: str) -> None:
+    functions = stable_functions()
+    if known == "wrong" and functions:
+        functions["requires_grad"] = _torch.mode_addresses()["is_grad_enabled"]
+    elif known == "none":
+        functions.pop("requires_grad", None)
+    reader = _core.TensorReader(Tensor, EXCHANGE_API, functions, samples())
+    x = fresh(lab, 3)
+    leaf = fresh(lab, 3).requires_grad_()
+    parameters = [torch.nn.Parameter(x, requires_grad=flag) for flag in (False, True)]
+    for one in (x, leaf, leaf * 2, (leaf * 2).detach(), *parameters, Plain(x), Plain(leaf)):
+        assert reader.requires_grad(one) is one.requires_grad
+    with torch.inference_mode():
+        assert not reader.requires_grad(x * 2)
 
 
 def test_tensors_of_this_torch_are_read_by_its_stable_functions(lab: Lab) -> None:

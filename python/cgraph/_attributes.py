@@ -9,6 +9,7 @@ import torch
 
 from cgraph import _core
 from cgraph._surroundings import attributes_of
+from cgraph.errors import CaptureError
 
 __all__ = ["Attributes", "dictionaries_of"]
 
@@ -23,9 +24,17 @@ class Attributes:
     def __init__(self, dictionaries: Sequence[dict[str, Any]]) -> None:
         self._contents = _core.Contents(dictionaries)
 
-    def new_tensor(self) -> str | None:
-        """The name of an attribute that is another tensor now."""
-        return next((name for _, name, _ in self._new_tensors()), None)
+    def require_no_new_tensor(self) -> None:
+        """Refuse a function that keeps a tensor where no replay puts one.
+
+        Raises:
+            CaptureError: An attribute is another tensor now.
+        """
+        for _, name, _ in self._new_tensors():
+            raise CaptureError(
+                f"the function sets the attribute {name} to a tensor, and replays do not: write to"
+                " it in place, or make it an argument and a result"
+            )
 
     def put_back_after_error(self, error: object, *_: object) -> None:
         """Set those back that are another tensor now, at the end of a block that raises."""

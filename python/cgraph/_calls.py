@@ -87,8 +87,8 @@ class Leaf:
         strides = None
         if tensor.layout is torch.strided and not tensor.is_contiguous():
             strides = dense_like(tensor).stride()
-        needs = self.needs_grad(grad)
-        return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, needs
+        gradient = tensor.requires_grad, self.needs_grad(grad)
+        return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, gradient
 
     def needs_grad(self, grad: bool) -> bool:
         """Whether the function may take a gradient of a tensor.
@@ -311,7 +311,7 @@ class Call:
         if not self.is_native:
             return [], []
         copied = iter(signatures)
-        leaves = iter([_pattern(leaf, copied, self.mode.grad) for leaf in self.leaves])
+        leaves = iter([_pattern(leaf, copied) for leaf in self.leaves])
         args = [_of_structure(one, leaves) for one in self._args]
         return args, [(name, _of_structure(one, leaves)) for name, one in self._kwargs]
 
@@ -424,11 +424,11 @@ def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
     return kind, [_of_structure(part, leaves) for part in parts]
 
 
-def _pattern(leaf: Leaf, copied: Iterator[_core.Signature], grad: bool) -> Pattern:
+def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
     if leaf.kind == "constant":
         return "same" if is_loose(leaf.value) else "constant", as_now(leaf.value)
     signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
-    return leaf.kind, signature, leaf.needs_grad(grad)
+    return leaf.kind, signature, leaf.value.requires_grad
 
 
 def is_opaque(value: Any) -> bool:

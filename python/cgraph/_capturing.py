@@ -262,6 +262,7 @@ class Capturing:
         preserve = self._options.preserve_state
         plan = Plan(
             function=self.function,
+            name=self._name,
             pool=pool,
             stream=stream,
             mode=self._options.capture_error_mode,
@@ -272,7 +273,9 @@ class Capturing:
             instantiates=together is None or measures or bool(self._options.debug),
             only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
-            held=tensors_held_by(self.function, surroundings.modules) if preserve else (),
+            held=functools.partial(tensors_held_by, self.function, surroundings.modules)
+            if preserve
+            else tuple,
             # A debugger looks at the operators of what is written.
             compiles=driver.captures_compiled and not self._options.debug,
         )

@@ -282,6 +282,11 @@ class TensorReader:
     @property
     def uses_stable_functions(self) -> bool:
         """Whether torch's stable functions read what they can."""
+    def requires_grad(self, tensor: object) -> bool:
+        """Whether a tensor requires a gradient.
+
+        By a function of torch's that is not stable, if it is known and was right for the samples.
+        """
 
 @final
 class Signature:
@@ -459,6 +464,7 @@ class Dispatcher:
         is_inference: Callable[[], bool],
         is_autocast: Callable[[], bool],
         autocast: Callable[[], object],
+        functions: dict[str, int],
     ) -> Self: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the entry that the arguments fit."""

@@ -262,6 +262,8 @@ class Recording:
         weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
         state = functools.partial(_cuda_pools.state, self._handle)
         self._meter = Meter(self._handle.mem_pool, weigh, state)
+        if self._watch is not None:
+            self._watch.begins(state())
         if is_recording():
             self._history = _torch.History(self._ordinal)
         self._is_over = False
@@ -414,7 +416,8 @@ class Recording:
             # An exec's inputs are set through its template, which must therefore stay.
             # The pool last: its memory goes back when it goes as its last user.
             template.retain((self._handle, host))
-        watch = self._watch
+        if (watch := self._watch) is not None:
+            watch.ends(_cuda_pools.state(self._handle))
         pools: list[Handle] = [self._handle, *self._others]
         return Captured(
             template,

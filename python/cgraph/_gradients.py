@@ -19,8 +19,8 @@ class Gradients:
         leaves: The leaves, before anything was called.
 
     Attributes:
-        added_to: Those whose gradient stays the same tensor, which the graph writes: leaf, the
-            attribute's name, and the gradient.
+        added_to: Those whose gradient stays the same tensor, which the graph reads or writes:
+            leaf, the attribute's name, and the gradient.
         has_made: Whether a leaf had no gradient before the capture and has one since.
     """
 
@@ -47,6 +47,10 @@ class Gradients:
         for (leaf, _), (before, _) in zip(self._old, self._before, strict=True):
             leaf.grad = before
 
+    def forget_before(self) -> None:
+        """Let go of what no replay needs."""
+        self._old, self._before = [], []
+
     def note(
         self,
         statics: Sequence[torch.Tensor],
@@ -67,7 +71,7 @@ class Gradients:
         for (leaf, old), (before, version) in zip(self._old, self._before, strict=True):
             now = leaf.grad
             if now is not before:
-                if before is not None and is_used(before):
+                if before is not None and (is_used(before) or before._version != version):
                     raise CaptureError(
                         "the function replaces the gradient of a tensor of shape"
                         f" {list(leaf.shape)} by one that it computes from the one before: add to"
@@ -81,10 +85,13 @@ class Gradients:
                     " that has none before the call: give it zeros as .grad, or let the function"
                     " begin with zero_grad()"
                 )
-            elif _version(now) != version:
+            elif now is not None and (_version(now) != version or is_used(now)):
                 self.added_to.append((leaf, "grad", now))
-        # The graph needs none of these.
-        self._old, self._before = [], []
+            elif now is None and old is not None:
+                raise CaptureError(
+                    "the function takes the gradient away that a tensor of shape"
+                    f" {list(leaf.shape)} has before the call: let it begin with zero_grad()"
+                )
         changed = {id(leaf) for leaf, *_ in (*self._replaced, *self.added_to)}
         for static, name in zip(statics, names, strict=True):
             if id(static) in changed:

@@ -18,7 +18,7 @@ from cgraph._driver import Driver
 from cgraph._findings import OPERATORS, Log
 from cgraph._joins import Streams
 from cgraph._source import Place
-from cgraph._torch import TorchDispatchMode, tree_iter
+from cgraph._torch import tree_iter
 
 __all__ = ["inspected"]
 
@@ -52,7 +52,7 @@ def inspected(driver: Driver, log: Log) -> Iterator[None]:
         if driver.device_type == "cuda":
             stack.enter_context(_waits_heard(operators.waited))
         stack.enter_context(calls)
-        stack.enter_context(_torch.Uncompiled())
+        operators.uncompiled = stack.enter_context(_torch.Uncompiled())
         stack.callback(_torch.leave_mode, operators)
         _torch.enter_mode(operators)
         yield
@@ -94,7 +94,7 @@ class _Calls(TorchFunctionMode):
         return self.running != "__format__" or bool(args[0].dim())
 
 
-class _Operators(TorchDispatchMode):
+class _Operators(_torch.Bystander):
     """Sees each operator before it runs."""
 
     supports_higher_order_operators = True  # newer torch refuses them otherwise

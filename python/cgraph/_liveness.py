@@ -13,6 +13,7 @@ import torch
 from cgraph import _core, _source, _torch
 from cgraph._blocks import Blocks
 from cgraph._driver import Handle
+from cgraph._footprint import PoolState
 from cgraph._torch import tree_iter
 from cgraph.errors import LivenessError
 
@@ -86,6 +87,23 @@ class Watch(_torch.Bystander):
         super().__init__()
         self.outside: dict[int, Outside] = {}
         self._made: set[int] = set()
+        self._there: list[tuple[int, int]] = []
+
+    def begins(self, pool: PoolState) -> None:
+        """Note what there is in the capture's pool before it begins."""
+        self._there = pool.blocks
+
+    def ends(self, pool: PoolState) -> None:
+        """Forget what the capture has allocated without an operator, as compiled code does."""
+
+        def is_in(address: int, ranges: list[tuple[int, int]]) -> bool:
+            return any(start <= address < start + size for start, size in ranges)
+
+        self.outside = {
+            address: tensor
+            for address, tensor in self.outside.items()
+            if not is_in(address, pool.segments) or is_in(address, self._there)
+        }
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -90,10 +90,11 @@ class Surroundings:
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
     def with_holders(self, holders: Sequence[Holder]) -> Surroundings:
-        """The same, with tensors that must still be where they are: what has them, and name."""
+        """The same, with what must still be there, and tensors where they are."""
         other = copy.copy(self)
         other._holders = [*self._holders, *holders]
-        strided = [one for one in holders if one[2].layout is torch.strided]
+        tensors = (one for one in holders if isinstance(one[2], torch.Tensor))
+        strided = [one for one in tensors if one[2].layout is torch.strided]
         other._names = [*self._names, *(name for _, name, _ in strided)]
         other._tensors = [*self._tensors, *(tensor for *_, tensor in strided)]
         other._addresses = [*self._addresses, *(one.data_ptr() for *_, one in strided)]
@@ -195,7 +196,11 @@ class Surroundings:
         return next(names, "a parameter")
 
 
-_NAMES = {"cell_contents": "what the function closes over", "grad": "a gradient"}
+_NAMES = {
+    "cell_contents": "what the function closes over",
+    "grad": "a gradient",
+    "state": "the state of an optimizer",
+}
 
 
 def entry_of_graph(

@@ -14,7 +14,7 @@ from cgraph import _torch, breaks, labels
 from cgraph._labels import Modules
 from cgraph._source import user_line
 from cgraph._text import short_place
-from cgraph._torch import TorchDispatchMode, tree_iter
+from cgraph._torch import tree_iter
 from cgraph.labels import Label
 
 __all__ = ["Operator", "Watch"]
@@ -69,7 +69,7 @@ class Operator:
         return text + "".join(f", {name}" for name in label.stack)
 
 
-class Watch(TorchDispatchMode):
+class Watch(_torch.Bystander):
     """Sees the operators of a function that compute something, but not those of its breaks."""
 
     supports_higher_order_operators = True  # newer torch refuses them otherwise
@@ -89,7 +89,7 @@ class Watch(TorchDispatchMode):
         self._modules = Modules(_nothing)
         context.callback(self._modules.remove)
         context.enter_context(breaks.breakable(self))
-        context.enter_context(_torch.Uncompiled())
+        self.uncompiled = context.enter_context(_torch.Uncompiled())
         context.enter_context(self)
         return context
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
+import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,7 +21,10 @@ from cgraph._constants import is_array
 from cgraph._gradients import Gradients
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
-from cgraph._surroundings import Holder, optimizers_put_back, tensors_of
+from cgraph._source import levels_to_user
+from cgraph._stepping import Steps, scalers_put_back
+from cgraph._surroundings import Holder, tensors_of
+from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
 from cgraph._unchanged import Unchanged
@@ -28,7 +33,10 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["NotReadyError", "Plan", "WarmupError", "record"]
+__all__ = ["NotReadyError", "Plan", "WarmupError", "record", "warn_uncompiled"]
+
+Captured = tuple[CUDAGraph | SegmentedGraph, Any]
+"""A graph, and what the function returned in its capture."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +45,7 @@ class Plan:
 
     Attributes:
         function: What is captured.
+        name: Its name.
         pool: The pool of the capture.
         stream: The stream that all captures are made on.
         mode: The capture error mode.
@@ -47,11 +56,12 @@ class Plan:
         instantiates: Make the exec as well; otherwise the template waits for it.
         only_captures: Nothing runs but the capture, so that static tensors may have any contents.
         dictionaries: What holds the attributes that the function may set.
-        held: Tensors that the function may find elsewhere than in modules, and what has them.
+        held: Finds tensors that the function may find elsewhere than in modules, and what has them.
         compiles: Whether what torch is to compile is captured compiled.
     """
 
     function: Callable[..., Any]
+    name: str
     pool: Any
     stream: Any
     mode: str
@@ -62,7 +72,7 @@ class Plan:
     instantiates: bool
     only_captures: bool
     dictionaries: Sequence[dict[str, Any]]
-    held: Sequence[Holder]
+    held: Callable[[], Sequence[Holder]]
     compiles: bool
 
 
@@ -91,14 +101,18 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     attributes = Attributes(plan.dictionaries)
     began = time.perf_counter()
-    has_made_state: Callable[[], bool] = bool
+    steps = Steps()
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
         if not plan.compiles:
             last.enter_context(_torch.Uncompiled())
         if plan.preserve:
             last.callback(rollback.undo)
-            has_made_state = last.enter_context(optimizers_put_back())
+        if plan.preserve or not plan.warmup:
+            # A capture alone computes nothing: what it makes of an optimizer's state is no state.
+            last.enter_context(steps.put_back())
+            last.enter_context(scalers_put_back(plan.function))
+        if plan.preserve:
             last.enter_context(rollback)
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
@@ -116,45 +130,44 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
                 raise WarmupError(error) from error
-            _require_state(has_made_state)
+            _require_state(steps)
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
             rollback.notice(gradients.captures_now())
-            rollback.notice(tensor for *_, tensor in plan.held)
+            # A call may have made some that were not there.
+            held = plan.held()
+            rollback.notice(tensor for *_, tensor in held)
             rollback.captures_now()
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
-                graph, result = _captured(run, plan, call, statics, driver, drawn)
-                if plan.compiles and rollback.has_uncompiled:
-                    # What it writes and uses was seen, and does not depend on the compiler.
-                    graph.reset()
-                    gradients.captures_again()
-                    rollback.rewind()
-                    with rollback.aside():
-                        graph, result = _captured(run, plan, call, statics, driver, drawn)
+                capture = functools.partial(_captured, run, plan, call, statics, driver, drawn)
+                graph, result = _compiled(capture, plan, rollback, gradients)
             outputs, spec = tree_flatten(result)
             rollback.leave_alone(outputs, statics)
             try:
-                _require_no_new_attributes(of_capture)
+                of_capture.require_no_new_tensor()
                 _require_known_classes(outputs)
                 gradients.note(statics, call.names, rollback.captures_use)
                 if gradients.has_made and not plan.warmup:
                     # Calls to come may add to it, or set it anew: the first one does the same.
                     raise NotReadyError("the function makes a gradient that was not there")
                 _require_no_state_given(call, rollback)
-                _require_state(has_made_state)
+                _require_state(steps)
                 if rollback.is_state_made:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
                     )
             except (CaptureError, NotReadyError):
+                gradients.captures_again()
                 graph.reset()
                 raise
+            gradients.forget_before()
             recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients = gradients
-            recorded.used = [one for one in plan.held if rollback.captures_name(one[2])]
+            recorded.used = [one for one in held if rollback.captures_name(one[2])]
+            recorded.used += steps.holders()
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place
@@ -186,15 +199,21 @@ def _warm_up(
     """
     if not plan.warmup:
         return None
-    for _ in range(max(1, plan.warmup - plan.measure)):
+
+    def call() -> None:
         # Each begins as the call does: a counter must not run over its end.
         rollback.rewind()
-        run()
-    if plan.compiles and rollback.has_uncompiled:
-        # It is compiled here, and not in the capture.
-        rollback.rewind()
-        with rollback.aside():
+        # The first one has shown what it writes.
+        is_compiled = plan.compiles and rollback.has_uncompiled
+        with rollback.aside() if is_compiled else nullcontext():
             run()
+
+    calls = max(1, plan.warmup - plan.measure)
+    for _ in range(calls):
+        call()
+    if calls == 1 and plan.compiles and rollback.has_uncompiled:
+        # It is compiled here, and not in the capture.
+        call()
     seconds = None
     if plan.measure:
         rollback.rewind()
@@ -205,6 +224,55 @@ def _warm_up(
     return seconds
 
 
+def _compiled(
+    capture: Callable[[Callable[[], bool]], Captured],
+    plan: Plan,
+    rollback: Rollback,
+    gradients: Gradients,
+) -> Captured:
+    """Capture as it was written, which shows what it writes and uses; then compiled, if it can be.
+
+    Args:
+        capture: Captures; it is asked at the end of the function whether the graph is a draft.
+        plan: How.
+        rollback: What sees the operators.
+        gradients: What becomes of the leaves' gradients.
+    """
+
+    def is_draft() -> bool:
+        return bool(plan.warmup) and plan.compiles and rollback.has_uncompiled
+
+    def again() -> None:
+        gradients.captures_again()
+        rollback.rewind()
+
+    graph, result = capture(is_draft)
+    if not is_draft():
+        if plan.compiles and rollback.has_uncompiled:
+            # A first call may keep what it makes, and nobody would compute that of a draft.
+            warn_uncompiled(plan.name, "with warmup=0 no call before has shown what it writes")
+        return graph, result
+    del result
+    graph.reset()
+    again()
+    try:
+        with rollback.aside():
+            return capture(bool)
+    except Exception as error:
+        warn_uncompiled(plan.name, first_line(error))
+        traceback.clear_frames(error.__traceback__)
+    again()
+    return capture(bool)
+
+
+def warn_uncompiled(name: str, reason: str) -> None:
+    """Tell that compiled code was not captured, and why."""
+    warnings.warn(
+        f"what torch compiles in {name} is captured as it was written: {reason}",
+        stacklevel=levels_to_user(),
+    )
+
+
 def _captured(
     run: Callable[[], Any],
     plan: Plan,
@@ -212,8 +280,9 @@ def _captured(
     statics: list[torch.Tensor],
     driver: _driver.Driver,
     generators: Sequence[torch.Generator],
-) -> tuple[CUDAGraph | SegmentedGraph, Any]:
-    """Capture on the current stream."""
+    is_draft: Callable[[], bool],
+) -> Captured:
+    """Capture on the current stream. A draft is not instantiated, and hooks do not learn of it."""
     graph = CUDAGraph(keep_graph=plan.keep_template)
     for generator in generators:
         graph.register_generator_state(generator)
@@ -228,7 +297,10 @@ def _captured(
         graph._abandon(error)
         raise
     else:
-        _end(graph, plan)
+        if is_draft():
+            graph.capture_end_pre()
+        else:
+            _end(graph, plan)
         return graph, result
     if plan.only_captures:
         # Breaks run, and read them. What the function writes is told by the versions, without this.
@@ -278,19 +350,10 @@ class WarmupError(Exception):
         self.cause = cause
 
 
-def _require_state(has_made_some: Callable[[], bool]) -> None:
+def _require_state(steps: Steps) -> None:
     """Refuse a step that begins with the optimizer's state, which is made once."""
-    if has_made_some():
+    if steps.have_made_state:
         raise NotReadyError("an optimizer makes its state at its first step")
-
-
-def _require_no_new_attributes(before: Attributes) -> None:
-    """Refuse a function that keeps a tensor where no replay puts one."""
-    if (name := before.new_tensor()) is not None:
-        raise CaptureError(
-            f"the function sets the attribute {name} to a tensor, and replays do not: write to it"
-            " in place, or make it an argument and a result"
-        )
 
 
 def _require_known_classes(outputs: list[Any]) -> None:

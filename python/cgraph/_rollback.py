@@ -12,13 +12,14 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 
 from cgraph import _torch
+from cgraph._before import StorageBefore, TensorBefore, bytes_of, in_type
 from cgraph._order import Order
-from cgraph._torch import TorchDispatchMode, tree_iter
+from cgraph._torch import tree_iter
 
 __all__ = ["Buffer", "Rollback", "Watch", "leaves_behind"]
 
@@ -84,6 +85,7 @@ class Rollback:
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self._states = [(generator, generator.get_state()) for generator in generators]
         self._watch = Watch(self._is_capturing)
+        self._watch.uncompiled = self._uncompiled
         for leaf in _with_leaves_behind(self._leaves):
             self._watch.note(leaf)
         self._uncompiled.__enter__()
@@ -107,9 +109,9 @@ class Rollback:
         if not self._is_entered:
             yield
             return
-        _torch.leave_mode(self._watch)
-        self._uncompiled.__exit__()
         try:
+            _torch.leave_mode(self._watch)
+            self._uncompiled.__exit__()
             yield
         finally:
             self._uncompiled.__enter__()
@@ -202,7 +204,7 @@ class Rollback:
         with _torch.without_modes():
             storages = list(self._watch.storages.values())[:count]
             return [
-                (_in_type(one.copy, one.dtype), _in_type(_bytes(one.storage), one.dtype))
+                (in_type(one.copy, one.dtype), in_type(bytes_of(one.storage), one.dtype))
                 for one in storages
             ]
 
@@ -211,8 +213,8 @@ class Rollback:
         storages = self._watch.storages
         with torch.no_grad(), _torch.without_modes():
             for number, (storage, _, _, dtype) in storages.items():
-                copy = _bytes(storage).clone()
-                storages[number] = _Storage(storage, storage.nbytes(), copy, dtype)
+                copy = bytes_of(storage).clone()
+                storages[number] = StorageBefore(storage, storage.nbytes(), copy, dtype)
 
     def rewind(self) -> None:
         """Put the contents of storages back, and go on."""
@@ -262,7 +264,7 @@ def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
         nodes += [after for after, _ in node.next_functions]
 
 
-class Watch(TorchDispatchMode):
+class Watch(_torch.Bystander):
     """Sees the operators.
 
     Attributes:
@@ -286,8 +288,8 @@ class Watch(TorchDispatchMode):
 
     def __init__(self, is_capturing: Callable[[], bool]) -> None:
         super().__init__()
-        self.tensors: dict[int, _Tensor] = {}
-        self.storages: dict[int, _Storage] = {}
+        self.tensors: dict[int, TensorBefore] = {}
+        self.storages: dict[int, StorageBefore] = {}
         self.captured: dict[int, list[tuple[int, int]]] = {}
         self.made: frozenset[int] = frozenset()
         self.is_state_made = False
@@ -349,7 +351,7 @@ class Watch(TorchDispatchMode):
             if tensor.is_leaf and tensor.grad is not None and not self._is_capturing():
                 # A replay in the block would give it other contents.
                 Order.save(tensor)
-            self.tensors[id(tensor)] = _Tensor(tensor, like)
+            self.tensors[id(tensor)] = TensorBefore(tensor, like)
 
     def _note_written(self, written: list[torch.Tensor]) -> None:
         is_capturing = self._is_capturing()
@@ -369,8 +371,8 @@ class Watch(TorchDispatchMode):
             if number not in self._fresh and number not in self.storages:
                 nbytes = memory.nbytes()
                 with _torch.without_modes():
-                    copy = _bytes(memory).clone()
-                    self.storages[number] = _Storage(memory, nbytes, copy, tensor.dtype)
+                    copy = bytes_of(memory).clone()
+                    self.storages[number] = StorageBefore(memory, nbytes, copy, tensor.dtype)
 
     def _note_generator(self, generator: torch.Generator) -> None:
         defaults = (torch.default_generator, *torch.cuda.default_generators)
@@ -399,69 +401,6 @@ class Watch(TorchDispatchMode):
                     self._fresh[number] = _torch.WeakStorage(tensor)
                     if not is_capturing:
                         self.computed.add(number)
-
-
-class _Tensor:
-    """How a tensor was: one that has died since needs nothing.
-
-    Args:
-        tensor: The tensor.
-        like: Another one of the same place in the same storage, or a copy of one without storage;
-            None if neither can be had.
-
-    Attributes:
-        like: The same; None if the tensor is to stay where it is.
-    """
-
-    def __init__(self, tensor: torch.Tensor, like: torch.Tensor | None) -> None:
-        self.tensor = _torch.TensorWeakRef(tensor)
-        self.like = like
-        self._requires_grad = tensor.requires_grad
-        self._is_leaf = tensor.is_leaf
-        self._grad = tensor.grad if tensor.is_leaf else None
-
-    def undo_place(self) -> None:
-        """Let it lie where it was."""
-        tensor = self.tensor()
-        if tensor is None or self.like is None:
-            return
-        if _torch.place_of(tensor) != _torch.place_of(self.like):
-            tensor.data = self.like
-
-    def undo_autograd(self) -> None:
-        """Take a history away that it did not have, and put its gradient back."""
-        tensor = self.tensor()
-        if tensor is None or not self._is_leaf:
-            return
-        if not self._requires_grad and not tensor.is_leaf and _torch.base_of(tensor) is tensor:
-            tensor.detach_()
-        if tensor.is_leaf and tensor.grad is not self._grad:
-            tensor.grad = self._grad
-
-
-class _Storage(NamedTuple):
-    """How a storage was; it is kept alive, so that its number stays its own."""
-
-    storage: torch.UntypedStorage
-    nbytes: int
-    copy: torch.Tensor
-    dtype: torch.dtype
-
-    def undo(self) -> None:
-        """Give it its size and contents back."""
-        if self.storage.nbytes() != self.nbytes:
-            self.storage.resize_(self.nbytes)
-        _bytes(self.storage).copy_(self.copy)
-
-
-def _bytes(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor of all bytes of a storage."""
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
-
-
-def _in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as numbers of a type, where they are a whole number of them."""
-    return content if content.numel() % dtype.itemsize else content.view(dtype)
 
 
 def _tensors(tree: Any) -> Iterator[torch.Tensor]:

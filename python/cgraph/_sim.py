@@ -24,7 +24,6 @@ from cgraph._torch import (
     CpuFakeMode,
     DataDependentOutputException,
     DynamicOutputShapeException,
-    TorchDispatchMode,
     tree_flatten,
     tree_map,
     tree_unflatten,
@@ -77,7 +76,8 @@ class Recording:
         if is_recording():
             handle.mem_pool.record()
         self._uncompiled = _torch.Uncompiled()
-        self._uncompiled.__enter__()
+        if not simulator.captures_compiled:
+            self._recorder.uncompiled = self._uncompiled.__enter__()
         _torch.enter_mode(self._recorder)
         if labels is not None:
             # Inside the recorder's mode, so that it sees an operator before it becomes a node.
@@ -184,7 +184,7 @@ class Feed:
             self._simulator.core.launch(stream, "cg_inputs", run)
 
 
-class Recorder(TorchDispatchMode):
+class Recorder(_torch.Bystander):
     """Turns operators into nodes.
 
     Attributes:

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import dis
 import functools
-import threading
 import types
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.amp.grad_scaler import GradScaler
 
-from cgraph import _core, _torch
+from cgraph import _core
 from cgraph._torch import tree_iter
 
 __all__ = [
@@ -21,7 +19,7 @@ __all__ = [
     "attributes_of",
     "holders_of",
     "modules_of",
-    "optimizers_put_back",
+    "scalers_of",
     "tensors_held_by",
     "tensors_of",
     "vars_of",
@@ -44,7 +42,7 @@ def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tenso
             yield leaf
         elif isinstance(leaf, torch.nn.Module):
             yield from leaf.parameters() if modules else ()
-        else:
+        elif isinstance(leaf, torch.optim.Optimizer):
             groups = [group["params"] for group in leaf.param_groups]
             yield from (one for one in _leaves_of(groups, seen) if isinstance(one, torch.Tensor))
 
@@ -52,6 +50,11 @@ def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tenso
 def modules_of(objects: object) -> list[torch.nn.Module]:
     """Modules in containers, closures and objects, each once; not those that a module has."""
     return [one for one in _leaves_of(objects, set()) if isinstance(one, torch.nn.Module)]
+
+
+def scalers_of(objects: object) -> list[GradScaler]:
+    """Gradient scalers in containers, closures and objects, each once."""
+    return [one for one in _leaves_of(objects, set()) if isinstance(one, GradScaler)]
 
 
 def holders_of(function: object) -> list[Holder]:
@@ -147,71 +150,12 @@ def vars_of(one: object) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-@contextmanager
-def optimizers_put_back() -> Iterator[Callable[[], bool]]:
-    """Put the states of optimisers back that step inside the ``with`` block, on its thread.
-
-    Steps in hooks of a backward pass count as well where it runs on threads of autograd's own.
-    Yields what tells whether one of them has made some of its state in the block.
-    """
-    before: dict[int, _States] = {}
-    thread = threading.get_ident()
-
-    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
-        if id(optimizer) not in before and (
-            threading.get_ident() == thread or _torch.is_autograds_thread()
-        ):
-            before[id(optimizer)] = _States(optimizer)
-
-    def has_made_state() -> bool:
-        return any(one.has_more for one in before.values())
-
-    hook = register_optimizer_step_pre_hook(note)
-    try:
-        yield has_made_state
-    finally:
-        hook.remove()
-        for one in before.values():
-            one.put_back()
-
-
-class _States:
-    """What an optimiser keeps for its parameters, as it is now; tensors as far as they stay.
-
-    Args:
-        optimizer: The optimiser.
-    """
-
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
-        self._optimizer = optimizer
-        self._states = [(key, state, dict(state)) for key, state in optimizer.state.items()]
-        values = (value for *_, items in self._states for value in items.values())
-        self._lists = [(value, list(value)) for value in values if isinstance(value, list)]
-
-    @property
-    def has_more(self) -> bool:
-        """Whether there is something now that was not."""
-        known = {key: items.keys() for key, _, items in self._states}
-        now = self._optimizer.state.items()
-        return any(not state.keys() <= known.get(key, set()) for key, state in now)
-
-    def put_back(self) -> None:
-        """Let it be as it was, in the same dictionaries and lists."""
-        self._optimizer.state.clear()
-        for key, state, items in self._states:
-            state.clear()
-            state.update(items)
-            self._optimizer.state[key] = state
-        for now, before in self._lists:
-            now[:] = before
-
-
 def _leaves_of(objects: object, seen: set[int]) -> Iterator[Any]:
     for leaf in tree_iter(objects):
         if id(leaf) in seen:
             continue
         seen.add(id(leaf))
-        if isinstance(leaf, torch.Tensor | torch.nn.Module | torch.optim.Optimizer):
+        if isinstance(leaf, _LEAVES):
             yield leaf
         else:
             yield from _leaves_of(_surroundings(leaf), seen)
@@ -236,11 +180,10 @@ def _surroundings(leaf: Any) -> list[object]:
 _UNASSIGNED = types.CellType()
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
+_LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, GradScaler)
 # Other objects are not looked into: there is no end to them.
 _WITH_LEAVES = (
-    torch.Tensor,
-    torch.nn.Module,
-    torch.optim.Optimizer,
+    *_LEAVES,
     list,
     tuple,
     dict,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -11,15 +12,18 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._attributes import Attributes
 from cgraph._calls import Call
 from cgraph._held import Holding, Lent
-from cgraph._recording import Plan, WarmupError
+from cgraph._recording import Plan, WarmupError, warn_uncompiled
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import Holder, optimizers_put_back, tensors_of
+from cgraph._stepping import Steps, scalers_put_back
+from cgraph._surroundings import Holder, tensors_of
+from cgraph._text import first_line
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
-from cgraph.callables import graphed_of, make_graphed_callables
+from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError, CaptureError
 
 if TYPE_CHECKING:
@@ -145,6 +149,7 @@ class _Surface(torch.nn.Module):
         function: The function.
         modules: The modules that it reaches.
         has_history: Whether the caller computed an argument from what requires a gradient.
+        begins: Called when a capture of it has begun.
 
     Attributes:
         hook_count: How many hooks there were when the last call began.
@@ -157,8 +162,10 @@ class _Surface(torch.nn.Module):
         function: Callable[..., Any],
         modules: Sequence[torch.nn.Module],
         has_history: bool,
+        begins: Callable[[], None],
     ) -> None:
         super().__init__()
+        self._begins = begins
         self._has_history = has_history
         self.reached = torch.nn.ModuleList(modules)
         # As a tuple: a module would become a part of this one.
@@ -172,6 +179,8 @@ class _Surface(torch.nn.Module):
             CallableError: Its result requires a gradient of a tensor that would not get one.
         """
         self.hook_count = _torch.hook_count()
+        if _driver.current().is_capturing():
+            self._begins()
         try:
             result = self._function[0](*args, **kwargs)
         except torch.OutOfMemoryError:
@@ -270,22 +279,37 @@ def train(
             last.enter_context(_torch.Uncompiled())
         if plan.preserve:
             last.callback(rollback.undo)
-            last.enter_context(optimizers_put_back())
+        if plan.preserve or not plan.warmup:
+            # A capture alone computes nothing: what it makes of an optimizer's state is no state.
+            last.enter_context(Steps().put_back())
+            last.enter_context(scalers_put_back(plan.function))
+        if plan.preserve:
             last.enter_context(rollback)
-        rollback.notice(tensor for *_, tensor in plan.held)
+        last.push(Attributes(plan.dictionaries).put_back_after_error)
+        last.push(functools.partial(_put_back_after_error, [(one, one.grad) for one in leaves]))
+        held: list[Holder] = []
+        before: list[Attributes] = []
+
+        def begins() -> None:
+            """Note what there is when a capture begins: calls may have made some of it."""
+            held[:] = plan.held()
+            before[:] = [Attributes(plan.dictionaries)]
+            rollback.notice(tensor for *_, tensor in held)
+
         passes = _Passes()
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
         warmup = plan.warmup
         if warmup > 1:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
             with breakable(passes):
-                _Surface(plan.function, modules, has_history).forward(*args, **kwargs)
+                _Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
             warmup -= 1
 
         def captured() -> _Surface:
-            surface = _Surface(plan.function, modules, has_history)
+            surface = _Surface(plan.function, modules, has_history, begins)
             with stand_ins(modules) as parameters, breakable(passes):
-                make_graphed_callables(
+                callables_on(
+                    stream,
                     surface,
                     args,
                     warmup,
@@ -297,15 +321,33 @@ def train(
                     clone_outputs=copies,
                 )
             passes.require_none()
+            for attributes in before:
+                attributes.require_no_new_tensor()
             graphed_of(surface).stand_for(parameters)
             return surface
 
-        surface = captured()
-        if plan.compiles and rollback.has_uncompiled:
+        stream = driver.new_stream()
+        try:
+            surface = captured()
+        except WarmupError:
+            if plan.warmup > 1:
+                raise
+            # The function may have parameters besides the stand-ins, as an optimizer's.
+            raise NoGradientError from None
+        if plan.compiles and rollback.has_uncompiled and not plan.warmup:
+            # A first call may keep what it makes, and nobody would compute that of a draft.
+            warn_uncompiled(plan.name, "with warmup=0 no call before has shown what it writes")
+        elif plan.compiles and rollback.has_uncompiled:
             # What the passes write was seen, and does not depend on the compiler.
             del surface
             rollback.rewind()
-            with rollback.aside():
+            try:
+                with rollback.aside():
+                    surface = captured()
+            except Exception as error:
+                warn_uncompiled(plan.name, first_line(error))
+                traceback.clear_frames(error.__traceback__)
+                rollback.rewind()
                 surface = captured()
         graphed = graphed_of(surface)
         driver.synchronize()
@@ -327,8 +369,17 @@ def train(
             )
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = [one for one in plan.held if rollback.captures_name(one[2])]
+    trained.used = [one for one in held if rollback.captures_name(one[2])]
     return trained
+
+
+def _put_back_after_error(
+    gradients: Sequence[tuple[torch.Tensor, torch.Tensor | None]], error: object, *_: object
+) -> None:
+    """Let leaves have the gradients that they had, at the end of a block that raises."""
+    if error is not None:
+        for leaf, gradient in gradients:
+            leaf.grad = gradient
 
 
 def _run_both(function: Callable[..., Any], surface: _Surface, args: Any, kwargs: Any) -> None:

@@ -20,11 +20,12 @@ from cgraph import _driver, _torch
 from cgraph._driver import Pool
 from cgraph._graphed import Graphed, Sample
 from cgraph._order import Order
+from cgraph._source import levels_to_user
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CallableError, StateError, add_note
 from cgraph.graphs import graph, graph_pool_handle
 
-__all__ = ["make_graphed_callables"]
+__all__ = ["callables_on", "make_graphed_callables"]
 
 
 def make_graphed_callables(
@@ -84,6 +85,36 @@ def make_graphed_callables(
     a callable writes into its arguments does not reach those of the caller. A deep copy of a
     graphed module is not graphed.
     """
+    return callables_on(
+        _driver.current().new_stream(),
+        callables,
+        sample_args,
+        num_warmup_iters,
+        allow_unused_input,
+        pool,
+        capture_error_mode,
+        enable_annotations,
+        sample_kwargs=sample_kwargs,
+        preserve_state=preserve_state,
+        clone_outputs=clone_outputs,
+    )
+
+
+def callables_on(
+    stream: Any,
+    callables: Any,
+    sample_args: tuple[Any, ...],
+    num_warmup_iters: int,
+    allow_unused_input: bool,
+    pool: Pool | None,
+    capture_error_mode: str,
+    enable_annotations: bool = False,
+    *,
+    sample_kwargs: Any,
+    preserve_state: bool,
+    clone_outputs: bool,
+) -> Any:
+    """:func:`make_graphed_callables` with captures on a stream, whose memory it uses again."""
     driver = _driver.current()
     if torch.is_autocast_enabled(driver.device_type) and torch.is_autocast_cache_enabled():
         raise StateError(
@@ -96,7 +127,6 @@ def make_graphed_callables(
         sample.separate(_parameters(function))
     if not isinstance(num_warmup_iters, int) or num_warmup_iters < 0:
         raise ArgumentError(f"num_warmup_iters is {num_warmup_iters!r}, expected a number >= 0")
-    stream = driver.new_stream()
     with _preserved(functions, driver) if preserve_state else _unchanged():
         # For work on other streams, and for the copies of what is to be preserved.
         driver.synchronize()
@@ -188,7 +218,7 @@ def _check(function: Any, sample: Sample, device_type: str) -> None:
             warnings.warn(
                 f"submodules of {_name(function)} have hooks ({', '.join(hooked)}): their work on"
                 " the device becomes part of the graph, and their Python does not run in replays",
-                stacklevel=3,
+                stacklevel=levels_to_user(),
             )
         tensors += [(f"parameter {name}", p) for name, p in function.named_parameters()]
         # A buffer on the host may count something that only the host looks at.
@@ -365,6 +395,11 @@ def _gradients(
     except RuntimeError as error:
         if "allow_unused" in str(error):
             add_note(error, "cgraph: here that is make_graphed_callables(allow_unused_input=True)")
+        if "through the graph a second time" in str(error):
+            raise CallableError(
+                f"{_name(function)} runs a backward pass through what it returns, which could not"
+                " run another one: return the loss detached, as loss.detach()"
+            ) from error
         raise
 
 

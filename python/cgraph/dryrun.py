@@ -21,8 +21,10 @@ from typing import Any, TextIO
 
 from cgraph import _driver
 from cgraph._footprint import record_memory
+from cgraph._gradients import Gradients
 from cgraph._rollback import Rollback
-from cgraph._surroundings import optimizers_put_back, tensors_of
+from cgraph._stepping import Steps, scalers_put_back
+from cgraph._surroundings import tensors_of
 from cgraph._text import in_units
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError
@@ -120,10 +122,12 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
 
 def _run(driver: _driver.Driver, function: functools.partial[object], warmup: int) -> DryRun:
     captured = CUDAGraph(keep_graph=True)
-    rollback = Rollback(leaves=tensors_of(function), is_capturing=driver.is_capturing)
+    leaves = [tensor for tensor in tensors_of(function) if tensor.is_leaf]
+    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     with ExitStack() as last:
         last.callback(rollback.undo)
-        last.enter_context(optimizers_put_back())
+        last.enter_context(Steps().put_back())
+        last.enter_context(scalers_put_back(function))
         last.callback(captured.reset)
         with rollback, record_memory():
             warm = time.perf_counter()
@@ -132,13 +136,16 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
                     function()
                 driver.synchronize()
             warm = time.perf_counter() - warm
+            gradients = Gradients(leaves)
+            gradients.captures_now()
             with graph(captured):
                 # Alive until the end of the capture: what a caller would keep counts as held.
                 _result = function()
-            if driver.captures_compiled and rollback.has_uncompiled:
+            if warmup and driver.captures_compiled and rollback.has_uncompiled:
                 # What it writes was seen, and does not depend on the compiler.
                 del _result
                 captured.reset()
+                gradients.captures_again()
                 rollback.rewind()
                 with rollback.aside():
                     with driver.stream(driver.new_stream()):

@@ -93,9 +93,9 @@ def graphed(
     call is raised, and the next call tries again.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
-    run it as it was written, which shows what it writes, and once more compiled; with ``warmup=0``
-    it has to be compiled before. On the simulator and with ``debug`` it is captured as it was
-    written.
+    run it as it was written, which shows what it writes, and then compiled; it must do the same in
+    both. On the simulator, with ``debug`` and with ``warmup=0`` it is captured as it was written,
+    but for ``warmup=0, preserve_state=False``: then it has to be compiled before.
 
     One thread at a time captures or replays a function; others wait. So the function must not wait
     for a thread that calls it. While a call with gradients captures, its modules have other
@@ -225,6 +225,7 @@ class GraphedFunction(_core.Dispatcher):
             torch.is_inference_mode_enabled,
             _torch.is_any_autocast_enabled,
             _torch.autocast_state,
+            _torch.mode_addresses(),
         )
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:

@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 import cgraph
+from cgraph.errors import LivenessError
 from graphed_calls import same_gradients
 from lab import CudaLab, fresh
 
@@ -64,6 +66,67 @@ def test_a_compiled_function_stays_compiled_for_its_other_callers() -> None:
         with cgraph.graph(alone):
             compiled(x)
     assert alone.memory().nodes == 1
+
+
+def test_liveness_checks_know_what_compiled_code_allocates() -> None:
+    weight = fresh(CudaLab(), 64, 64)
+    compiled = torch.compile(lambda x: ((x * 2).sin() @ weight).cos())
+    with torch.no_grad():
+        x = fresh(CudaLab(), 8, 64)
+        compiled(x)
+        captured = cgraph.CUDAGraph()
+        with cgraph.graph(captured, check_input_liveness=True):
+            total = (compiled(x) @ weight).sum()
+        for _ in range(2):
+            x.copy_(fresh(CudaLab(), 8, 64))
+            captured.replay()
+            close(total, (((x * 2).sin() @ weight).cos() @ weight).sum())
+        gone, weight = weight.data_ptr(), weight.clone()
+        assert gone != weight.data_ptr()
+        del compiled
+        with pytest.raises(LivenessError, match="freed"):
+            captured.replay()
+
+
+def test_what_is_recomputed_in_a_backward_pass_stays_compiled() -> None:
+    net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 1)).cuda()
+    eager = copy.deepcopy(net)
+    runs = 0
+
+    def counting(module: torch.fx.GraphModule, _: Any) -> Any:
+        def run(*args: Any) -> Any:
+            nonlocal runs
+            runs += 1
+            return module.forward(*args)
+
+        return run
+
+    compiled = torch.compile(net, backend=counting)
+
+    def step(model: Any, parameters: nn.Module, x: torch.Tensor) -> torch.Tensor:
+        parameters.zero_grad()
+        loss = checkpoint(model, x, use_reentrant=False).square().sum()
+        loss.backward()
+        return loss.detach()
+
+    graphed = cgraph.graphed(lambda x: step(compiled, net, x))
+    for _ in range(3):
+        x = fresh(CudaLab(), 4, 8)
+        close(graphed(x), step(eager, eager, x))
+        close([one.grad for one in net.parameters()], [one.grad for one in eager.parameters()])
+    before = runs
+    step(compiled, net, x)
+    assert runs > before > 0
+
+
+def test_a_function_with_graphs_of_its_own_inside_is_captured_as_it_was_written() -> None:
+    compiled = torch.compile(pointwise, mode="reduce-overhead")
+    graphed = cgraph.graphed(lambda x: compiled(x) + 1, measure=False)
+    with torch.no_grad():
+        for _ in range(4):
+            x = fresh(CudaLab(), 64)
+            close(graphed(x), pointwise(x) + 1)
+    assert graphed.report().captured == 1
 
 
 def norm(net: nn.Module) -> list[torch.Tensor]:

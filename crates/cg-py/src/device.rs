@@ -65,7 +65,13 @@ impl Device {
     /// The eight bytes at an address, as a number; none if nothing is there. The caller keeps the
     /// memory alive.
     fn word(&self, py: Python<'_>, address: u64) -> PyResult<Option<u64>> {
-        enter(py, || raw::word(&self.core, address))
+        enter(py, || match self.core.memory_range(Address(address))? {
+            Some((base, bytes)) if address + 8 <= base.0 + bytes => {
+                let bytes = raw::memory(&self.core, address, 8).read()?;
+                Ok(bytes.try_into().ok().map(u64::from_le_bytes))
+            }
+            _ => Ok(None),
+        })
     }
 
     /// Whether a capture is open that cgraph knows of.

@@ -69,10 +69,11 @@ pub(crate) fn new_nodes(
     Ok(nodes.into_iter().map(|node| node.0).collect())
 }
 
-/// The memory of a tensor that replays copy to.
+/// Memory of a tensor that replays copy to, or words of device memory.
 pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
     // SAFETY: the range is a tensor's, which the template and its execs retain, or that of words
-    // that the caller of `cgraph._core.Inputs` keeps as long as them.
+    // that the caller of `cgraph._core.Inputs` keeps as long as them, or of one that the driver has
+    // just found to be mapped and that the caller of `cgraph._core.Device.word` keeps so.
     unsafe { Memory::from_raw(device, Address(address), bytes) }
 }
 
@@ -90,18 +91,20 @@ pub(crate) fn feed<'a>(
     unsafe { inputs.feed_checked(sources, values) }
 }
 
-/// Eight bytes of device memory; none if nothing is there.
-pub(crate) fn word(device: &Device, address: u64) -> Result<Option<u64>> {
-    match device.memory_range(Address(address))? {
-        Some((base, bytes)) if address + 8 <= base.0 + bytes => {
-            // SAFETY: the driver has just said that the eight bytes are mapped; the caller of
-            // `cgraph._core.Device.word` keeps them so until the call returns.
-            let memory = unsafe { Memory::from_raw(device, Address(address), 8) };
-            let bytes = memory.read()?;
-            Ok(bytes.try_into().ok().map(u64::from_le_bytes))
-        }
-        _ => Ok(None),
-    }
+/// A function of torch's that tells a mode of the thread. It may be called at any time.
+pub(crate) type Tells = extern "C" fn() -> bool;
+/// The same for a type of device.
+pub(crate) type TellsOf = extern "C" fn(i8) -> bool;
+
+pub(crate) fn tells(address: usize) -> Tells {
+    // SAFETY: `cgraph._torch` has looked up a function by a name that says that it takes nothing; it
+    // returns a `bool` in all versions of torch that have it.
+    unsafe { transmute::<*const c_void, Tells>(address as *const c_void) }
+}
+
+pub(crate) fn tells_of(address: usize) -> TellsOf {
+    // SAFETY: as for `tells`; the name says that it takes a `c10::DeviceType`, which has a byte.
+    unsafe { transmute::<*const c_void, TellsOf>(address as *const c_void) }
 }
 
 /// The table of functions behind `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
@@ -131,10 +134,9 @@ impl ReadTensor {
     /// Takes the function from the table of `torch.Tensor`, which is `class`.
     pub(crate) fn new(capsule: &Bound<'_, PyCapsule>, class: &Bound<'_, PyType>) -> PyResult<Self> {
         let table = exchange_api(capsule)?;
-        let function = table.dltensor_from_py_object_no_sync.ok_or_else(|| {
-            let name = "dltensor_from_py_object_no_sync of the exchange API";
-            argument(name, "NULL", "a function")
-        })?;
+        let name = "dltensor_from_py_object_no_sync of the exchange API";
+        let function = table.dltensor_from_py_object_no_sync;
+        let function = function.ok_or_else(|| argument(name, "NULL", "a function"))?;
         let class = class.clone().unbind();
         Ok(Self { function, class })
     }
@@ -175,7 +177,7 @@ impl ReadTensor {
             shape,
             strides,
             dtype: Dtype::Dlpack(out.dtype.code, out.dtype.bits, out.dtype.lanes),
-            place: place(out.device.device_type, out.device.device_id),
+            place: Place::of(out.device.device_type, out.device.device_id),
             lazy: Lazy::of(is_complex, shape),
         }))
     }
@@ -200,6 +202,8 @@ pub(crate) struct ReadPlain {
     layout: Get<i32>,
     device_type: Get<i32>,
     device_index: Get<i32>,
+    /// Private: not in every torch.
+    pub(crate) requires_grad: Option<unsafe extern "C" fn(*const c_void) -> bool>,
     classes: Box<[Py<PyType>]>,
     /// Where in a tensor's object the functions' handle is, in bytes.
     offset: usize,
@@ -241,6 +245,13 @@ impl ReadPlain {
             layout: function(functions, "aoti_torch_get_layout")?,
             device_type: function(functions, "aoti_torch_get_device_type")?,
             device_index: function(functions, "aoti_torch_get_device_index")?,
+            requires_grad: functions
+                .get("requires_grad")
+                .filter(|one| **one != 0)
+                .map(|one| {
+                    // SAFETY: `cgraph._torch` has looked up `c10::TensorImpl::requires_grad() const`.
+                    unsafe { transmute::<*const c_void, _>(*one as *const c_void) }
+                }),
             classes,
             offset,
             has_failed: AtomicBool::new(false),
@@ -270,6 +281,16 @@ impl ReadPlain {
         // SAFETY: the handle is the tensor's.
         let read = unsafe { ask(self.data_ptr, handle) };
         self.noted(read).map(|address| address as u64)
+    }
+
+    /// Whether a tensor requires a gradient; none if that is not known here.
+    #[inline]
+    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> Option<bool> {
+        let (function, handle) = (self.requires_grad?, self.handle(tensor)?);
+        // SAFETY: an `at::Tensor`, which `handle` points at, is a pointer to a `c10::TensorImpl`.
+        let object = unsafe { handle.cast::<*const c_void>().read() };
+        // SAFETY: the tensor lives, so this is one. The method only reads it.
+        Some(unsafe { function(object) })
     }
 
     /// What the functions take for a tensor of a known class.
@@ -443,15 +464,6 @@ pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Where memory is, whatever its kind there.
-fn place(kind: DLDeviceType, index: i32) -> Place {
-    match kind {
-        DLDeviceType::kDLCPU | DLDeviceType::kDLCUDAHost => Place::Cpu,
-        DLDeviceType::kDLCUDA | DLDeviceType::kDLCUDAManaged => Place::Cuda(index),
-        _ => Place::Elsewhere,
-    }
-}
-
 /// torch's "current stream" as a C function: no Python call.
 pub(crate) struct CurrentWorkStream {
     function: unsafe extern "C" fn(DLDeviceType, i32, *mut *mut c_void) -> i32,
@@ -462,13 +474,8 @@ impl CurrentWorkStream {
     /// Takes the function from `torch.Tensor.__dlpack_c_exchange_api__` (torch 2.10 and newer).
     pub(crate) fn new(capsule: &Bound<'_, PyCapsule>, ordinal: u32) -> PyResult<Self> {
         let function = exchange_api(capsule)?.current_work_stream;
-        let function = function.ok_or_else(|| {
-            argument(
-                "current_work_stream of the exchange API",
-                "NULL",
-                "a function",
-            )
-        })?;
+        let name = "current_work_stream of the exchange API";
+        let function = function.ok_or_else(|| argument(name, "NULL", "a function"))?;
         let ordinal = i32::try_from(ordinal)?;
         Ok(Self { function, ordinal })
     }

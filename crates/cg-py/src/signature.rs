@@ -184,6 +184,12 @@ impl Signature {
 }
 
 impl Signature {
+    /// What it reads tensors with.
+    #[inline]
+    pub(crate) fn reader(&self) -> &TensorReader {
+        self.reader.get()
+    }
+
     /// The addresses from the first element to the end of the last one.
     pub(crate) fn span(&self) -> Range<u64> {
         let start = self.layout.address;

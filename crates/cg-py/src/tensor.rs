@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 use std::sync::OnceLock;
 
+use dlpack_ffi::DLDeviceType;
 use pyo3::exceptions::PyRuntimeError;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -97,9 +98,16 @@ impl TensorReader {
         samples: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let plain = functions.map(|known| ReadPlain::new(&known, &samples));
+        let mut plain = plain.transpose()?.flatten();
+        if let Some(plain) = &mut plain {
+            let known = samples.iter().map(|one| plain.requires_grad(one));
+            if known.ne(samples.iter().map(|one| gradient_flag(one).ok())) {
+                plain.requires_grad = None;
+            }
+        }
         let function = exchange_api.map(|capsule| ReadTensor::new(capsule, tensor_type));
         Ok(Self {
-            plain: plain.transpose()?.flatten(),
+            plain,
             kinds: [const { OnceLock::new() }; KINDS],
             function: function.transpose()?,
             class: tensor_type.clone().unbind(),
@@ -111,6 +119,12 @@ impl TensorReader {
     fn uses_stable_functions(&self) -> bool {
         self.plain.as_ref().is_some_and(|plain| !plain.has_failed())
     }
+
+    /// Whether a tensor requires a gradient.
+    #[pyo3(name = "requires_grad")]
+    fn requires_grad_in_python(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        self.requires_grad(tensor)
+    }
 }
 
 impl TensorReader {
@@ -118,6 +132,16 @@ impl TensorReader {
     #[inline]
     pub(crate) fn is_tensor(&self, value: &Bound<'_, PyAny>) -> bool {
         raw::is_instance(value, &self.class)
+    }
+
+    /// Whether a tensor requires a gradient.
+    #[inline]
+    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let plain = self.plain.as_ref();
+        if let Some(answer) = plain.and_then(|plain| plain.requires_grad(tensor)) {
+            return Ok(answer);
+        }
+        gradient_flag(tensor)
     }
 
     /// Whether tensors lie at these addresses; none where torch's stable functions cannot tell.
@@ -223,6 +247,18 @@ impl TensorReader {
     }
 }
 
+impl Place {
+    /// Where memory is, whatever its kind there.
+    #[inline]
+    pub(crate) fn of(kind: DLDeviceType, index: i32) -> Self {
+        match kind {
+            DLDeviceType::kDLCPU | DLDeviceType::kDLCUDAHost => Self::Cpu,
+            DLDeviceType::kDLCUDA | DLDeviceType::kDLCUDAManaged => Self::Cuda(index),
+            _ => Self::Elsewhere,
+        }
+    }
+}
+
 impl Kind {
     #[inline]
     fn view<'a>(&self, plain: &Plain<'a>) -> View<'a> {
@@ -255,6 +291,12 @@ pub(crate) fn is_lazy(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     let py = tensor.py();
     let is = |name| tensor.call_method0(name)?.extract::<bool>();
     Ok(is(intern!(py, "is_conj"))? || is(intern!(py, "is_neg"))?)
+}
+
+/// Whether a tensor requires a gradient, as it says itself.
+fn gradient_flag(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let name = intern!(tensor.py(), "requires_grad");
+    tensor.getattr(name)?.is_truthy()
 }
 
 /// A tensor in words, for errors.

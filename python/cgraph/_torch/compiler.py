@@ -1,24 +1,34 @@
 """``torch.compile`` under dispatch modes.
 
-A function that torch is to compile and that is called in a dispatch mode runs as it is, so that the
-mode sees its operators. torch notes that with its code, and never compiles it again, in no mode
-either; ``torch.cond`` cannot be called at all from then on.
+A function that torch is to compile and that is called in a dispatch mode runs as it was written, so
+that the mode sees its operators. torch notes that with its code and never compiles it again, in no
+mode either; ``torch.cond`` cannot be called at all from then on.
 """
 
 from __future__ import annotations
 
+import functools
 import sys
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 __all__ = ["Bystander", "Uncompiled"]
 
 
 class Bystander(TorchDispatchMode):
-    """A mode that leaves compiling alone: of compiled code it sees only some operators."""
+    """A mode that torch compiles in as in none. Of compiled code it sees only some operators.
+
+    Attributes:
+        uncompiled: What keeps torch from compiling where the mode has to see all of them, also on
+            autograd's threads, which get the modes of the thread that waits for them.
+    """
+
+    uncompiled: Uncompiled | None = None
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -32,32 +42,42 @@ class Bystander(TorchDispatchMode):
 
 
 class Uncompiled:
-    """A context in which this thread runs as it is what torch is to compile; torch forgets that.
+    """A context in which what torch is to compile runs as it was written, which torch forgets.
 
-    Attributes:
-        has_met: Whether there was such a function.
+    This holds for the thread that enters, and where a mode is active that has this context.
     """
 
     def __init__(self) -> None:
-        self.has_met = False
+        self._has_met = False
         self._entered: list[list[Uncompiled]] = []
-        self._was_loaded = False
+        self._was_loaded = True
+
+    @property
+    def has_met(self) -> bool:
+        """Whether there was something that torch would have compiled."""
+        return self._has_met or (bool(self._entered) and not self._was_loaded and bool(_codes()))
 
     def __enter__(self) -> Uncompiled:
         """Compile nothing from now on."""
         contexts = _here.contexts
-        self._was_loaded = _stand_in()
+        self._was_loaded = _follow()
         contexts.append(self)
         self._entered.append(contexts)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Let torch go on, also where another thread leaves than has entered."""
+        if not self._entered:
+            return
+        self._has_met = self.has_met
         self._entered.pop().remove(self)
         if not self._was_loaded and _codes():
-            # What has loaded the compiler in the block found no stance of ours.
-            self.has_met = True
+            # What has loaded the compiler in the block did not ask us.
             torch.compiler.reset()
+
+    def meets(self) -> None:
+        """Note that there was something."""
+        self._has_met = True
 
 
 class _Here(threading.local):
@@ -70,38 +90,44 @@ class _Here(threading.local):
 _here = _Here()
 
 
-class _Stance:
-    """Stands in for torch's stance, which is one for all threads.
-
-    It is asked whenever a function is called that torch is to compile.
-    """
-
-    def __init__(self, real: Any) -> None:
-        self._real = real
-
-    @property
-    def stance(self) -> Any:
-        """``"force_eager"`` on threads that are not to compile."""
-        if not _here.contexts:
-            return self._real.stance
-        # Functions that torch is to leave alone ask as well: they have no callback.
-        if callable(sys._getframe(1).f_locals.get("callback")):
-            for context in _here.contexts:
-                context.has_met = True
-        return "force_eager"
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._real, name)
+def _contexts() -> list[Uncompiled]:
+    """Those that hold for what this thread does."""
+    if _here.contexts or not torch._C._len_torch_dispatch_stack():
+        return _here.contexts
+    modes = python_dispatch._get_current_dispatch_mode_stack()
+    contexts = [one.uncompiled for one in modes if isinstance(one, Bystander)]
+    return [one for one in contexts if one is not None]
 
 
-def _stand_in() -> bool:
-    """See that torch's stance is ours, which otherwise is as the user's; whether there is one."""
+def _follow() -> bool:
+    """See that torch asks us before it runs what it is to compile; whether it can."""
     # Whoever compiles has loaded it.
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
-    real = getattr(frames, "_stance", None)
-    if real is not None and not isinstance(real, _Stance):
-        frames._stance = _Stance(real)
-    return real is not None
+    asked = getattr(frames, "_callback_from_stance", None)
+    if asked is None:
+        return False
+    if not isinstance(asked, _Asked):
+        frames._callback_from_stance = _Asked(asked)
+    return True
+
+
+class _Asked:
+    """Stands in for the function by which torch finds the compiler for a call, or None."""
+
+    def __init__(self, real: Callable[[Any], Any]) -> None:
+        self._real = real
+        functools.update_wrapper(self, real)
+
+    def __call__(self, callback: Any) -> Any:
+        """None where contexts hold."""
+        found = self._real(callback)
+        contexts = _contexts()
+        if not contexts:
+            return found
+        if callable(callback) and found is not None:
+            for context in contexts:
+                context.meets()
+        return None
 
 
 def _codes() -> Any:

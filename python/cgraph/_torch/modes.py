@@ -23,7 +23,10 @@ __all__ = [
     "without_gradients",
 ]
 
-is_any_autocast_enabled = torch._C._is_any_autocast_enabled
+
+def is_any_autocast_enabled() -> bool:
+    """Whether autocast is on for a kind of device that is captured."""
+    return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
 def autocast_state() -> tuple[Any, ...]:

@@ -39,6 +39,7 @@ __all__ = [
     "leaf_names",
     "leave_mode",
     "memory_of",
+    "mode_addresses",
     "mode_count",
     "modes_aside",
     "modes_inside_out",
@@ -88,9 +89,10 @@ def tensor_reader() -> _core.TensorReader:
     through DLPack's table where this torch has one.
     """  # noqa: D205
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    with without_modes():
+    with without_modes(), torch.inference_mode(False):
         tensor = torch.empty(0, device="cpu")
         samples = [tensor, torch.nn.Parameter(tensor, requires_grad=False)]
+        samples += [torch.empty(0, device="cpu", requires_grad=True), torch.nn.Parameter(tensor)]
     return _core.TensorReader(torch.Tensor, api, stable_functions(), samples)
 
 
@@ -110,15 +112,41 @@ _STABLE = tuple(
 
 
 def stable_functions() -> dict[str, int]:
-    """The addresses of torch's stable C functions for what a tensor is, as far as there are any."""
-    path = os.path.join(os.path.dirname(torch.__file__), "lib", "libtorch_cpu.so")
+    """The addresses of torch's stable C functions for what a tensor is, as far as there are any.
+
+    One that is not stable is among them by a name of ours.
+    """
+    private = {"requires_grad": ("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv")}
+    stable = _addresses({name: (_CPU, name) for name in _STABLE})
+    return {**stable, **_addresses(private)} if stable else {}
+
+
+@functools.cache
+def mode_addresses() -> dict[str, int]:
+    """The addresses of torch's functions that tell a thread's modes; all of them or none."""
+    return _addresses(
+        {
+            "is_grad_enabled": (_CPU, "aoti_torch_grad_mode_is_enabled"),
+            "is_inference": ("libc10.so", "_ZN3c1013InferenceMode10is_enabledEv"),
+            "is_autocast": (_CPU, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"),
+        }
+    )
+
+
+_CPU = "libtorch_cpu.so"
+
+
+def _addresses(wanted: dict[str, tuple[str, str]]) -> dict[str, int]:
+    """Where functions of torch's libraries are; none if one is missing."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    found = {}
     try:
-        library = ctypes.CDLL(path)
-        functions = [getattr(library, name) for name in _STABLE]
+        for name, (library, symbol) in wanted.items():
+            function = getattr(ctypes.CDLL(os.path.join(folder, library)), symbol)
+            found[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
     except (OSError, AttributeError):
         return {}
-    addresses = [ctypes.cast(function, ctypes.c_void_p).value or 0 for function in functions]
-    return dict(zip(_STABLE, addresses, strict=True))
+    return found
 
 
 def in_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:

@@ -6,11 +6,11 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::Mode;
 use super::fixed::Fixed;
 use super::flags::Flags;
 use super::held::Arguments;
 use super::lane::Lane;
+use super::modes::Mode;
 use super::outputs::{Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
@@ -192,14 +192,12 @@ impl Entry {
         found: &mut Vec<Found<'py>>,
     ) -> PyResult<bool> {
         let py = args.py();
-        if !self.mode.equals(mode, py)?
-            || !all_fit(&self.args, args.len(), args.iter(), mode.grad, found)?
-        {
+        if !self.mode.equals(mode, py)? || !all_fit(&self.args, args.len(), args.iter(), found)? {
             return Ok(false);
         }
         let kwargs_fit = match kwargs {
             Some(kwargs) if self.is_in_order && !has_order(&self.kwargs, kwargs) => false,
-            Some(kwargs) => fits_dict(&self.kwargs, kwargs, mode.grad, found)?,
+            Some(kwargs) => fits_dict(&self.kwargs, kwargs, found)?,
             None => self.kwargs.is_empty(),
         };
         if !kwargs_fit {

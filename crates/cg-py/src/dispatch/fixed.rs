@@ -10,7 +10,6 @@ use pyo3::types::{PyDict, PyList, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::{Contents, Items, items_of};
-use super::pattern::requires_grad;
 use crate::raw;
 use crate::tensor::TensorReader;
 
@@ -91,7 +90,9 @@ impl Fixed {
         are_equal: Py<PyAny>,
     ) -> PyResult<Self> {
         let holders = holders.into_iter();
-        let flags = tensors.iter().map(|tensor| requires_grad(&tensor));
+        let of_reader = reader.get();
+        let flags = tensors.iter().map(|one| of_reader.requires_grad(&one));
+        let flags = flags.collect::<PyResult<_>>()?;
         let with_address = tensors.iter().zip(addresses.iter());
         let with_address =
             with_address.map(|(tensor, address)| Ok((tensor.unbind(), address.extract()?)));
@@ -99,7 +100,7 @@ impl Fixed {
             holders: holders
                 .map(|(owner, name, value)| Holder { owner, name, value })
                 .collect(),
-            requires_grad: flags.collect::<PyResult<_>>()?,
+            requires_grad: flags,
             owners: Contents::new(owners),
             hooks: Hooks::new(hooks),
             tensors: with_address.collect::<PyResult<_>>()?,
@@ -125,14 +126,15 @@ impl Fixed {
         if !self.owners.is_same(py) || (hooks && !self.hooks.are_same(py)?) {
             return Ok(false);
         }
+        let reader = self.reader.get();
         if grad {
             for ((tensor, _), before) in self.tensors.iter().zip(&self.requires_grad) {
-                if requires_grad(tensor.bind(py))? != *before {
+                if reader.requires_grad(tensor.bind(py))? != *before {
                     return Ok(false);
                 }
             }
         }
-        match self.reader.get().are_at(py, &self.tensors) {
+        match reader.are_at(py, &self.tensors) {
             Some(are_there) => Ok(are_there),
             None => self.lists.are_equal(py),
         }

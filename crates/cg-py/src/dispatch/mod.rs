@@ -6,11 +6,13 @@ mod fixed;
 mod flags;
 mod held;
 mod lane;
+mod modes;
 mod neighbours;
 mod outputs;
 mod pattern;
 mod turn;
 
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
@@ -24,6 +26,7 @@ pub(crate) use fixed::Fixed;
 pub(crate) use flags::Flags;
 pub(crate) use held::Storage;
 pub(crate) use lane::Lane;
+use modes::{Mode, Modes};
 pub(crate) use neighbours::Neighbours;
 pub(crate) use pattern::Found;
 pub(crate) use turn::Turn;
@@ -42,28 +45,18 @@ pub(crate) struct Dispatcher {
     entries: Mutex<Arc<[Py<Entry>]>>,
 }
 
-/// How the modes are found that a capture depends on.
-struct Modes {
-    is_grad_enabled: Py<PyAny>,
-    is_inference: Py<PyAny>,
-    is_autocast: Py<PyAny>,
-    /// Returns what can be compared, while autocast is on.
-    autocast: Py<PyAny>,
-}
-
-/// The modes of a call.
-pub(crate) struct Mode {
-    grad: bool,
-    inference: bool,
-    autocast: Option<Py<PyAny>>,
-}
-
 #[pymethods]
 impl Dispatcher {
     /// Functions that tell whether the current stream captures, whether a transform of `torch.func`
     /// is under way, and torch's modes; `autocast` is called only while `is_autocast` is true.
-    /// `forward_ad` has the variables of `torch.autograd.forward_ad`.
+    /// `forward_ad` has the variables of `torch.autograd.forward_ad`. `functions` are the addresses of
+    /// torch's own functions for the modes, by the names of the arguments.
     #[new]
+    #[expect(
+        clippy::too_many_arguments,
+        clippy::needless_pass_by_value,
+        reason = "given once for each function"
+    )]
     fn new(
         is_capturing: Py<PyAny>,
         is_transformed: Py<PyAny>,
@@ -72,17 +65,14 @@ impl Dispatcher {
         is_inference: Py<PyAny>,
         is_autocast: Py<PyAny>,
         autocast: Py<PyAny>,
+        functions: HashMap<String, usize>,
     ) -> Self {
+        let by_python = [is_grad_enabled, is_inference, is_autocast, autocast];
         Self {
             is_capturing,
             is_transformed,
             forward_ad,
-            modes: Modes {
-                is_grad_enabled,
-                is_inference,
-                is_autocast,
-                autocast,
-            },
+            modes: Modes::new(&functions, by_python),
             entries: Mutex::new(Arc::new([])),
         }
     }
@@ -157,7 +147,7 @@ impl Dispatcher {
         visit.call(&self.is_capturing)?;
         visit.call(&self.is_transformed)?;
         visit.call(&self.forward_ad)?;
-        visit.call(&self.modes.autocast)?;
+        self.modes.traverse(&visit)?;
         match self.entries.try_lock() {
             Ok(entries) => entries.iter().try_for_each(|entry| visit.call(entry)),
             Err(_) => Ok(()),
@@ -208,46 +198,6 @@ impl Dispatcher {
 
     fn lock(&self) -> MutexGuard<'_, Arc<[Py<Entry>]>> {
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl Modes {
-    #[inline]
-    fn now(&self, py: Python<'_>) -> PyResult<Mode> {
-        let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
-        let grad = is(&self.is_grad_enabled)?;
-        Ok(Mode {
-            grad,
-            // Without gradients only: inference mode has none.
-            inference: !grad && is(&self.is_inference)?,
-            autocast: if is(&self.is_autocast)? {
-                Some(self.autocast.call0(py)?)
-            } else {
-                None
-            },
-        })
-    }
-}
-
-impl Mode {
-    pub(crate) fn new((grad, inference, autocast): (bool, bool, Option<Py<PyAny>>)) -> Self {
-        Self {
-            grad,
-            inference,
-            autocast,
-        }
-    }
-
-    #[inline]
-    fn equals(&self, other: &Self, py: Python<'_>) -> PyResult<bool> {
-        if self.grad != other.grad || self.inference != other.inference {
-            return Ok(false);
-        }
-        match (&self.autocast, &other.autocast) {
-            (None, None) => Ok(true),
-            (Some(one), Some(other)) => one.bind(py).eq(other),
-            _ => Ok(false),
-        }
     }
 }
 

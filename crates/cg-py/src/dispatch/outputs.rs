@@ -10,7 +10,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::held::{Arguments, Callbacks, Held, Lent, Storage};
 use super::neighbours::{Loan, Neighbours};
-use super::pattern::{Found, requires_grad};
+use super::pattern::Found;
 use crate::error::argument;
 use crate::raw;
 use crate::signature::{Match, Signature};
@@ -277,8 +277,10 @@ impl Output {
     fn lend(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let lent = self.lent.tensor().take();
         if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
-            let is_as_made = self.signature.get().matches(&lent)? == Some(Match::Same);
-            if is_as_made && raw::references(&lent) == 1 && !requires_grad(&lent)? {
+            let signature = self.signature.get();
+            let is_as_made = signature.matches(&lent)? == Some(Match::Same)
+                && !signature.reader().requires_grad(&lent)?;
+            if is_as_made && raw::references(&lent) == 1 {
                 self.lent.put(lent.clone().unbind());
                 return Ok(lent.unbind());
             }

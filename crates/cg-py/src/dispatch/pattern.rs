@@ -2,7 +2,7 @@
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyList, PyTuple};
-use pyo3::{PyTraverseError, PyVisit, intern};
+use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::argument;
 use crate::signature::{Match, Signature};
@@ -80,30 +80,29 @@ impl Pattern {
     pub(crate) fn fits<'py>(
         &self,
         value: Bound<'py, PyAny>,
-        grad: bool,
         found: &mut Vec<Found<'py>>,
     ) -> PyResult<bool> {
         match self {
             Self::Tensor(slot) => {
-                let Some(fit) = slot.fits(&value, grad)? else {
+                let Some(fit) = slot.fits(&value)? else {
                     return Ok(false);
                 };
                 found.push(Found { tensor: value, fit });
                 Ok(true)
             }
-            Self::Fixed(slot) => Ok(slot.fits(&value, grad)? == Some(Match::Same)),
+            Self::Fixed(slot) => Ok(slot.fits(&value)? == Some(Match::Same)),
             Self::Constant(constant) => Ok(equals(&value, constant.bind(value.py()))),
             Self::Same(same) => Ok(value.is(same)),
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
-                Ok(tuple) => all_fit(patterns, tuple.len(), tuple.iter(), grad, found),
+                Ok(tuple) => all_fit(patterns, tuple.len(), tuple.iter(), found),
                 Err(_) => Ok(false),
             },
             Self::List(patterns) => match value.cast_exact::<PyList>() {
-                Ok(list) => all_fit(patterns, list.len(), list.iter(), grad, found),
+                Ok(list) => all_fit(patterns, list.len(), list.iter(), found),
                 Err(_) => Ok(false),
             },
             Self::Dict(patterns) => match value.cast_exact::<PyDict>() {
-                Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, grad, found),
+                Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, found),
                 _ => Ok(false),
             },
         }
@@ -131,14 +130,13 @@ pub(crate) fn all_fit<'py>(
     patterns: &[Pattern],
     count: usize,
     values: impl Iterator<Item = Bound<'py, PyAny>>,
-    grad: bool,
     found: &mut Vec<Found<'py>>,
 ) -> PyResult<bool> {
     if count != patterns.len() {
         return Ok(false);
     }
     for (pattern, value) in patterns.iter().zip(values) {
-        if !pattern.fits(value, grad, found)? {
+        if !pattern.fits(value, found)? {
             return Ok(false);
         }
     }
@@ -159,7 +157,6 @@ pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDi
 pub(crate) fn fits_dict<'py>(
     patterns: &[(Py<PyAny>, Pattern)],
     dict: &Bound<'py, PyDict>,
-    grad: bool,
     found: &mut Vec<Found<'py>>,
 ) -> PyResult<bool> {
     if dict.len() != patterns.len() {
@@ -169,7 +166,7 @@ pub(crate) fn fits_dict<'py>(
         let Some(value) = dict.get_item(key)? else {
             return Ok(false);
         };
-        if !pattern.fits(value, grad, found)? {
+        if !pattern.fits(value, found)? {
             return Ok(false);
         }
     }
@@ -178,22 +175,15 @@ pub(crate) fn fits_dict<'py>(
 
 impl Slot {
     #[inline]
-    fn fits(&self, value: &Bound<'_, PyAny>, grad: bool) -> PyResult<Option<Match>> {
-        let Some(fit) = self.signature.get().matches(value)? else {
+    fn fits(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
+        let signature = self.signature.get();
+        let Some(fit) = signature.matches(value)? else {
             return Ok(None);
         };
-        // Without gradients a function may record some itself, of those that require one.
-        if (grad || self.requires_grad) && requires_grad(value)? != self.requires_grad {
-            return Ok(None);
-        }
-        Ok(Some(fit))
+        // Without gradients as well: a function may ask for it, or record some itself.
+        let is_same = signature.reader().requires_grad(value)? == self.requires_grad;
+        Ok(is_same.then_some(fit))
     }
-}
-
-#[inline]
-pub(crate) fn requires_grad(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let py = tensor.py();
-    tensor.getattr(intern!(py, "requires_grad"))?.is_truthy()
 }
 
 /// Whether two values that are no tensors are the same: `1`, `1.0` and `True` are not, nor are `0.0`

@@ -1,0 +1,121 @@
+//! `Modes`: torch's modes, which a capture depends on.
+
+use std::collections::HashMap;
+
+use pyo3::prelude::*;
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::raw::{self, Tells, TellsOf};
+
+/// How the modes are found.
+pub(super) struct Modes {
+    native: Option<Native>,
+    is_grad_enabled: Py<PyAny>,
+    is_inference: Py<PyAny>,
+    is_autocast: Py<PyAny>,
+    /// Returns what can be compared, while autocast is on.
+    autocast: Py<PyAny>,
+}
+
+/// torch's own functions, which take a tenth of the time of calls by Python.
+struct Native {
+    grad: Tells,
+    inference: Tells,
+    autocast: TellsOf,
+}
+
+/// The modes of a call.
+pub(crate) struct Mode {
+    pub(super) grad: bool,
+    inference: bool,
+    autocast: Option<Py<PyAny>>,
+}
+
+/// `c10::DeviceType`, of the devices that are captured.
+const DEVICES: [i8; 2] = [0, 1];
+
+impl Modes {
+    /// `is_grad_enabled`, `is_inference`, `is_autocast` and `autocast`; the first three by the addresses
+    /// of torch's own functions, if all are known.
+    pub(super) fn new(
+        functions: &HashMap<String, usize>,
+        [is_grad_enabled, is_inference, is_autocast, autocast]: [Py<PyAny>; 4],
+    ) -> Self {
+        Self {
+            native: Native::find(functions),
+            is_grad_enabled,
+            is_inference,
+            is_autocast,
+            autocast,
+        }
+    }
+
+    #[inline]
+    pub(super) fn now(&self, py: Python<'_>) -> PyResult<Mode> {
+        let (grad, inference, is_autocast) = match &self.native {
+            Some(native) => native.now(),
+            None => self.by_python(py)?,
+        };
+        let autocast = is_autocast.then(|| self.autocast.call0(py));
+        Ok(Mode {
+            grad,
+            // Without gradients only: inference mode has none.
+            inference: !grad && inference,
+            autocast: autocast.transpose()?,
+        })
+    }
+
+    #[cold]
+    fn by_python(&self, py: Python<'_>) -> PyResult<(bool, bool, bool)> {
+        let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
+        Ok((
+            is(&self.is_grad_enabled)?,
+            is(&self.is_inference)?,
+            is(&self.is_autocast)?,
+        ))
+    }
+
+    /// Shows the garbage collector what this owns.
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.autocast)
+    }
+}
+
+impl Native {
+    fn find(functions: &HashMap<String, usize>) -> Option<Self> {
+        let address = |name| functions.get(name).copied().filter(|one| *one != 0);
+        Some(Self {
+            grad: raw::tells(address("is_grad_enabled")?),
+            inference: raw::tells(address("is_inference")?),
+            autocast: raw::tells_of(address("is_autocast")?),
+        })
+    }
+
+    #[inline]
+    fn now(&self) -> (bool, bool, bool) {
+        let is_autocast = DEVICES.iter().any(|kind| (self.autocast)(*kind));
+        ((self.grad)(), (self.inference)(), is_autocast)
+    }
+}
+
+impl Mode {
+    pub(super) fn new((grad, inference, autocast): (bool, bool, Option<Py<PyAny>>)) -> Self {
+        Self {
+            grad,
+            inference,
+            autocast,
+        }
+    }
+
+    #[inline]
+    pub(super) fn equals(&self, other: &Self, py: Python<'_>) -> PyResult<bool> {
+        if self.grad != other.grad || self.inference != other.inference {
+            return Ok(false);
+        }
+        match (&self.autocast, &other.autocast) {
+            (None, None) => Ok(true),
+            (Some(one), Some(other)) => one.bind(py).eq(other),
+            _ => Ok(false),
+        }
+    }
+}
