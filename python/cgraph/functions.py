@@ -83,7 +83,8 @@ def graphed(
     and an argument that is returned is another tensor. A training step with its backward pass and
     optimizer inside is one graph.
 
-    Whatever else the function reads is as it was at the capture: Python runs only then. Tensors
+    Whatever else the function reads, as torch's default dtype, is as it was at the capture: Python
+    runs only then. Tensors
     that it writes among its arguments are written for the caller as well, and parameters have the
     gradients of a backward pass inside it, which the next call of the key overwrites. An argument
     must not share memory with a tensor that the function writes and finds elsewhere. A function
