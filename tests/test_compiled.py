@@ -330,6 +330,37 @@ def test_hooks_learn_of_the_graph_that_stays_alone(
     seen.clear()
 
 
+def test_a_mode_that_another_thread_has_left_keeps_nobody_from_compiling(lab: Lab) -> None:
+    compiler, rollback = Compiler(), Rollback()
+    rollback.__enter__()
+    thread = threading.Thread(target=rollback.__exit__)
+    thread.start()
+    thread.join()
+    torch.compile(lambda x: x * 2, backend=compiler)(fresh(lab, 4))
+    assert compiler.runs == 1
+    with Rollback():
+        pass
+
+
+@pytest.mark.parametrize("where", ["leave_mode", "__exit__"])
+def test_an_interrupt_where_watching_is_left_leaves_all_as_it_was(lab: Lab, where: str) -> None:
+    patch = pytest.MonkeyPatch()
+
+    def interrupted(*_: object) -> None:
+        patch.undo()
+        raise KeyboardInterrupt
+
+    before = _torch.mode_count()
+    with pytest.raises(KeyboardInterrupt), Rollback() as rollback:
+        patch.setattr(_torch if where == "leave_mode" else _torch.Uncompiled, where, interrupted)
+        with rollback.aside():
+            raise AssertionError
+    assert _torch.mode_count() == before
+    compiler = Compiler()
+    torch.compile(lambda x: x * 2, backend=compiler)(fresh(lab, 4))
+    assert compiler.runs == 1
+
+
 def test_an_interrupt_in_a_call_that_is_timed_leaves_all_as_it_was(lab: Lab) -> None:
     rollback = Rollback()
     before = _torch.mode_count()

@@ -174,12 +174,31 @@ def test_the_state_of_an_optimizer_may_be_loaded_between_steps(
     (net, ours), (eager, theirs) = pair(lab, momentum=0.9)
     graphed = cgraph.graphed(step_of(net, ours, clears_last=False), **options)
     right = step_of(eager, theirs, clears_last=False)
-    for call in range(6):
+    for call in range(9):
         x = fresh(lab, 2, 3)
-        if call == 3:
-            for one in (ours, theirs):
+        for one in (ours, theirs):
+            if call == 3:
                 one.load_state_dict(copy.deepcopy(one.state_dict()))
+            elif call == 5:
+                for state in one.state.values():
+                    state.update({name: value * 0 for name, value in state.items()})
+            elif call == 7:
+                one.state.clear()
         assert near(graphed(x), right(x)) and near(net.weight, eager.weight)
+
+
+def test_a_state_that_was_loaded_is_used_without_preserve_state_as_well(lab: Lab) -> None:
+    (net, ours), _ = pair(lab, momentum=0.9)
+    step = step_of(net, ours, clears_last=False)
+    graphed = cgraph.graphed(step, preserve_state=False, warmup=1, measure=False)
+    for _ in range(3):
+        graphed(fresh(lab, 2, 3))
+    ours.load_state_dict(copy.deepcopy(ours.state_dict()))
+    before = copy.deepcopy(ours.state_dict()["state"])
+    graphed(fresh(lab, 2, 3))
+    assert states(graphed) == ["captured"]
+    for place, state in ours.state_dict()["state"].items():
+        assert not near(state["momentum_buffer"], before[place]["momentum_buffer"])
 
 
 @ignored
@@ -195,7 +214,63 @@ def test_a_step_alone_reads_the_gradients_of_each_call(lab: Lab, name: str) -> N
         graphed()
         theirs.step()
         assert near(net.weight, eager.weight)
-    assert states(graphed)[0] in ("captured", "eager")
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("name", ["default", "once", "unmeasured"])
+@pytest.mark.parametrize("was_used", [False, True])
+@pytest.mark.parametrize("is_inside", [False, True])
+def test_a_loss_that_a_scaler_scales_inside_is_captured(
+    lab: Lab, name: str, was_used: bool, is_inside: bool
+) -> None:
+    pairs = pair(lab)
+    scalers = [torch.amp.GradScaler(lab.device, init_scale=8.0) for _ in pairs]
+    if was_used:
+        for scaler in scalers:
+            scaler.scale(fresh(lab, 1))
+
+    def scaled(place: int, x: Tensor) -> Tensor:
+        (net, optimizer), scaler = pairs[place], scalers[place]
+        if is_inside:
+            optimizer.zero_grad()
+        loss = scaler.scale(net(x).square().sum())
+        if not is_inside:
+            return loss
+        loss.backward()
+        return loss.detach()
+
+    graphed = cgraph.graphed(lambda x: scaled(0, x), **OPTIONS[name])
+    for _ in range(4):
+        x = fresh(lab, 2, 3)
+        for place, call in enumerate((graphed, lambda x: scaled(1, x))):
+            (_, optimizer), scaler = pairs[place], scalers[place]
+            result = call(x)
+            if not is_inside:
+                optimizer.zero_grad()
+                result.backward()
+            scaler.step(optimizer)
+            scaler.update()
+        assert near(pairs[0][0].weight, pairs[1][0].weight)
+        assert scalers[0].get_scale() == scalers[1].get_scale()
+    assert states(graphed) == ["captured"]
+
+
+def test_what_a_later_key_raises_while_it_warms_up_comes_out(lab: Lab) -> None:
+    net = nn.Linear(3, 2).to(lab.device)
+    raises = True
+
+    def function(x: Tensor) -> Tensor:
+        if len(x) == 4 and raises:
+            raise RuntimeError("for now")
+        return net(x)
+
+    graphed = cgraph.graphed(function)
+    graphed(fresh(lab, 2, 3))
+    with pytest.raises(RuntimeError, match="for now"):
+        graphed(fresh(lab, 4, 3))
+    raises = False
+    x = fresh(lab, 4, 3)
+    assert near(graphed(x), net(x)) and states(graphed) == ["captured"] * 2
 
 
 @ignored

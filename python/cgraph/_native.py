@@ -98,6 +98,14 @@ class Surroundings:
         other._names = [*self._names, *(name for _, name, _ in strided)]
         other._tensors = [*self._tensors, *(tensor for *_, tensor in strided)]
         other._addresses = [*self._addresses, *(one.data_ptr() for *_, one in strided)]
+        dictionaries = [
+            one
+            for owner, name, value in holders
+            if isinstance(owner, torch.optim.Optimizer) and name == "state"
+            for one in (value, *value.values())
+        ]
+        other._owners = [*self._owners, *dictionaries]
+        other._values = [*self._values, *(list(one.values()) for one in dictionaries)]
         other._find()
         return other
 
@@ -193,7 +201,9 @@ class Surroundings:
             for name, now in owner.items()
             if all(now is not one for one in known)
         )
-        return next(names, "a parameter")
+        found = next(names, "a parameter")
+        # The state of an optimizer is found by its parameters.
+        return found if isinstance(found, str) else _NAMES["state"]
 
 
 _NAMES = {

@@ -22,7 +22,7 @@ from cgraph._gradients import Gradients
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._source import levels_to_user
-from cgraph._stepping import Steps, scalers_put_back
+from cgraph._stepping import Steps
 from cgraph._surroundings import Holder, tensors_of
 from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
@@ -33,7 +33,7 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["NotReadyError", "Plan", "WarmupError", "record", "warn_uncompiled"]
+__all__ = ["NotReadyError", "Plan", "WarmupError", "record", "require_state", "warn_uncompiled"]
 
 Captured = tuple[CUDAGraph | SegmentedGraph, Any]
 """A graph, and what the function returned in its capture."""
@@ -101,17 +101,15 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     attributes = Attributes(plan.dictionaries)
     began = time.perf_counter()
-    steps = Steps()
+    # A capture alone computes nothing: what it makes of an optimizer's state is no state.
+    steps = Steps(plan.function, puts_back=plan.preserve or not plan.warmup)
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
         if not plan.compiles:
             last.enter_context(_torch.Uncompiled())
         if plan.preserve:
             last.callback(rollback.undo)
-        if plan.preserve or not plan.warmup:
-            # A capture alone computes nothing: what it makes of an optimizer's state is no state.
-            last.enter_context(steps.put_back())
-            last.enter_context(scalers_put_back(plan.function))
+        last.enter_context(steps.watched())
         if plan.preserve:
             last.enter_context(rollback)
         # The rollback has given gradients that graphs own memory of theirs.
@@ -130,7 +128,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
                 raise WarmupError(error) from error
-            _require_state(steps)
+            require_state(steps)
             versions = [static._version for static in statics]
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
@@ -154,7 +152,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
                     # Calls to come may add to it, or set it anew: the first one does the same.
                     raise NotReadyError("the function makes a gradient that was not there")
                 _require_no_state_given(call, rollback)
-                _require_state(steps)
+                require_state(steps)
                 if rollback.is_state_made:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
@@ -350,10 +348,10 @@ class WarmupError(Exception):
         self.cause = cause
 
 
-def _require_state(steps: Steps) -> None:
+def require_state(steps: Steps) -> None:
     """Refuse a step that begins with the optimizer's state, which is made once."""
-    if steps.have_made_state:
-        raise NotReadyError("an optimizer makes its state at its first step")
+    if (reason := steps.made) is not None:
+        raise NotReadyError(reason)
 
 
 def _require_known_classes(outputs: list[Any]) -> None:

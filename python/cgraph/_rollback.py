@@ -109,12 +109,14 @@ class Rollback:
         if not self._is_entered:
             yield
             return
+        _torch.leave_mode(self._watch)
         try:
-            _torch.leave_mode(self._watch)
             self._uncompiled.__exit__()
-            yield
+            try:
+                yield
+            finally:
+                self._uncompiled.__enter__()
         finally:
-            self._uncompiled.__enter__()
             _torch.enter_mode(self._watch)
 
     @property

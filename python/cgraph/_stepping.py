@@ -1,4 +1,4 @@
-"""What steps of optimizers change besides tensors, and how it is put back."""
+"""What steps of optimizers and gradient scalers change besides tensors."""
 
 from __future__ import annotations
 
@@ -8,23 +8,31 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from cgraph import _torch
 from cgraph._surroundings import Holder, scalers_of
 
-__all__ = ["Steps", "scalers_put_back"]
+__all__ = ["Steps"]
 
 
 class Steps:
-    """The steps of optimizers in a block."""
+    """The steps of optimizers in a block, and the gradient scalers that a function reaches.
 
-    def __init__(self) -> None:
+    Args:
+        function: The function.
+        puts_back: Put their states back at the end of the block.
+    """
+
+    def __init__(self, function: object, *, puts_back: bool = True) -> None:
+        self._puts_back = puts_back
         self._before: dict[int, _States] = {}
+        self._scalers = [_Scaler(scaler) for scaler in scalers_of(function)] if puts_back else []
 
     @contextmanager
-    def put_back(self) -> Iterator[None]:
-        """Put the states of optimisers back that step inside the ``with`` block, on its thread.
+    def watched(self) -> Iterator[None]:
+        """Note the optimizers that step inside the ``with`` block, on its thread.
 
         Steps in hooks of a backward pass count as well where it runs on threads of autograd's own.
         """
@@ -41,13 +49,20 @@ class Steps:
             yield
         finally:
             hook.remove()
-            for one in self._before.values():
-                one.put_back()
+            if self._puts_back:
+                for one in self._before.values():
+                    one.put_back()
+                for scaler in self._scalers:
+                    scaler.put_back()
 
     @property
-    def have_made_state(self) -> bool:
-        """Whether one of the optimizers has made some of its state in the block."""
-        return any(one.has_more for one in self._before.values())
+    def made(self) -> str | None:
+        """What the block has made of a state that is to be put back; None if there is nothing."""
+        if self._puts_back and any(one.has_more for one in self._before.values()):
+            return "an optimizer makes its state at its first step"
+        if any(one.has_more for one in self._scalers):
+            return "a gradient scaler makes its scale at its first call"
+        return None
 
     def holders(self) -> list[Holder]:
         """Where the states of the optimizers are."""
@@ -55,27 +70,27 @@ class Steps:
         return [(optimizer, "state", optimizer.state) for optimizer in optimizers]
 
 
-@contextmanager
-def scalers_put_back(objects: object) -> Iterator[None]:
-    """Put back what the gradient scalers that a function reaches know of the step under way.
+class _Scaler:
+    """What a gradient scaler knows of the step under way, as it is now."""
 
-    Args:
-        objects: The function.
-    """
-    names = ("_scale", "_growth_tracker", "_per_optimizer_states")
-    before = []
-    for scaler in scalers_of(objects):
+    def __init__(self, scaler: GradScaler) -> None:
+        self._scaler = scaler
         states: Any = scaler._per_optimizer_states
         copy = type(states)(states.default_factory)
         copy.update({key: dict(state) for key, state in states.items()})
-        known = {name: getattr(scaler, name, None) for name in names}
-        before.append((scaler, {**known, "_per_optimizer_states": copy}))
-    try:
-        yield
-    finally:
-        for scaler, known in before:
-            for name, value in known.items():
-                setattr(scaler, name, value)
+        names = ("_scale", "_growth_tracker")
+        self._known = {name: getattr(scaler, name, None) for name in names}
+        self._known["_per_optimizer_states"] = copy
+
+    @property
+    def has_more(self) -> bool:
+        """Whether there is a scale now that was not."""
+        return self._known["_scale"] is None and getattr(self._scaler, "_scale", None) is not None
+
+    def put_back(self) -> None:
+        """Let it be as it was."""
+        for name, value in self._known.items():
+            setattr(self._scaler, name, value)
 
 
 class _States:

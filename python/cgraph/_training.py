@@ -15,10 +15,10 @@ from cgraph import _driver, _torch
 from cgraph._attributes import Attributes
 from cgraph._calls import Call
 from cgraph._held import Holding, Lent
-from cgraph._recording import Plan, WarmupError, warn_uncompiled
+from cgraph._recording import Plan, WarmupError, require_state, warn_uncompiled
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._stepping import Steps, scalers_put_back
-from cgraph._surroundings import Holder, tensors_of
+from cgraph._stepping import Steps
+from cgraph._surroundings import Holder, scalers_of, tensors_of
 from cgraph._text import first_line
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
@@ -279,10 +279,9 @@ def train(
             last.enter_context(_torch.Uncompiled())
         if plan.preserve:
             last.callback(rollback.undo)
-        if plan.preserve or not plan.warmup:
-            # A capture alone computes nothing: what it makes of an optimizer's state is no state.
-            last.enter_context(Steps().put_back())
-            last.enter_context(scalers_put_back(plan.function))
+        # A capture alone computes nothing: what it makes of an optimizer's state is no state.
+        steps = Steps(plan.function, puts_back=plan.preserve or not plan.warmup)
+        last.enter_context(steps.watched())
         if plan.preserve:
             last.enter_context(rollback)
         last.push(Attributes(plan.dictionaries).put_back_after_error)
@@ -321,6 +320,7 @@ def train(
                     clone_outputs=copies,
                 )
             passes.require_none()
+            require_state(steps)
             for attributes in before:
                 attributes.require_no_new_tensor()
             graphed_of(surface).stand_for(parameters)
@@ -330,9 +330,9 @@ def train(
         try:
             surface = captured()
         except WarmupError:
-            if plan.warmup > 1:
+            if plan.warmup > 1 or not scalers_of(plan.function):
                 raise
-            # The function may have parameters besides the stand-ins, as an optimizer's.
+            # They look for the gradients of the real parameters, not of the stand-ins.
             raise NoGradientError from None
         if plan.compiles and rollback.has_uncompiled and not plan.warmup:
             # A first call may keep what it makes, and nobody would compute that of a draft.

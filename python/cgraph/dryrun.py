@@ -13,6 +13,7 @@ from __future__ import annotations
 import functools
 import sys
 import time
+import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -22,10 +23,11 @@ from typing import Any, TextIO
 from cgraph import _driver
 from cgraph._footprint import record_memory
 from cgraph._gradients import Gradients
+from cgraph._recording import warn_uncompiled
 from cgraph._rollback import Rollback
-from cgraph._stepping import Steps, scalers_put_back
+from cgraph._stepping import Steps
 from cgraph._surroundings import tensors_of
-from cgraph._text import in_units
+from cgraph._text import first_line, in_units
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError
 from cgraph.graphs import graph
@@ -126,8 +128,7 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     with ExitStack() as last:
         last.callback(rollback.undo)
-        last.enter_context(Steps().put_back())
-        last.enter_context(scalers_put_back(function))
+        last.enter_context(Steps(function).watched())
         last.callback(captured.reset)
         with rollback, record_memory():
             warm = time.perf_counter()
@@ -147,10 +148,19 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
                 captured.reset()
                 gradients.captures_again()
                 rollback.rewind()
-                with rollback.aside():
-                    with driver.stream(driver.new_stream()):
-                        function()
-                        driver.synchronize()
+                try:
+                    with rollback.aside():
+                        with driver.stream(driver.new_stream()):
+                            function()
+                            driver.synchronize()
+                        with graph(captured):
+                            _result = function()
+                except Exception as error:
+                    warn_uncompiled("the function", first_line(error))
+                    traceback.clear_frames(error.__traceback__)
+                    captured.reset()
+                    gradients.captures_again()
+                    rollback.rewind()
                     with graph(captured):
                         _result = function()
         began = time.perf_counter()

@@ -97,13 +97,14 @@ pub(crate) type Tells = extern "C" fn() -> bool;
 pub(crate) type TellsOf = extern "C" fn(i8) -> bool;
 
 pub(crate) fn tells(address: usize) -> Tells {
-    // SAFETY: `cgraph._torch` has looked up a function by a name that says that it takes nothing; it
-    // returns a `bool` in all versions of torch that have it.
+    // SAFETY: the caller of `cgraph._core.Dispatcher` gives a function that takes nothing and returns a
+    // `bool`: `aoti_torch_grad_mode_is_enabled` or `c10::InferenceMode::is_enabled`.
     unsafe { transmute::<*const c_void, Tells>(address as *const c_void) }
 }
 
 pub(crate) fn tells_of(address: usize) -> TellsOf {
-    // SAFETY: as for `tells`; the name says that it takes a `c10::DeviceType`, which has a byte.
+    // SAFETY: as for `tells`; this one takes a `c10::DeviceType`, which has a byte:
+    // `at::autocast::is_autocast_enabled`.
     unsafe { transmute::<*const c_void, TellsOf>(address as *const c_void) }
 }
 
@@ -249,7 +250,8 @@ impl ReadPlain {
                 .get("requires_grad")
                 .filter(|one| **one != 0)
                 .map(|one| {
-                    // SAFETY: `cgraph._torch` has looked up `c10::TensorImpl::requires_grad() const`.
+                    // SAFETY: a method of `c10::TensorImpl` that takes nothing and returns a `bool`, by the
+                    // caller of `cgraph._core.TensorReader`.
                     unsafe { transmute::<*const c_void, _>(*one as *const c_void) }
                 }),
             classes,

@@ -75,6 +75,11 @@ class Uncompiled:
             # What has loaded the compiler in the block did not ask us.
             torch.compiler.reset()
 
+    @property
+    def is_entered(self) -> bool:
+        """Whether it holds."""
+        return bool(self._entered)
+
     def meets(self) -> None:
         """Note that there was something."""
         self._has_met = True
@@ -96,7 +101,8 @@ def _contexts() -> list[Uncompiled]:
         return _here.contexts
     modes = python_dispatch._get_current_dispatch_mode_stack()
     contexts = [one.uncompiled for one in modes if isinstance(one, Bystander)]
-    return [one for one in contexts if one is not None]
+    # One that is over may have stayed, where another thread has left it.
+    return [one for one in contexts if one is not None and one.is_entered]
 
 
 def _follow() -> bool:

@@ -180,7 +180,7 @@ impl Slot {
         let Some(fit) = signature.matches(value)? else {
             return Ok(None);
         };
-        // Without gradients as well: a function may ask for it, or record some itself.
+        // Without gradients as well: a function may ask a leaf for it, or record some itself.
         let is_same = signature.reader().requires_grad(value)? == self.requires_grad;
         Ok(is_same.then_some(fit))
     }
