@@ -230,6 +230,23 @@ def test_other_threads_go_on_compiling(lab: Lab) -> None:
     assert here.runs == 1
 
 
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_old_torch_refuses_in_a_mode_runs_eagerly(lab: Lab, grad: bool) -> None:
+    net = nn.Linear(4, 4).to(lab.device)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        if _torch.mode_count():
+            raise NotImplementedError("There was no rule registered for HOP cond and mode")
+        return net(x)
+
+    graphed = cgraph.graphed(function)
+    with torch.set_grad_enabled(grad):
+        with pytest.warns(UserWarning, match="runs eagerly.*no rule registered"):
+            graphed(fresh(lab, 4))
+        x = fresh(lab, 4)
+        assert near(graphed(x), net(x))
+
+
 def test_what_torch_is_to_leave_alone_does_not_count_as_compiled(lab: Lab) -> None:
     torch.compiler.reset()
     x = fresh(lab, 4)

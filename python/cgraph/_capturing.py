@@ -24,7 +24,7 @@ from cgraph._places import Places
 from cgraph._reach import Reach
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
-from cgraph._refusals import is_saved_elsewhere, reason_against, warn_of_saving
+from cgraph._refusals import is_of_old_torch, is_saved_elsewhere, reason_against, warn_of_saving
 from cgraph._source import place_of, user_line
 from cgraph._surroundings import tensors_held_by
 from cgraph._text import first_line
@@ -161,8 +161,8 @@ class Capturing:
         try:
             self.capture(key, whole)
         except WarmupError as error:
-            if whole is not call:
-                # The user's function was never called with so many rows.
+            if whole is not call or is_of_old_torch(error.cause):
+                # Never called with so many rows by the user, or refused only where a mode looks.
                 return self._failed(key, call, error.cause, args, kwargs)
             # Nothing of a capture: what the function raises, the caller gets.
             self.limits.forget_unused(key)

@@ -10,7 +10,7 @@ from cgraph._calls import Call, hides_tensors
 from cgraph._native import Surroundings
 from cgraph._source import levels_to_user
 
-__all__ = ["is_saved_elsewhere", "reason_against", "warn_of_saving"]
+__all__ = ["is_of_old_torch", "is_saved_elsewhere", "reason_against", "warn_of_saving"]
 
 
 def reason_against(call: Call) -> str | None:
@@ -53,3 +53,8 @@ def warn_of_saving(name: str) -> None:
         " checkpointing: call .capture() before, outside of it",
         stacklevel=levels_to_user(),
     )
+
+
+def is_of_old_torch(error: Exception) -> bool:
+    """Whether torch 2.8 has refused an operator of higher order only because a mode looks on."""
+    return isinstance(error, NotImplementedError) and "no rule registered for HOP" in str(error)
