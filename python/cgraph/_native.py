@@ -98,12 +98,10 @@ class Surroundings:
         other._names = [*self._names, *(name for _, name, _ in strided)]
         other._tensors = [*self._tensors, *(tensor for *_, tensor in strided)]
         other._addresses = [*self._addresses, *(one.data_ptr() for *_, one in strided)]
-        dictionaries = [
-            one
-            for owner, name, value in holders
-            if isinstance(owner, torch.optim.Optimizer) and name == "state"
-            for one in (value, *value.values())
-        ]
+        # With what is in these, as the state of an optimizer is.
+        held = [value for *_, value in holders if isinstance(value, dict)]
+        inner = (value for one in held for value in one.values())
+        dictionaries = [*held, *(one for one in inner if isinstance(one, dict))]
         other._owners = [*self._owners, *dictionaries]
         other._values = [*self._values, *(list(one.values()) for one in dictionaries)]
         other._find()

@@ -7,9 +7,9 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -33,8 +33,18 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["NotReadyError", "Plan", "WarmupError", "record", "require_state", "warn_uncompiled"]
+__all__ = [
+    "NotReadyError",
+    "Plan",
+    "WarmupError",
+    "again_compiled",
+    "record",
+    "require_state",
+    "warn_uncompiled",
+    "watched",
+]
 
+Result = TypeVar("Result")
 Captured = tuple[CUDAGraph | SegmentedGraph, Any]
 """A graph, and what the function returned in its capture."""
 
@@ -101,17 +111,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     attributes = Attributes(plan.dictionaries)
     began = time.perf_counter()
-    # A capture alone computes nothing: what it makes of an optimizer's state is no state.
-    steps = Steps(plan.function, puts_back=plan.preserve or not plan.warmup)
     with ExitStack() as last:
-        last.enter_context(_torch.without_autocast_cache())
-        if not plan.compiles:
-            last.enter_context(_torch.Uncompiled())
-        if plan.preserve:
-            last.callback(rollback.undo)
-        last.enter_context(steps.watched())
-        if plan.preserve:
-            last.enter_context(rollback)
+        steps = last.enter_context(watched(plan, rollback))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
         last.push(attributes.put_back_after_error)
@@ -252,15 +253,53 @@ def _compiled(
         return graph, result
     del result
     graph.reset()
+    return again_compiled(functools.partial(capture, bool), rollback, again, plan.name)
+
+
+def again_compiled(
+    capture: Callable[[], Result], rollback: Rollback, again: Callable[[], None], name: str
+) -> Result:
+    """Capture compiled what was captured as it was written; or that again, if it cannot be.
+
+    What it writes was seen, and does not depend on the compiler.
+
+    Args:
+        capture: Captures.
+        rollback: What has seen the operators.
+        again: Lets all be as before a capture.
+        name: What is captured.
+    """
     again()
     try:
         with rollback.aside():
-            return capture(bool)
+            return capture()
     except Exception as error:
-        warn_uncompiled(plan.name, first_line(error))
+        warn_uncompiled(name, first_line(error))
         traceback.clear_frames(error.__traceback__)
     again()
-    return capture(bool)
+    return capture()
+
+
+@contextmanager
+def watched(plan: Plan, rollback: Rollback) -> Iterator[Steps]:
+    """A block in which a function is called and captured, and what is put back afterwards noted.
+
+    Args:
+        plan: How.
+        rollback: What notes it of tensors.
+    """
+    # A capture alone computes nothing: what it makes of an optimizer's state is no state.
+    steps = Steps(plan.function, puts_back=plan.preserve or not plan.warmup)
+    with ExitStack() as last:
+        last.enter_context(_torch.without_autocast_cache())
+        if not plan.compiles:
+            last.enter_context(_torch.Uncompiled())
+        if plan.preserve:
+            last.callback(rollback.undo)
+        last.enter_context(steps.watched())
+        if plan.preserve:
+            last.enter_context(rollback)
+        yield steps
 
 
 def warn_uncompiled(name: str, reason: str) -> None:

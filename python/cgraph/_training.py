@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import TYPE_CHECKING, Any
@@ -15,11 +14,16 @@ from cgraph import _driver, _torch
 from cgraph._attributes import Attributes
 from cgraph._calls import Call
 from cgraph._held import Holding, Lent
-from cgraph._recording import Plan, WarmupError, require_state, warn_uncompiled
+from cgraph._recording import (
+    Plan,
+    WarmupError,
+    again_compiled,
+    require_state,
+    warn_uncompiled,
+    watched,
+)
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._stepping import Steps
 from cgraph._surroundings import Holder, scalers_of, tensors_of
-from cgraph._text import first_line
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -274,16 +278,7 @@ def train(
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:
-        last.enter_context(_torch.without_autocast_cache())
-        if not plan.compiles:
-            last.enter_context(_torch.Uncompiled())
-        if plan.preserve:
-            last.callback(rollback.undo)
-        # A capture alone computes nothing: what it makes of an optimizer's state is no state.
-        steps = Steps(plan.function, puts_back=plan.preserve or not plan.warmup)
-        last.enter_context(steps.watched())
-        if plan.preserve:
-            last.enter_context(rollback)
+        steps = last.enter_context(watched(plan, rollback))
         last.push(Attributes(plan.dictionaries).put_back_after_error)
         last.push(functools.partial(_put_back_after_error, [(one, one.grad) for one in leaves]))
         held: list[Holder] = []
@@ -338,17 +333,8 @@ def train(
             # A first call may keep what it makes, and nobody would compute that of a draft.
             warn_uncompiled(plan.name, "with warmup=0 no call before has shown what it writes")
         elif plan.compiles and rollback.has_uncompiled:
-            # What the passes write was seen, and does not depend on the compiler.
             del surface
-            rollback.rewind()
-            try:
-                with rollback.aside():
-                    surface = captured()
-            except Exception as error:
-                warn_uncompiled(plan.name, first_line(error))
-                traceback.clear_frames(error.__traceback__)
-                rollback.rewind()
-                surface = captured()
+            surface = again_compiled(captured, rollback, rollback.rewind, plan.name)
         graphed = graphed_of(surface)
         driver.synchronize()
         seconds = time.perf_counter() - began

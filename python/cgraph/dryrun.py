@@ -13,7 +13,6 @@ from __future__ import annotations
 import functools
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -23,11 +22,11 @@ from typing import Any, TextIO
 from cgraph import _driver
 from cgraph._footprint import record_memory
 from cgraph._gradients import Gradients
-from cgraph._recording import warn_uncompiled
+from cgraph._recording import again_compiled
 from cgraph._rollback import Rollback
 from cgraph._stepping import Steps
 from cgraph._surroundings import tensors_of
-from cgraph._text import first_line, in_units
+from cgraph._text import in_units
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError
 from cgraph.graphs import graph
@@ -143,26 +142,21 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
                 # Alive until the end of the capture: what a caller would keep counts as held.
                 _result = function()
             if warmup and driver.captures_compiled and rollback.has_uncompiled:
-                # What it writes was seen, and does not depend on the compiler.
                 del _result
-                captured.reset()
-                gradients.captures_again()
-                rollback.rewind()
-                try:
-                    with rollback.aside():
-                        with driver.stream(driver.new_stream()):
-                            function()
-                            driver.synchronize()
-                        with graph(captured):
-                            _result = function()
-                except Exception as error:
-                    warn_uncompiled("the function", first_line(error))
-                    traceback.clear_frames(error.__traceback__)
+
+                def again() -> None:
                     captured.reset()
                     gradients.captures_again()
                     rollback.rewind()
+
+                def capture() -> object:
+                    with driver.stream(driver.new_stream()):
+                        function()
+                        driver.synchronize()
                     with graph(captured):
-                        _result = function()
+                        return function()
+
+                _result = again_compiled(capture, rollback, again, "the function")
         began = time.perf_counter()
         captured.instantiate()
         instantiated = time.perf_counter() - began
