@@ -188,6 +188,71 @@ def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(lab: 
     require_right(function, lab, SIZES)
 
 
+def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab) -> None:
+    count = 0
+
+    def reset(graph: cgraph.CUDAGraph) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            function.reset()
+
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+    with cgraph.register_graph_capture_end_hook(reset):
+        function.capture(fresh(lab, 8, 5))
+    assert states(function) == ["captured"] * (len(SIZES) - 3)
+    require_right(function, lab, SIZES)
+    assert states(function) == ["captured"] * len(SIZES)
+
+
+def test_a_graph_that_a_hook_has_called_for_is_captured_once_more_and_kept_once(lab: Lab) -> None:
+    captures, x = [], fresh(lab, 8, 5)
+
+    def call(graph: cgraph.CUDAGraph) -> None:
+        captures.append(graph)
+        if len(captures) == 3:
+            assert torch.equal(function(x), torch.relu(x * 2))
+
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+    with cgraph.register_graph_capture_end_hook(call):
+        function.capture(x)
+    assert states(function) == ["captured"] * len(SIZES)
+    del captures[1:]
+    require_right(function, lab, SIZES)
+
+
+class Switched(nn.Module):
+    """What it computes depends on whether it is training."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * 2 if self.training else x * 3
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_graphs_of_a_ladder_serve_modules_that_train_as_they_did_at_the_capture_of_each(
+    lab: Lab, warmup: int
+) -> None:
+    net, count = Switched(), 0
+
+    def switch(graph: cgraph.CUDAGraph) -> None:
+        nonlocal count
+        count += 1
+        if count == 3:
+            net.eval()
+
+    function = cgraph.graphed(net, sizes=SIZES, measure=False, warmup=warmup)
+    with cgraph.register_graph_capture_end_hook(switch):
+        function.capture(fresh(lab, 8, 5))
+    for rows, training in [(8, True), (6, True), (3, False), (2, False), (1, False)]:
+        net.train(training)
+        x = fresh(lab, rows, 5)
+        with misses() as seen:
+            assert torch.equal(function(x), net(x))
+        assert not seen
+        net.train(not training)
+        assert torch.equal(function(x), net(x))
+
+
 def test_graphs_that_do_not_fit_at_once_are_instantiated_one_by_one(lab: Lab) -> None:
     function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3, measure=False)
     function.capture(fresh(lab, 3, 5))

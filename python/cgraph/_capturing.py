@@ -8,9 +8,7 @@ from collections.abc import Callable, Hashable
 from contextlib import suppress
 from typing import Any
 
-import torch
-
-from cgraph import _core, _driver, _torch
+from cgraph import _core, _driver, _refusals, _torch
 from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._claims import PoolBusyError, claimed
@@ -24,7 +22,6 @@ from cgraph._places import Places
 from cgraph._reach import Reach
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
-from cgraph._refusals import is_of_old_torch, is_saved_elsewhere, reason_against, warn_of_saving
 from cgraph._source import place_of, user_line
 from cgraph._surroundings import tensors_held_by
 from cgraph._text import first_line
@@ -78,6 +75,7 @@ class Capturing:
         self._turn = turn
         self._padding = Padding(self, options)
         self.places = Places(options.pool)
+        self._copies = options.outputs == "clone"
         self._is_warm = False
         # Whether it was said that calls are not captured under hooks.
         self._has_told = False
@@ -152,16 +150,16 @@ class Capturing:
         reason = self._reason_against(whole) or (None if recurs else self.limits.explosion(key))
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
-        if is_saved_elsewhere(whole, self._reached or self.surroundings(whole)):
+        if _refusals.is_saved_elsewhere(whole, self._reached or self.surroundings(whole)):
             if not self._has_told:
                 self._has_told = True
-                warn_of_saving(self._name)
+                _refusals.warn_of_saving(self._name)
             key.eager_calls += 1
             return functools.partial(self.function, *args, **kwargs)
         try:
             self.capture(key, whole)
         except WarmupError as error:
-            if whole is not call or is_of_old_torch(error.cause):
+            if whole is not call or _refusals.is_of_old_torch(error.cause):
                 # Never called with so many rows by the user, or refused only where a mode looks.
                 return self._failed(key, call, error.cause, args, kwargs)
             # Nothing of a capture: what the function raises, the caller gets.
@@ -215,8 +213,9 @@ class Capturing:
         identity = self.identity(call, self._reached)
         if identity not in self.keys:
             # Looking for modules that were not there takes time, so only new keys have it done.
-            self._reached = self._reach.now(call.modules, self._reached)
-            identity = self.identity(call, self._reached)
+            earlier, self._reached = self._reached, self._reach.now(call.modules, self._reached)
+            if self._reached is not earlier:
+                identity = self.identity(call, self._reached)
         if (known := self.keys.get(identity)) is not None:
             return known
         text = ", ".join(filter(None, (str(call), modules_in_words(*identity[1:3]))))
@@ -288,47 +287,59 @@ class Capturing:
                     self.places.static(place, tensor, not needs_grad, not only_captures)
                     for place, tensor in enumerate(call.tensors)
                 ]
-            copies = self._options.outputs == "clone"
             lane = self.places.lane()
             recorded: Recorded | Trained | None = None
             if needs_grad:
                 with suppress(NoGradientError):
                     recorded = train(
-                        plan, call, statics, surroundings.modules, copies, self.holding
+                        plan, call, statics, surroundings.modules, self._copies, self.holding
                     )
             if not isinstance(recorded, Trained):
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
-                    self._require_no_gradient(recorded)
-            has_called = not only_captures and not recorded.has_added_hooks
-            if has_called and (surroundings.moved is None or surroundings.has_other_hooks):
-                # The first call, which came before the capture, may have made modules, and some
-                # libraries add hooks there.
-                same = surroundings if surroundings.moved is None else None
-                surroundings = self._reach.now(call.modules, same)
+                    _refusals.require_no_gradient(recorded)
+            if not only_captures and not recorded.has_added_hooks:
+                surroundings = self._reach.after_call(call.modules, surroundings)
             gradients = [] if isinstance(recorded, Trained) else recorded.gradients.added_to
             if holders := [*recorded.used, *gradients]:
                 surroundings = surroundings.with_holders(holders)
             if self._options.debug:
                 self._debug(plan, key, call, recorded)
-            if isinstance(recorded, Trained):
-                entry = entry_of_call(recorded.call, call, surroundings, lane, is_replay=True)
-            else:
-                entry = entry_of_graph(
-                    recorded,
-                    self.function,
-                    call,
-                    surroundings,
-                    copies=copies,
-                    held=self.holding,
-                    lane=lane,
-                )
         self._is_warm = True
-        key.hold(recorded, entry, call, surroundings)
+        hold = functools.partial(
+            self._hold, key, call, recorded, surroundings, surroundings.flags, lane
+        )
         if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
-            together.add(key, recorded)
+            together.add(key, recorded, hold)
+        else:
+            hold()
         if again is not None:
             key.again(again, None, user_line())
+
+    def _hold(
+        self,
+        key: Key,
+        call: Call,
+        recorded: Recorded | Trained,
+        surroundings: Surroundings,
+        flags: _core.Flags,
+        lane: _core.Lane | None,
+    ) -> None:
+        """Let calls of a key be replays of its graph, while modules train as at the capture."""
+        if isinstance(recorded, Trained):
+            entry = entry_of_call(recorded.call, call, surroundings, flags, lane, is_replay=True)
+        else:
+            entry = entry_of_graph(
+                recorded,
+                self.function,
+                call,
+                surroundings,
+                flags,
+                copies=self._copies,
+                held=self.holding,
+                lane=lane,
+            )
+        key.hold(recorded, entry, call, surroundings)
         self.add(call, entry)
         self.limits.evict(key)
 
@@ -356,7 +367,7 @@ class Capturing:
 
     def _reason_against(self, call: Call) -> str | None:
         reached = self._reached or self.surroundings(call)
-        return reason_against(call) or reached.reason_against
+        return _refusals.reason_against(call) or reached.reason_against
 
     def _debug(self, plan: Plan, key: Key, call: Call, recorded: Recorded | Trained) -> None:
         """Let a key be replayed for debugging; captures it in steps of one operator."""
@@ -428,16 +439,6 @@ class Capturing:
                 " capture it before freeze(), or call reset()"
             )
 
-    def _require_no_gradient(self, recorded: Recorded) -> None:
-        for output in recorded.outputs:
-            if isinstance(output, torch.Tensor) and output.requires_grad:
-                recorded.reset()
-                raise CaptureError(
-                    "the result requires a gradient of something that is no argument and in no"
-                    " module that the function names: pass the module, or call under"
-                    " torch.no_grad()"
-                )
-
     def _failed(
         self,
         key: Key,
@@ -487,7 +488,8 @@ class Capturing:
         entry = None
         self.limits.drop(key, "eager")
         if call.is_native and not reason.startswith(Limits.TOO_MANY):
-            entry = entry_of_call(self.function, call, self.surroundings(call))
+            reached = self.surroundings(call)
+            entry = entry_of_call(self.function, call, reached, reached.flags)
             self._dispatcher.add(entry)
         is_new = not any(one.reason == reason for one in self.keys.values())
         key.run_eagerly(reason, where, entry, fix)

@@ -54,7 +54,7 @@ def version() -> str:
     """The version of the native half."""
 
 def begin_and_hand_over(stream: Stream) -> None:
-    """Begin a relaxed capture that somebody else ends."""
+    """Begin a relaxed capture that somebody else ends. It has a node that does nothing."""
 
 def register_for_all(phase: str, hook: Callable[..., object]) -> HookHandle:
     """Add a callable to the hooks of all graphs.

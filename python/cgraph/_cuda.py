@@ -2,8 +2,9 @@
 
 torch's allocator and random state follow a capture only if torch's own graph object opened it. So
 such an object hosts each capture. The core ends the capture and takes the graph; the host is given
-an empty one to end, and does its bookkeeping with that. Newer torch than 2.11 has work to do at the
-end: there the host ends the capture, the core takes a copy of the graph, and the host is emptied.
+a graph of one empty node to end, and does its bookkeeping with that: of graphs without nodes torch
+would warn. Newer torch than 2.11 has work to do at the end: there the host ends the capture, the
+core takes a copy of the graph, and the host is emptied.
 
 The replay of such a host launches nothing and advances the random state as far as the capture drew
 from it. It is needed only where the capture drew numbers. Where torch keeps that state in words
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
@@ -334,7 +335,8 @@ class Recording:
     def _end_by_host(self) -> _core.Template | Exception:
         """The same by the host, which may have work to do before; the graph is a copy."""
         try:
-            _quietly(self._host.capture_end)
+            with _torch.quiet():
+                self._host.capture_end()
             self._is_over = True
         except Exception as error:  # torch's error texts may even fail to decode
             self._end_host()
@@ -358,7 +360,7 @@ class Recording:
         return copy
 
     def _end_host(self) -> Exception | None:
-        """Let the host end an empty capture in the place of the one it began; an error of that.
+        """Let the host end another capture in the place of the one it began; an error of that.
 
         torch ends its bookkeeping (routing of both allocators, random state) only after a capture
         that ended well.
@@ -367,7 +369,7 @@ class Recording:
             with suppress(RuntimeError):
                 _core.end_broken(self._capturing)
             _core.begin_and_hand_over(self._capturing)
-            _quietly(self._host.capture_end)
+            self._host.capture_end()
         except BaseException as error:
             # It never began, or is another thread's to end, or there was an interrupt: what can be
             # is undone one by one.
@@ -478,11 +480,6 @@ class Recording:
         self._host.reset()
         for lease in self._leases:
             lease.release()
-
-
-def _quietly(end: Callable[[], None]) -> None:
-    with _torch.quiet():
-        end()
 
 
 def _weigh(ordinal: int, mem_pool: MemPool | None) -> Sizes:

@@ -61,15 +61,18 @@ def capture_ladder(
         )
     # Rows that are made up are copies of real ones: numbers that index something stay in range.
     pad: Pad = "repeat" if not callable(options.pad) else options.pad
+    largest_first = sorted(wanted, reverse=True)
+    calls = (call.replaced(resized(call.tensors, found, size, pad)) for size in largest_first)
     bar = tqdm(
-        sorted(wanted, reverse=True),
+        # Calls that are cut share the memory of the given one; others are made one at a time.
+        [*calls] if found.rows >= largest_first[0] else calls,
         f"capture {name}",
+        total=len(wanted),
         unit="graph",
         leave=False,
         disable=None if progress else True,
         file=sys.stderr,
     )
     with gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
-        for size in bar:
-            resized_call = call.replaced(resized(call.tensors, found, size, pad))
+        for resized_call in bar:
             capturing.ahead(resized_call, is_frozen, together)

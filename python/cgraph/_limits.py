@@ -84,6 +84,10 @@ class Limits:
             for identity in [name for name, one in self._keys.items() if one is key]:
                 del self._keys[identity]
 
+    def knows(self, key: Key) -> bool:
+        """Whether a key is remembered."""
+        return any(one is key for one in self._keys.values())
+
     def have_room(self, count: int) -> bool:
         """Whether so many keys more can be captured, and none has to go."""
         captured = sum(key.state == "captured" for key in self._keys.values())

@@ -216,6 +216,7 @@ def entry_of_graph(
     function: Callable[..., Any],
     call: Call,
     surroundings: Surroundings,
+    flags: _core.Flags,
     *,
     copies: bool,
     held: Holding | None,
@@ -228,6 +229,7 @@ def entry_of_graph(
         function: What was captured.
         call: A call of the key.
         surroundings: What its function reaches.
+        flags: Which modules trained at the capture.
         copies: Whether results are copies.
         held: Who is told of results that a caller still has.
         lane: The stream that the pool was used on last; None where there is just one.
@@ -247,7 +249,7 @@ def entry_of_graph(
         *call.patterns([_torch.signature(static) for static in recorded.statics]),
         is_in_order=call.is_in_order,
         modes=call.mode,
-        flags=surroundings.flags,
+        flags=flags,
         fixed=surroundings.fixed,
         work=work,
         outputs=returned(recorded, recorded.outputs, surroundings, copies=copies, held=held),
@@ -260,6 +262,7 @@ def entry_of_call(
     function: Callable[..., Any],
     call: Call,
     surroundings: Surroundings,
+    flags: _core.Flags,
     lane: _core.Lane | None = None,
     *,
     is_replay: bool = False,
@@ -270,6 +273,7 @@ def entry_of_call(
         function: What they are handed to.
         call: A call of the key.
         surroundings: What its function reaches.
+        flags: Which modules train in such calls.
         lane: As for :func:`entry_of_graph`.
         is_replay: Whether it replays a graph, which reads parameters where they lay.
     """
@@ -277,7 +281,7 @@ def entry_of_call(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
         is_in_order=call.is_in_order,
         modes=call.mode,
-        flags=surroundings.flags,
+        flags=flags,
         fixed=surroundings.fixed if is_replay else None,
         work=function,
         outputs=None,

@@ -57,6 +57,17 @@ class Reach:
                 del self._known[next(iter(self._known))]
         return known
 
+    def after_call(self, given: Sequence[torch.nn.Module], known: Surroundings) -> Surroundings:
+        """What is there after a first call: it may have made modules, and some libraries add hooks.
+
+        Args:
+            given: The modules among the arguments.
+            known: What was there before. It stays if anything else of it has moved.
+        """
+        if known.moved is None:
+            return self.now(given, known)
+        return self.now(given) if known.has_other_hooks else known
+
     def clear(self) -> None:
         """Forget all."""
         self._known.clear()

@@ -5,12 +5,22 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
+import torch
+
 from cgraph import _driver, _torch
 from cgraph._calls import Call, hides_tensors
 from cgraph._native import Surroundings
+from cgraph._recorded import Recorded
 from cgraph._source import levels_to_user
+from cgraph.errors import CaptureError
 
-__all__ = ["is_of_old_torch", "is_saved_elsewhere", "reason_against", "warn_of_saving"]
+__all__ = [
+    "is_of_old_torch",
+    "is_saved_elsewhere",
+    "reason_against",
+    "require_no_gradient",
+    "warn_of_saving",
+]
 
 
 def reason_against(call: Call) -> str | None:
@@ -53,6 +63,21 @@ def warn_of_saving(name: str) -> None:
         " checkpointing: call .capture() before, outside of it",
         stacklevel=levels_to_user(),
     )
+
+
+def require_no_gradient(recorded: Recorded) -> None:
+    """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
+
+    Raises:
+        CaptureError: It does.
+    """
+    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
+    if any(one.requires_grad for one in tensors):
+        recorded.reset()
+        raise CaptureError(
+            "the result requires a gradient of something that is no argument and in no module that"
+            " the function names: pass the module, or call under torch.no_grad()"
+        )
 
 
 def is_of_old_torch(error: Exception) -> bool:

@@ -6,6 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from typing import NamedTuple
 
 from cgraph import _core
 from cgraph._keys import Key
@@ -20,52 +21,75 @@ _THREADS = 4
 
 
 class Together:
-    """Keys whose graphs are captured, and are to be instantiated.
+    """Graphs that are captured, and are to be instantiated and held by their keys.
 
     Args:
-        drop: Lets the graph of a key go.
+        limits: What knows the keys, and lets their graphs go.
     """
 
-    def __init__(self, drop: Callable[[Key, str], None]) -> None:
-        self._drop = drop
-        self._waiting: list[tuple[Key, Recorded]] = []
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        self._waiting: list[_Waiting] = []
 
-    def add(self, key: Key, recorded: Recorded) -> None:
-        """Let a key wait for :meth:`finish`."""
-        self._waiting.append((key, recorded))
+    def add(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
+        """Let a graph wait for :meth:`finish`.
+
+        Args:
+            key: Its key.
+            recorded: The graph.
+            hold: Lets the key have it. All are held one after the other, as they are instantiated:
+                right after a capture, none of what that takes is in the processor's cache.
+        """
+        self._waiting.append(_Waiting(key, recorded, hold))
 
     def finish(self) -> None:
         """Instantiate all. Those for which that fails are let go, and the first error comes out."""
-        # Some may have been let go meanwhile, by hooks.
-        waiting = deque(one for one in self._waiting if one[0].recorded is one[1])
-        self._waiting = []
+        waiting, self._waiting = deque(self._waiting), []
         failures: list[Exception] = []
         try:
             began = time.perf_counter()
-            errors = _core.instantiate_all([one.whole for _, one in waiting], _THREADS)
+            errors = _core.instantiate_all([one.recorded.whole for one in waiting], _THREADS)
             seconds = (time.perf_counter() - began) / max(1, len(waiting))
             for error in errors:
-                key, recorded = waiting[0]
-                key.capture_seconds += seconds
+                one = waiting[0]
+                one.key.capture_seconds += seconds
                 try:
                     if error is not None:
                         raise error
-                    recorded.was_instantiated()
+                    one.recorded.was_instantiated()
+                    # Hooks may have let the function forget its keys, or capture this one.
+                    if self._limits.knows(one.key) and one.key.recorded is None:
+                        one.hold()
+                    else:
+                        one.recorded.reset()
                 except Exception as failure:
-                    self._drop(key, "eager")
-                    add_note(failure, f"cgraph: the graph was that of the key ({key.text})")
+                    self._let_go(one)
+                    add_note(failure, f"cgraph: the graph was that of the key ({one.key.text})")
                     failures.append(failure)
                 waiting.popleft()
         finally:
-            for key, _ in waiting:
-                self._drop(key, "eager")
+            for one in waiting:
+                self._let_go(one)
         if failures:
             raise failures[0]
+
+    def _let_go(self, one: _Waiting) -> None:
+        one.recorded.reset()
+        if one.key.recorded is one.recorded:
+            self._limits.drop(one.key, "eager")
+
+
+class _Waiting(NamedTuple):
+    key: Key
+    recorded: Recorded
+    hold: Callable[[], None]
 
 
 @contextmanager
 def instantiated_together(limits: Limits, count: int) -> Iterator[Together | None]:
     """What collects the graphs of so many keys, and instantiates them at the end of the block.
+
+    Until then the keys do not hold them.
 
     None if some of them might have to go before. What the block raises comes out, and what it has
     captured until then is instantiated all the same.
@@ -73,7 +97,7 @@ def instantiated_together(limits: Limits, count: int) -> Iterator[Together | Non
     if not limits.have_room(count):
         yield None
         return
-    together = Together(limits.drop)
+    together = Together(limits)
     try:
         yield together
     except BaseException:

@@ -129,7 +129,7 @@ class Padding:
         assert recorded is not None and surroundings is not None
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
-            return entry_of_call(run, call, surroundings, is_replay=True)
+            return entry_of_call(run, call, surroundings, surroundings.flags, is_replay=True)
 
         def outputs() -> list[Any]:
             cut = cut_leaves(recorded.outputs, batched, found.rows)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
@@ -31,6 +32,25 @@ def require_all_as_before() -> None:
 
 
 @pytest.mark.skipif(_torch.keeps_state_of_captures(), reason="there torch ends the capture")
+def test_captures_leave_the_filters_of_warnings_alone_which_are_the_process_s(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def touched(*args: object, **kwargs: object) -> None:
+        raise AssertionError
+
+    first, _ = captured(lab, fresh(lab, 64))
+    graph, x = cgraph.CUDAGraph(), fresh(lab, 64)
+    for name in ("catch_warnings", "simplefilter", "warn"):
+        monkeypatch.setattr(warnings, name, touched)
+    with cgraph.graph(graph, pool=first.pool()):
+        y = x * 2 + 1
+    monkeypatch.undo()
+    y.fill_(float("nan"))
+    graph.replay()
+    assert torch.equal(y, x * 2 + 1)
+
+
+@pytest.mark.skipif(_torch.keeps_state_of_captures(), reason="there torch ends the capture")
 @pytest.mark.parametrize("when", ["before", "after", "in the host"])
 def test_an_interrupt_at_the_end_of_a_capture_leaves_everything_as_before(
     monkeypatch: pytest.MonkeyPatch, when: str
@@ -47,13 +67,14 @@ def test_an_interrupt_at_the_end_of_a_capture_leaves_everything_as_before(
                 capture.finish()
             raise KeyboardInterrupt
 
-    def interrupt(end: object) -> None:
+    def interrupted(stream: _core.Stream) -> None:
+        _core.begin_and_hand_over(stream)
         raise KeyboardInterrupt
 
-    names = {name: getattr(_core, name) for name in dir(_core)}
-    monkeypatch.setattr(_cuda, "_core", SimpleNamespace(**{**names, "Capture": Interrupted}))
+    names = {name: getattr(_core, name) for name in dir(_core)} | {"Capture": Interrupted}
     if when == "in the host":
-        monkeypatch.setattr(_cuda, "_quietly", interrupt)
+        names["begin_and_hand_over"] = interrupted
+    monkeypatch.setattr(_cuda, "_core", SimpleNamespace(**names))
     graph, x = cgraph.CUDAGraph(), fresh(lab, 64)
     with pytest.raises(KeyboardInterrupt), cgraph.graph(graph):
         torch.rand(64, device="cuda").add_(x)

@@ -1,7 +1,11 @@
 //! [`Capture`]: a guard that records a stream's work into a template.
 
+use std::sync::Arc;
+
 use crate::code::Code;
 use crate::driver::handle::StreamHandle;
+use crate::driver::owned::OwnedGraph;
+use crate::driver::spec::NodeSpec;
 use crate::driver::{CaptureMode, CaptureStatus, is_exiting};
 use crate::error::{Error, Result};
 use crate::stream::Stream;
@@ -65,6 +69,27 @@ impl Capture {
                 Err(Error::capture(stream, "the capture did not become active"))
             }
         }
+    }
+
+    /// The same with a node that does nothing and that nothing waits for: for those who take a graph
+    /// without nodes for a mistake.
+    ///
+    /// # Errors
+    /// Those of [`Self::begin`].
+    #[doc(alias = "cuGraphAddEmptyNode")]
+    pub fn begin_with_node(stream: &Stream, mode: CaptureMode) -> Result<Self> {
+        let capture = Self::begin(stream, mode)?;
+        let order = stream.order();
+        let added = stream.owned().capture_info().and_then(|info| {
+            // A capture that was broken already is its end's affair.
+            let Some(info) = info.filter(|info| info.id == capture.id) else {
+                return Ok(());
+            };
+            let graph = OwnedGraph::borrowed(Arc::clone(stream.device().driver()), info.graph);
+            graph.add_node(&[], &NodeSpec::Empty).map(drop)
+        });
+        drop(order);
+        added.map(|()| capture)
     }
 
     /// Takes over a capture that somebody else began on the stream.

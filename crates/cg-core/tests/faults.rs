@@ -172,6 +172,18 @@ fn capture_and_replay() {
 }
 
 #[test]
+fn a_capture_that_begins_with_a_node() {
+    with_each_call_failing(|f| {
+        let capture = Capture::begin_with_node(&f.stream, CaptureMode::Relaxed)?;
+        f.stream.enqueue(&Work::memset(&f.x, 7)?)?;
+        let template = capture.finish()?;
+        assert_eq!(template.node_count()?, 2);
+        f.replay(&template.instantiate(InstantiateFlags::default())?)?;
+        check(&f.x, &all(7))
+    });
+}
+
+#[test]
 fn a_capture_that_is_dropped() {
     with_each_call_failing(|f| {
         let capture = Capture::begin(&f.stream, CaptureMode::ThreadLocal)?;

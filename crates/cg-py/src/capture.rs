@@ -80,11 +80,11 @@ impl Tracker {
     }
 }
 
-/// Begins a relaxed capture that somebody else ends.
+/// Begins a relaxed capture that somebody else ends. It has a node that does nothing.
 #[pyfunction]
 pub(crate) fn begin_and_hand_over(py: Python<'_>, stream: &Stream) -> PyResult<()> {
     enter(py, || {
-        cg_core::Capture::begin(&stream.core, CaptureMode::Relaxed)?.hand_over();
+        cg_core::Capture::begin_with_node(&stream.core, CaptureMode::Relaxed)?.hand_over();
         Ok(())
     })
 }

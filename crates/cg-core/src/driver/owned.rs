@@ -326,7 +326,8 @@ impl OwnedGraph {
     }
 
     /// Uses a graph of somebody else, for [`crate::Template::from_raw`] and
-    /// [`crate::Tracker::new_nodes`], whose callers promise that it outlives the result.
+    /// [`crate::Tracker::new_nodes`], whose callers promise that it outlives the result, and that of a
+    /// [`crate::Capture`] which was begun a moment ago.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: GraphHandle) -> Self {
         Self {
             driver,
@@ -350,7 +351,7 @@ impl OwnedGraph {
     /// Adds a node; the caller retains what it names and has checked `after`.
     pub(crate) fn add_node(&self, after: &[NodeHandle], spec: &NodeSpec) -> Result<NodeHandle> {
         // SAFETY: the graph is live as long as `self`; `Template` checks that `after` are its
-        // nodes and retains what `spec` names.
+        // nodes and retains what `spec` names. `Capture` names nothing.
         unsafe { self.driver.graph_add_node(self.handle, after, spec) }
     }
 

@@ -21,6 +21,7 @@ on_every_driver! {
     a_fork_and_its_join_are_recorded_as_edges,
     a_wait_joins_all_that_was_recorded_before_the_event,
     an_empty_capture_makes_an_empty_template,
+    a_capture_that_begins_with_a_node_has_that_node_and_nothing_waits_for_it,
     a_stream_can_capture_again,
     two_streams_capture_side_by_side,
     a_dropped_capture_leaves_the_stream_usable,
@@ -178,6 +179,28 @@ fn an_empty_capture_makes_an_empty_template(device: &Device) {
     let exec = template.instantiate(InstantiateFlags::default()).unwrap();
     exec.replay(&stream).unwrap();
     stream.synchronize().unwrap();
+}
+
+fn a_capture_that_begins_with_a_node_has_that_node_and_nothing_waits_for_it(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    let a = poisoned(device);
+    let value = random_word(2);
+    let capture = Capture::begin_with_node(&stream, CaptureMode::Relaxed).unwrap();
+    stream.enqueue(&Work::memset(&a, value).unwrap()).unwrap();
+    let template = capture.finish().unwrap();
+    let data = template.data().unwrap();
+    let kinds: Vec<&str> = data.nodes.iter().map(|node| node.kind.as_str()).collect();
+    assert_eq!(kinds, ["empty", "memset"]);
+    assert!(template.edges().unwrap().is_empty());
+    let exec = template.instantiate(InstantiateFlags::default()).unwrap();
+    exec.replay(&stream).unwrap();
+    stream.synchronize().unwrap();
+    assert_eq!(words(&a), all(value));
+
+    let captures = Capture::begin(&stream, CaptureMode::Relaxed).unwrap();
+    let refused = Capture::begin_with_node(&stream, CaptureMode::Relaxed);
+    assert!(matches!(refused, Err(Error::Capture { .. })));
+    captures.finish().unwrap();
 }
 
 fn a_stream_can_capture_again(device: &Device) {
