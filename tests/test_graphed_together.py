@@ -253,6 +253,17 @@ def test_graphs_of_a_ladder_serve_modules_that_train_as_they_did_at_the_capture_
         assert torch.equal(function(x), net(x))
 
 
+def test_a_ladder_of_more_sizes_than_keys_without_a_graph_are_remembered_is_captured_whole(
+    lab: Lab,
+) -> None:
+    sizes = list(range(1, 271))
+    function = cgraph.graphed(doubled, sizes=sizes, warmup=0, measure=False)
+    function.capture(fresh(lab, 270, 2), progress=False)
+    assert states(function) == ["captured"] * len(sizes)
+    x = fresh(lab, 200, 2)
+    assert torch.equal(function(x), doubled(x))
+
+
 def test_graphs_that_do_not_fit_at_once_are_instantiated_one_by_one(lab: Lab) -> None:
     function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3, measure=False)
     function.capture(fresh(lab, 3, 5))

@@ -20,6 +20,7 @@ from cgraph._native import Surroundings, entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._places import Places
 from cgraph._reach import Reach
+from cgraph._ready import Ready
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
 from cgraph._source import place_of, user_line
@@ -28,7 +29,7 @@ from cgraph._text import first_line
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, NoGradientError, Trained, train
 from cgraph._trying import Padding
-from cgraph.errors import CaptureError, InstantiateError, StateError, add_note
+from cgraph.errors import CaptureError, StateError, add_note
 
 __all__ = ["Capturing"]
 
@@ -51,6 +52,7 @@ class Capturing:
         holding: Who is told of results that a caller still has.
         keys: Those that are remembered, the first one first.
         limits: How many of them are captured and kept.
+        ready: Which of them have graphs.
         places: Where captures are made.
     """
 
@@ -80,6 +82,7 @@ class Capturing:
         # Whether it was said that calls are not captured under hooks.
         self._has_told = False
         self.limits = Limits(self.keys, dispatcher, options)
+        self.ready = Ready(self._name, self.limits, dispatcher, options.max_recording)
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call, taken apart."""
@@ -135,7 +138,7 @@ class Capturing:
             kwargs: Its keyword arguments.
             is_frozen: Whether captures are forbidden.
         """
-        if self._is_ready(key, whole, is_frozen):
+        if self.ready.has_graph(key, whole, is_frozen):
             return None
         if recurs := self.limits.is_recurring(key):
             key.reason = None
@@ -146,7 +149,7 @@ class Capturing:
             # Python says what is wrong with them.
             self.keys.pop(self.identity(whole), None)
             return functools.partial(self.function, *args, **kwargs)
-        self._require_thawed(key, is_frozen)
+        self.ready.require_thawed(key, is_frozen)
         reason = self._reason_against(whole) or (None if recurs else self.limits.explosion(key))
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
@@ -193,9 +196,9 @@ class Capturing:
             together: What instantiates the graph at its end; None to do so here.
         """
         key = self.key(call)
-        if self._is_ready(key, call, is_frozen):
+        if self.ready.has_graph(key, call, is_frozen):
             return
-        self._require_thawed(key, is_frozen)
+        self.ready.require_thawed(key, is_frozen)
         self.require_no_reason_against(call)
         # Its calls may have run eagerly until now.
         self.limits.drop(key, key.state)
@@ -387,57 +390,6 @@ class Capturing:
         except BaseException:
             recorded.reset()
             raise
-
-    def _is_ready(self, key: Key, call: Call, is_frozen: bool) -> bool:
-        """Whether a key has a graph for a call; one that was put away is brought back."""
-        if key.away is not None:
-            if (moved := key.moved(call)) is not None:
-                self._require_unmoved(key, moved, is_frozen)
-                self.limits.drop(key, "evicted")
-                return False
-            try:
-                known = key.bring_back()
-            except InstantiateError:
-                if is_frozen:
-                    raise
-                # There may be memory for a new one once this is gone.
-                self.limits.drop(key, "evicted")
-                return False
-            for entry in known:
-                self._dispatcher.add(entry)
-            self.limits.evict(key)
-        return key.state == "captured" and self._is_in_place(key, call, is_frozen)
-
-    def _is_in_place(self, key: Key, call: Call, is_frozen: bool) -> bool:
-        """Whether all is there that a graph reads where it lies; else its key is captured anew."""
-        moved = key.moved(call)
-        if moved is None:
-            return True
-        self._require_unmoved(key, moved, is_frozen)
-        self.limits.drop(key, "eager")
-        count = key.times("moved", moved)
-        if count < self._options.max_recording:
-            key.again("moved", moved, user_line())
-        else:
-            key.reason = f"moved too often: {moved}, {count + 1} times"
-            key.warn(self._name)
-        return False
-
-    def _require_unmoved(self, key: Key, moved: str, is_frozen: bool) -> None:
-        if is_frozen:
-            raise StateError(
-                f"{self._name} was frozen, and {moved} is another one or lies elsewhere than at the"
-                f" capture of the key ({key.text}): put it back, write to it in place, or call"
-                " reset()"
-            )
-
-    def _require_thawed(self, key: Key, is_frozen: bool) -> None:
-        if is_frozen:
-            self.limits.forget_unused(key)
-            raise StateError(
-                f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
-                " capture it before freeze(), or call reset()"
-            )
 
     def _failed(
         self,

@@ -61,7 +61,7 @@ class Cuda:
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.
         ordinal = torch.cuda.current_device() if _torch.has_gpu() else 0
         device = _core.Device.cuda(ordinal)
-        stream = torch.cuda.current_stream()
+        stream = _torch.current_stream(ordinal)
         if not stream.cuda_stream:
             raise CaptureError(
                 f"capture on the default stream of cuda:{ordinal}: CUDA graphs must be captured on"

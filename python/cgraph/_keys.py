@@ -45,6 +45,7 @@ class Key:
         away: While the graph is put away, of which only the template is left: the entries that the
             dispatcher had. None otherwise.
         tried: What trials of padding have shown, by the dimensions of the rows.
+        is_awaited: Whether a graph of it was captured, and is to be instantiated and held.
         waits: How many captures in a row have waited for what a call makes.
         surroundings: What its graph reads besides the arguments; None without one.
     """
@@ -57,6 +58,7 @@ class Key:
         self.fix: str | None = None
         self.recorded: Recorded | Trained | None = None
         self.waits = 0
+        self.is_awaited = False
         self.entry: _core.Entry | None = None
         self.padded: dict[Hashable, _core.Entry] = {}
         self.away: list[_core.Entry] | None = None

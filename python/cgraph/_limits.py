@@ -72,7 +72,7 @@ class Limits:
         without = [
             identity
             for identity, key in self._keys.items()
-            if key.recorded is None and key is not new
+            if key.recorded is None and not key.is_awaited and key is not new
         ]
         for identity in without[:-_WITHOUT_GRAPH]:
             self.drop(self._keys.pop(identity), "eager")

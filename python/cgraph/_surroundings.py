@@ -49,6 +49,8 @@ def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tenso
 
 def modules_of(objects: object) -> list[torch.nn.Module]:
     """Modules in containers, closures and objects, each once; not those that a module has."""
+    if isinstance(objects, torch.nn.Module):
+        return [objects]
     return [one for one in _leaves_of(objects, set()) if isinstance(one, torch.nn.Module)]
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
@@ -40,43 +39,39 @@ class Together:
             hold: Lets the key have it. All are held one after the other, as they are instantiated:
                 right after a capture, none of what that takes is in the processor's cache.
         """
+        key.is_awaited = True
         self._waiting.append(_Waiting(key, recorded, hold))
 
     def finish(self) -> None:
         """Instantiate all. Those for which that fails are let go, and the first error comes out."""
-        waiting, self._waiting = deque(self._waiting), []
+        waiting, self._waiting = self._waiting, []
         failures: list[Exception] = []
         try:
             began = time.perf_counter()
             errors = _core.instantiate_all([one.recorded.whole for one in waiting], _THREADS)
             seconds = (time.perf_counter() - began) / max(1, len(waiting))
-            for error in errors:
-                one = waiting[0]
+            for one, error in zip(waiting, errors, strict=True):
                 one.key.capture_seconds += seconds
                 try:
-                    if error is not None:
-                        raise error
-                    one.recorded.was_instantiated()
-                    # Hooks may have let the function forget its keys, or capture this one.
-                    if self._limits.knows(one.key) and one.key.recorded is None:
-                        one.hold()
-                    else:
-                        one.recorded.reset()
+                    self._hold(one, error)
                 except Exception as failure:
-                    self._let_go(one)
                     add_note(failure, f"cgraph: the graph was that of the key ({one.key.text})")
                     failures.append(failure)
-                waiting.popleft()
         finally:
             for one in waiting:
-                self._let_go(one)
+                one.key.is_awaited = False
+                if one.key.recorded is not one.recorded:
+                    one.recorded.reset()
         if failures:
             raise failures[0]
 
-    def _let_go(self, one: _Waiting) -> None:
-        one.recorded.reset()
-        if one.key.recorded is one.recorded:
-            self._limits.drop(one.key, "eager")
+    def _hold(self, one: _Waiting, error: Exception | None) -> None:
+        if error is not None:
+            raise error
+        one.recorded.was_instantiated()
+        # Hooks may have let the function forget its keys, or capture this one.
+        if self._limits.knows(one.key) and one.key.recorded is None:
+            one.hold()
 
 
 class _Waiting(NamedTuple):

