@@ -318,3 +318,19 @@ def test_an_optimiser_without_a_state_has_none_afterwards(lab: Lab) -> None:
     assert all(map(torch.equal, model.parameters(), before))
     step()
     assert len(optimiser.state) == 2
+
+
+@pytest.mark.parametrize("calls", [0, 1, 2])
+def test_a_graphed_function_is_not_replayed(lab: Lab, calls: int) -> None:
+    total = fresh(lab, 4)
+
+    def add(x: Tensor) -> Tensor:
+        total.add_(x)
+        return x * 2
+
+    function = cgraph.graphed(add)
+    for _ in range(calls):
+        function(fresh(lab, 4))
+    before, nodes = total.clone(), cgraph.dry_run(add, fresh(lab, 4)).memory.nodes
+    assert cgraph.dry_run(function, fresh(lab, 4)).memory.nodes == nodes
+    assert torch.equal(total, before)

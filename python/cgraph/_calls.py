@@ -21,6 +21,7 @@ __all__ = [
     "Leaf",
     "Mode",
     "Pattern",
+    "copied",
     "dense_like",
     "hides_tensors",
     "is_opaque",
@@ -356,6 +357,15 @@ class Call:
             self.is_native &= _torch.form_of(value) is None
             kind = "fixed" if static or id(value) in self._owned else "tensor"
         self.leaves.append(Leaf(name, value, kind))
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is a leaf or has a history as the tensor, and requires a gradient likewise."""
+    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    if tensor.is_leaf:
+        return copy
+    with torch.enable_grad():
+        return copy.clone()
 
 
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:

@@ -307,7 +307,7 @@ class Capturing:
             if holders := [*recorded.used, *gradients]:
                 surroundings = surroundings.with_holders(holders)
             if self._options.debug:
-                self._debug(plan, key, call, recorded)
+                self._debug(plan, key, call, recorded, surroundings.storages)
         self._is_warm = True
         hold = functools.partial(
             self._hold, key, call, recorded, surroundings, surroundings.flags, lane
@@ -372,7 +372,14 @@ class Capturing:
         reached = self._reached or self.surroundings(call)
         return _refusals.reason_against(call) or reached.reason_against
 
-    def _debug(self, plan: Plan, key: Key, call: Call, recorded: Recorded | Trained) -> None:
+    def _debug(
+        self,
+        plan: Plan,
+        key: Key,
+        call: Call,
+        recorded: Recorded | Trained,
+        outside: set[int],
+    ) -> None:
         """Let a key be replayed for debugging; captures it in steps of one operator."""
         from cgraph._debug import debugged
         from cgraph._debug_training import debugged_call
@@ -386,7 +393,7 @@ class Capturing:
             if isinstance(recorded, Trained):
                 recorded.debugged = debugged_call(*how, recorded, self.taken)
             else:
-                recorded.debugged = debugged(*how, recorded, may_poison)
+                recorded.debugged = debugged(*how, recorded, outside, may_poison)
         except BaseException:
             recorded.reset()
             raise

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._busy import busy
 from cgraph._calls import Call
 from cgraph._differences import Difference
 from cgraph._recording import Plan, record
@@ -103,11 +104,11 @@ class Search:
         trace = Trace()
         try:
             rollback.rewind()
-            random.rewind()
-            with _torch.without_autocast_cache(), trace.watching():
+            random.rewind(rollback)
+            with _torch.without_autocast_cache(), trace.watching(), busy():
                 self._function(*args, **kwargs)
             rollback.rewind()
-            random.rewind()
+            random.rewind(rollback)
             before()
             look = partial(trace.compare, self._steps, self._wrong)
             self._steps.run(tuple(tensors), look, poison=self._poisons)
@@ -121,7 +122,7 @@ class Search:
             return str(operator), f"The first operator that differs is {where}: {found.text}. {fix}"
         finally:
             rollback.rewind()
-            random.rewind()
+            random.rewind(rollback)
         return None, _UNKNOWN
 
 
@@ -147,7 +148,12 @@ class RandomStates:
         generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
         self._states = [(generator, generator.get_state()) for generator in generators]
 
-    def rewind(self) -> None:
-        """Put them back."""
+    def rewind(self, also: Rollback) -> None:
+        """Put them back.
+
+        Args:
+            also: Knows other generators, which operators got; theirs are put back as well.
+        """
+        also.rewind_generators()
         for generator, state in self._states:
             generator.set_state(state)

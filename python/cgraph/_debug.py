@@ -12,7 +12,8 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._calls import Call
+from cgraph._busy import busy
+from cgraph._calls import Call, copied
 from cgraph._culprit import RandomStates, Search, differs, in_steps
 from cgraph._differences import (
     Leaf,
@@ -22,6 +23,8 @@ from cgraph._differences import (
     wrong_nan,
     wrong_value,
 )
+from cgraph._gradients import Gradients
+from cgraph._leaving import Leaving
 from cgraph._recorded import Recorded
 from cgraph._recording import Plan
 from cgraph._rollback import Rollback
@@ -39,6 +42,7 @@ def debugged(
     key: str,
     call: Call,
     recorded: Recorded,
+    outside: set[int],
     may_poison: Callable[[], bool],
 ) -> Debugged:
     """Capture a key once more, in steps of one operator if they are needed, to debug its replays.
@@ -50,13 +54,21 @@ def debugged(
         key: The key in words.
         call: A call of the key.
         recorded: The capture.
+        outside: The numbers of the storages that the function reaches without its arguments.
         may_poison: Whether the pool's free memory may be overwritten now.
     """
     checks = "compare" in words or "poison" in words
     steps = Steps(plan.function, name, keep=checks)
     if checks or "eager" not in words:
         steps = in_steps(plan, name, call, recorded.statics, keep=checks)
-    return Debugged(words, plan.function, name, key, call, recorded, steps, may_poison)
+    # With tensors of its own: the caller's are not kept.
+    like = call.replaced(recorded.statics)
+    results = recorded.outputs
+    none = Gradients([])  # gradients are given here, those of what was run
+    leaving = Leaving(recorded, plan.function, like, lambda: results, outside, none)
+    return Debugged(
+        words, plan.function, f"{name} ({key})", like, recorded, leaving, steps, may_poison
+    )
 
 
 class Debugged:
@@ -65,10 +77,10 @@ class Debugged:
     Args:
         words: What to do, of ``sync``, ``eager``, ``compare`` and ``poison``.
         function: What was captured.
-        name: What errors call it.
-        key: What the calls have in common, in words.
-        call: A call of the key.
+        title: What errors call it, and what the calls have in common.
+        call: A call of the key, with the static tensors.
         recorded: The capture.
+        leaving: Leaves to the caller what the function writes.
         steps: The same in steps of one operator, captured where they are needed.
         may_poison: Whether the pool's free memory may be overwritten now.
     """
@@ -77,19 +89,19 @@ class Debugged:
         self,
         words: Collection[str],
         function: Callable[..., Any],
-        name: str,
-        key: str,
+        title: str,
         call: Call,
         recorded: Recorded,
+        leaving: Leaving,
         steps: Steps,
         may_poison: Callable[[], bool],
     ) -> None:
         self._words = words
         self._function = function
-        self._title = f"{name} ({key})"
-        # With tensors of its own: the caller's are not kept.
-        self._call = call.replaced(recorded.statics)
+        self._title = title
+        self._call = call
         self._recorded = recorded
+        self._leaving = leaving
         self._steps = steps
         self._may_poison = may_poison
         self._feed = recorded.feed()
@@ -104,15 +116,15 @@ class Debugged:
             CompareError: The replay differs from eager; all state is as before the call.
             Exception: What an operator or the device has raised.
         """
+        if self._leaving.is_seen_elsewhere(tensors):
+            # No replay could do that, and without debugging there is none either.
+            self._leaving.run_eagerly(tensors)
+            return
         if self._checks:
             self._replay_checked(tensors)
         else:
             self._replay(tensors)
-        statics = self._recorded.statics
-        with torch.no_grad():
-            for place in self._recorded.mutated:
-                if tensors[place] is not statics[place]:
-                    tensors[place].copy_(statics[place])
+        self._leaving.leave(tensors, self._recorded.statics)
 
     def reset(self) -> None:
         """Let the capture in steps go."""
@@ -143,7 +155,9 @@ class Debugged:
                 if static is not tensor:
                     static.copy_(tensor)
         args, kwargs = self._call.arguments(self._recorded.statics)
-        put(tree_flatten(self._function(*args, **kwargs))[0], self._recorded.outputs, self._title)
+        with busy():
+            leaves = tree_flatten(self._function(*args, **kwargs))[0]
+        put(leaves, self._recorded.outputs, self._title)
 
     def _replay_checked(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Run eagerly, put back what that has written, replay and compare."""
@@ -151,13 +165,13 @@ class Debugged:
         rollback = Rollback(is_capturing=self._driver.is_capturing)
         copies = _copies(tensors)
         try:
-            with rollback:
+            with rollback, busy():
                 args, kwargs = self._call.arguments(copies)
                 leaves = tree_flatten(self._function(*args, **kwargs))[0]
             expected = self._leaves(leaves, copies, rollback)
         finally:
             rollback.rewind()
-            random.rewind()
+            random.rewind(rollback)
         self._poison()
         self._replay(tensors)
         outputs = self._recorded.outputs
@@ -202,4 +216,4 @@ class Debugged:
 
 
 def _copies(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    return [tensor.detach().clone() for tensor in tensors]
+    return [copied(tensor) for tensor in tensors]

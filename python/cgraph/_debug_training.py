@@ -8,7 +8,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _driver
-from cgraph._calls import Call
+from cgraph._busy import busy
+from cgraph._calls import Call, copied
 from cgraph._culprit import RandomStates, Search, differs, in_steps
 from cgraph._differences import Leaf, difference, is_tensor, named, wrong_value
 from cgraph._recording import Plan
@@ -48,7 +49,7 @@ def debugged_call(
     if "eager" in words or not {"compare", "sync"} & set(words):
         return DebuggedCall(words, plan.function, f"{name} ({key})", trained, None)
     # Of their own: a backward pass that is still to come may read the graph's.
-    statics = [_own(static) for static in trained.statics]
+    statics = [copied(static) for static in trained.statics]
     # Stand-ins, as the results have a history as long as the steps are there.
     with stand_ins(trained.modules):
         steps = in_steps(plan, name, call, statics, keep="compare" in words)
@@ -62,7 +63,7 @@ def debugged_call(
         raise
     finally:
         written.rewind()
-        random.rewind()
+        random.rewind(written)
     forward = _Forward(steps, written, taken)
     return DebuggedCall(words, plan.function, f"{name} ({key})", trained, forward)
 
@@ -115,7 +116,8 @@ class DebuggedCall:
                 backward pass comes out of the backward pass.
         """
         if "eager" in self._words:
-            return self._function(*args, **kwargs)
+            with busy():
+                return self._function(*args, **kwargs)
         if self._forward is not None:
             if "sync" in self._words:
                 self._run_in_steps(self._forward, args, kwargs)
@@ -137,7 +139,7 @@ class DebuggedCall:
             forward.steps.run(tuple(forward.taken(args, kwargs).tensors))
         finally:
             forward.written.rewind()
-            random.rewind()
+            random.rewind(forward.written)
 
     def _compared(self, forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, put back what that has written, replay and compare."""
@@ -145,18 +147,18 @@ class DebuggedCall:
         random = RandomStates()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
         try:
-            with rollback:
+            with rollback, busy():
                 eager = _Eager(self._function, self._trained, call, args, kwargs)
         finally:
             rollback.rewind()
-            random.rewind()
+            random.rewind(rollback)
         result = self._replayed(args, kwargs)
         found = difference(named(result), eager.leaves, wrong_value)
         if found is None:
             self._watch_backward(result, eager)
             return result
         search = Search(self._function, forward.steps, wrong_value, poisons=False, has_breaks=False)
-        arguments = call.arguments([_own(tensor) for tensor in call.tensors])
+        arguments = call.arguments([copied(tensor) for tensor in call.tensors])
         operator, why = search.first(arguments, call.tensors, rollback, random)
         raise differs(self._title, found, operator, why)
 
@@ -222,7 +224,7 @@ class _Eager:
         # In the order of the node's gradients.
         values, spec = tree_flatten((args, dict(sorted(kwargs.items()))))
         given = [value for value in values if is_tensor(value)]
-        inputs = [_again(one) if id(one) in fixed else _own(one) for one in given]
+        inputs = [_again(one) if id(one) in fixed else copied(one) for one in given]
         in_turn = iter(inputs)
         own = [next(in_turn) if is_tensor(value) else value for value in values]
         with stand_ins(trained.modules) as reals:
@@ -262,7 +264,7 @@ class _Eager:
             driver.synchronize()
         finally:
             rollback.rewind()
-            random.rewind()
+            random.rewind(rollback)
             self._outputs = []
         by_place = iter(found)
         return [
@@ -282,8 +284,3 @@ def _or_zeros(gradient: torch.Tensor | None, other: torch.Tensor | None) -> torc
 def _again(tensor: torch.Tensor) -> torch.Tensor:
     """Another tensor of the same memory, without history and hooks."""
     return tensor.detach().requires_grad_(tensor.requires_grad)
-
-
-def _own(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that requires a gradient if the tensor does."""
-    return tensor.detach().clone().requires_grad_(tensor.requires_grad)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._busy import busy
 from cgraph._calls import Call
 from cgraph._gradients import Gradients
 from cgraph._recorded import Recorded
@@ -25,6 +26,7 @@ class Leaving:
         call: A call, for how its arguments are put together.
         outputs: Gives the leaves of the result. What is not kept counts as no reference to them.
         outside: The numbers of the storages that the function reaches without its arguments.
+        gradients: Those that leaves get.
     """
 
     def __init__(
@@ -34,11 +36,11 @@ class Leaving:
         call: Call,
         outputs: Callable[[], Sequence[Any]],
         outside: set[int],
+        gradients: Gradients,
     ) -> None:
         self._mutated = recorded.mutated
         self._statics = recorded.statics
-        # What replays for debugging gives the leaves those of what it has run.
-        self._gradients = Gradients([]) if recorded.debugged else recorded.gradients
+        self._gradients = gradients
         self._function = function
         self._call = call
         self._outputs = outputs
@@ -66,7 +68,9 @@ class Leaving:
     def run_eagerly(self, tensors: Sequence[torch.Tensor]) -> None:
         """Call the function; the result gets into the graph's memory, as that of a replay."""
         args, kwargs = self._call.arguments(tensors)
-        leaves = tree_flatten(self._function(*args, **kwargs))[0]
+        # Graphed functions that it calls are part of it, as in its graph.
+        with busy():
+            leaves = tree_flatten(self._function(*args, **kwargs))[0]
         for own, new in zip(self._outputs(), leaves, strict=True):
             # An argument that is returned is the caller's own.
             is_argument = any(own is static for static in self._statics)
@@ -83,9 +87,11 @@ class Leaving:
         # As the function has written them, which may be leaves.
         with torch.no_grad():
             for place in self._mutated:
+                tensor, source = tensors[place], sources[place]
                 # An earlier result as an argument lies where the new one is.
-                if _torch.storage_id(tensors[place].untyped_storage()) not in self._results:
-                    tensors[place].copy_(sources[place])
+                is_result = _torch.storage_id(tensor.untyped_storage()) in self._results
+                if tensor is not source and not is_result:
+                    tensor.copy_(source)
         self._gradients.put()
 
 

@@ -241,7 +241,8 @@ def entry_of_graph(
         # With tensors of its own: the caller's are not kept.
         like = call.replaced(recorded.statics)
         outside = surroundings.storages
-        leaving = Leaving(recorded, function, like, lambda: recorded.outputs, outside)
+        gradients = recorded.gradients
+        leaving = Leaving(recorded, function, like, lambda: recorded.outputs, outside, gradients)
         work = _Feed(recorded, leaving)
     elif lane is None:
         work = recorded.feed()

@@ -224,6 +224,11 @@ class Rollback:
             for storage in reversed(self._watch.storages.values()):
                 storage.undo()
 
+    def rewind_generators(self) -> None:
+        """Put the states back of the generators that operators got, and go on."""
+        for generator, state in self._watch.generators:
+            generator.set_state(state)
+
     def undo(self) -> None:
         """Put everything back; once is enough. No capture may be open.
 
@@ -242,7 +247,8 @@ class Rollback:
                 storage.undo()
             for tensor in watch.tensors.values():
                 tensor.undo_autograd()
-            for generator, state in (*watch.generators, *self._states):
+            self.rewind_generators()
+            for generator, state in self._states:
                 generator.set_state(state)
             for device in on_gpu:
                 torch.cuda.synchronize(device)

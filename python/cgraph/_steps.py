@@ -147,7 +147,8 @@ class Steps:
             results = operator.results if self._keep else []
             operator.results = [one.detach() for one in results]
         try:
-            capture.run(partial(self._behind, place), f"operator {place}", (), {})
+            behind = breaks.Pause(partial(self._behind, place))
+            capture.run(behind, f"operator {place}", (), {})
         except Exception as error:
             self._blame(error, operator)
             raise

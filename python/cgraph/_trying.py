@@ -10,7 +10,8 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._busy import busy
-from cgraph._calls import Call
+from cgraph._calls import Call, copied
+from cgraph._gradients import Gradients
 from cgraph._keys import Key, Tried
 from cgraph._leaving import Leaving
 from cgraph._native import entry_of_call, returned
@@ -142,7 +143,10 @@ class Padding:
         # Calls are compared with dense tensors, as they come; what is copied to may have gaps.
         like = [torch.empty_like(tensor, requires_grad=False) for tensor in call.tensors]
         function, outside = self._capturing.function, surroundings.storages
-        leaving = Leaving(recorded, function, call.replaced(like), outputs, outside)
+        # What replays for debugging gives the leaves theirs.
+        gradients = Gradients([]) if recorded.debugged else recorded.gradients
+        like_call = call.replaced(like)
+        leaving = Leaving(recorded, function, like_call, outputs, outside, gradients)
         padded = Padded(recorded, found, self._options.pad, leaving)
         return _core.Entry(
             *call.patterns([_torch.signature(one) for one in like]),
@@ -191,7 +195,7 @@ class Padding:
         try:
             with busy(), rollback, torch.no_grad():
                 # Made in the block: what is written to them is compared as a result.
-                tensors = [_copy(tensor) for tensor in call.tensors]
+                tensors = [copied(tensor) for tensor in call.tensors]
                 args, kwargs = call.arguments(tensors)
                 with torch.random.fork_rng(devices):
                     before = _random_states(devices)
@@ -319,13 +323,6 @@ def _replayed(
     heads = cut_leaves(recorded.statics, found.dims, found.rows)
     leaves = [*recorded.outputs, *(heads[place] for place in recorded.mutated)]
     return _copies(leaves), recorded.spec
-
-
-def _copy(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is a leaf, or has a history, as the tensor."""
-    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
-    with torch.enable_grad():
-        return copy if tensor.is_leaf else copy.clone()
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:

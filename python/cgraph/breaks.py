@@ -27,6 +27,7 @@ from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
 __all__ = [
     "Breakable",
+    "Pause",
     "breakable",
     "eager_break",
     "in_backward_pass",
@@ -43,6 +44,21 @@ class Breakable(Protocol):
 
     def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         """End the present segment, call the function, and begin the next segment."""
+
+
+class Pause:
+    """A break without operators of its own, which may come inside of one of torch's.
+
+    Args:
+        fn: What is called.
+    """
+
+    def __init__(self, fn: Callable[[], object]) -> None:
+        self._fn = fn
+
+    def __call__(self) -> None:
+        """Call it."""
+        self._fn()
 
 
 @overload

@@ -20,6 +20,7 @@ from os import PathLike
 from typing import Any, TextIO
 
 from cgraph import _driver
+from cgraph._busy import busy
 from cgraph._footprint import record_memory
 from cgraph._gradients import Gradients
 from cgraph._recording import again_compiled
@@ -115,7 +116,9 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
     if driver.is_capturing():
         raise CaptureError("dry_run() inside a capture: end the capture before")
     try:
-        return _run(driver, functools.partial(function, *args, **kwargs), warmup)
+        # Graphed functions are part of the capture: replays of theirs could not be put back.
+        with busy():
+            return _run(driver, functools.partial(function, *args, **kwargs), warmup)
     finally:
         # Only here all is gone that the run needed.
         driver.empty_cache()

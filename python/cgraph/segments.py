@@ -22,7 +22,7 @@ from cgraph._modes import Modes
 from cgraph._sim_pools import SimMemPool
 from cgraph._source import user_line
 from cgraph._torch import tree_iter, tree_map
-from cgraph.breaks import breakable, in_backward_pass
+from cgraph.breaks import Pause, breakable, in_backward_pass
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
 from cgraph.graphs import graph
@@ -332,6 +332,9 @@ class _Break:
 
     def first(self) -> Any:
         """Run it in the capture; what the code behind it gets."""
+        if isinstance(self._fn, Pause):
+            # Autocast may be casting, and its cache is locked.
+            return self._bridge.first(self._call)
         # What autocast has cast in a segment belongs to that, and what it casts here is gone later.
         torch.clear_autocast_cache()
         result = self._bridge.first(self._call)
