@@ -53,8 +53,10 @@ def test_what_the_call_writes_must_stay_as_it_is(dtype: torch.dtype) -> None:
     before = numbers(dtype, 64)
     right, padded = written(before, [3, 4, 5]), written(before, [3, 4])
     assert verdict(before, right, padded)
-    # Unless nobody knows what it is.
+    # Unless nobody knows what it is; then all paddings must leave the same.
     assert not verdict(before, right, padded, is_random=True, is_free=True)
+    assert not verdict(before, right, padded, padded, is_random=True, is_free=True)
+    assert verdict(before, right, padded, right, is_random=True, is_free=True)
 
 
 @pytest.mark.parametrize("count", [4, 40])

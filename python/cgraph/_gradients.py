@@ -37,6 +37,11 @@ class Gradients:
         """Whether replays give some leaf another gradient."""
         return bool(self._replaced)
 
+    @property
+    def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The leaves that replays give another gradient, and the one that the graph computes."""
+        return self._replaced
+
     def captures_now(self) -> list[torch.Tensor]:
         """Note that calls end here, and that a capture comes next; the gradients that there are."""
         self._before = [(leaf.grad, _version(leaf.grad)) for leaf, _ in self._old]

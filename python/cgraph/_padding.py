@@ -202,6 +202,7 @@ class Leak(NamedTuple):
 
 
 def leaks(
+    names: Sequence[str],
     sames: Sequence[Sequence[Any]],
     other: Sequence[Any],
     eager: Sequence[Any],
@@ -215,6 +216,7 @@ def leaks(
     In numbers with a fraction it shows in each replay in the same rows, where noise comes and goes.
 
     Args:
+        names: What the leaves are called.
         sames: The leaves of replays with one padding, of which there may be several as kernels may
             be noisy.
         other: Those of a replay with another padding.
@@ -230,22 +232,24 @@ def leaks(
     """
     batched: list[int | None] = []
     leak: Leak | None = None
-    for place, (right, one, its_other) in enumerate(zip(eager, sames[0], other, strict=True)):
+    for place, (name, right, one, its_other) in enumerate(
+        zip(names, eager, sames[0], other, strict=True)
+    ):
         if not isinstance(one, torch.Tensor) or not isinstance(right, torch.Tensor):
             for value in (one, its_other):
                 if type(value) is not type(right) or value != right:
-                    text = f"output {place} is {value!r:.40} for {size} rows, {right!r:.40} for"
+                    text = f"{name} is {value!r:.40} for {size} rows, {right!r:.40} for"
                     return [], Leak(f"{text} {rows}")
             batched.append(None)
             continue
         if right.dim() != one.dim():
-            return [], Leak(f"output {place} has another form than without padding")
+            return [], Leak(f"{name} has another form than without padding")
         differing = [dim for dim in range(one.dim()) if one.shape[dim] != right.shape[dim]]
         if any((one.shape[d], right.shape[d]) != (size, rows) for d in differing):
-            text = f"output {place} has the shape {list(one.shape)} for {size} rows and"
+            text = f"{name} has the shape {list(one.shape)} for {size} rows and"
             return [], Leak(f"{text} {list(right.shape)} for {rows}")
         if len(differing) > 1:
-            return [], Leak(f"output {place} has the rows in {len(differing)} dimensions")
+            return [], Leak(f"{name} has the rows in {len(differing)} dimensions")
         dim = differing[0] if differing else None
         batched.append(dim)
         first, *others, last = (
@@ -253,7 +257,7 @@ def leaks(
             for leaf in (*(leaves[place] for leaves in sames), its_other)
         )
         if not is_random and not is_near(first, right):
-            return [], Leak(f"output {place} depends on the number of rows")
+            return [], Leak(f"{name} depends on the number of rows")
         is_right = is_random or all(is_near(one, right) for one in (*others, last))
         if last.is_floating_point() or last.is_complex():
             for same in (first, *others):
@@ -264,7 +268,7 @@ def leaks(
         else:
             is_same = any(torch.equal(same, last) for same in (first, *others))
         if not is_right or not is_same:
-            found = Leak(f"output {place} depends on what the padding rows contain", is_right)
+            found = Leak(f"{name} depends on what the padding rows contain", is_right)
             if not is_right:
                 return [], found
             leak = leak or found

@@ -206,7 +206,19 @@ class Padding:
                         not torch.equal(*pair)
                         for pair in zip(before, _random_states(devices), strict=True)
                     )
-                eager = _copies([*leaves, *(tensors[place] for place in recorded.mutated)])
+                gradients = _gradients_of(recorded)
+                eager = _copies(
+                    [
+                        *leaves,
+                        *(tensors[place] for place in recorded.mutated),
+                        *(leaf.grad for leaf, _ in gradients),
+                    ]
+                )
+                names = [
+                    *(f"output {place}" for place in range(len(leaves))),
+                    *(call.names[place] for place in recorded.mutated),
+                    *(f"the gradient of a tensor {list(leaf.shape)}" for leaf, _ in gradients),
+                ]
                 # Trials write the graph's inputs as well.
                 count = rollback.written
                 is_free = callable(self._options.pad)
@@ -220,7 +232,7 @@ class Padding:
                 def shows(
                     other: list[Any], agreed: dict[int, torch.Tensor]
                 ) -> tuple[list[int | None], Leak | None]:
-                    return leaks(sames, other, eager, rows, size, is_random, agreed)
+                    return leaks(names, sames, other, eager, rows, size, is_random, agreed)
 
                 first, *others = _trials(self._options.pad, rows)
                 result, its_spec = trial(first)
@@ -321,8 +333,16 @@ def _replayed(
         static.copy_(tensor)
     recorded.graph.replay()
     heads = cut_leaves(recorded.statics, found.dims, found.rows)
-    leaves = [*recorded.outputs, *(heads[place] for place in recorded.mutated)]
-    return _copies(leaves), recorded.spec
+    written = [heads[place] for place in recorded.mutated]
+    computed = [gradient for _, gradient in _gradients_of(recorded)]
+    return _copies([*recorded.outputs, *written, *computed]), recorded.spec
+
+
+def _gradients_of(
+    recorded: Recorded | Trained,
+) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
+    """The leaves that replays give other gradients, and these."""
+    return () if isinstance(recorded, Trained) else recorded.gradients.computed
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:

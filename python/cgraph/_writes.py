@@ -31,12 +31,14 @@ class Writes:
 
     Args:
         buffers: What the call without padding has just written.
-        is_random: Whether what the call writes may be other numbers.
+        is_random: Whether what the call writes may be other numbers. Those with padding are the
+            same for each padding then, if it does not show.
         is_free: Whether padding may write anywhere else.
     """
 
     def __init__(self, buffers: Sequence[Buffer], is_random: bool, is_free: bool) -> None:
-        self._is_random = is_random
+        # What to expect instead comes with the first call.
+        self._expects_other = is_random
         self._is_free = is_free
         self._are_spoilt = _have_other_sizes(buffers)
         self._buffers: list[list[_Part]] = []
@@ -56,10 +58,13 @@ class Writes:
         with _torch.without_modes():
             for known, buffer in zip(self._buffers, buffers, strict=True):
                 for part, (before, now) in zip(known, _parts(*buffer), strict=True):
-                    if not self._is_random and not part.is_right(now):
+                    if self._expects_other:
+                        part.expect(now)
+                    elif not part.is_right(now):
                         self._are_spoilt = True
                     if not self._is_free:
                         part.note_elsewhere(before, now)
+        self._expects_other = False
 
     def are_spoilt(self) -> bool:
         """Whether padding shows in one of the buffers."""
@@ -75,6 +80,10 @@ class _Part:
         self._right = now[self._touched]
         # For each call with padding what it wrote elsewhere: a mask, or places if these are less.
         self._elsewhere: list[torch.Tensor] = []
+
+    def expect(self, now: torch.Tensor) -> None:
+        """Take what is there for right where the call without padding has written."""
+        self._right = now[self._touched]
 
     def is_right(self, now: torch.Tensor) -> bool:
         """Whether what the call without padding has written is there."""
