@@ -206,3 +206,11 @@ def test_a_key_is_not_evicted_nor_reset_by_its_own_break(lab: Lab) -> None:
     assert torch.equal(graphed(x, True), (x * 2 + 1) * 3)
     graphed.reset()
     assert torch.equal(graphed(x, True), (x * 2 + 1) * 3)
+
+
+def test_a_frozen_function_says_that_a_graph_had_to_go_for_others(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x: x * 2, sizes=[2, 4], max_graphs=1)
+    function.capture(fresh(lab, 4), progress=False).freeze()
+    assert torch.equal(function(x := fresh(lab, 2)), x * 2)
+    with pytest.raises(StateError, match=r"x: float32\[4\].*had to go for others.*max_graphs="):
+        function(fresh(lab, 4))

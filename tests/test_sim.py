@@ -372,3 +372,37 @@ def test_operators_that_need_no_value_are_captured_whatever_they_return(lab: Lab
     z.fill_(77)
     graph.replay()
     assert known == (True, True, False, False) and torch.equal(z, x * 2)
+
+
+@pytest.mark.parametrize("seed", ["seed", "state", "own"])
+def test_a_capture_that_sets_a_random_state_is_refused(sim: SimLab, seed: str) -> None:
+    generator = torch.Generator()
+    other = torch.Generator().manual_seed(7).get_state()
+    graph = cgraph.CUDAGraph()
+    graph.register_generator_state(generator)
+    with (
+        pytest.raises(CaptureError, match="seeds a generator or sets its state"),
+        cgraph.graph(graph),
+    ):
+        if seed == "seed":
+            torch.manual_seed(torch.initial_seed() + 1)
+        elif seed == "state":
+            torch.set_rng_state(other)
+        else:
+            generator.set_state(other)
+    x = fresh(sim, 4)
+    with cgraph.graph(graph):
+        y = x * 2
+    graph.replay()
+    assert torch.equal(y, x * 2)
+
+
+def test_a_capture_of_a_sparse_result_is_refused(sim: SimLab) -> None:
+    table = torch.nn.Embedding(10, 3, sparse=True)
+    function = cgraph.graphed(table, measure=False)
+    with pytest.warns(UserWarning, match="its result is torch.sparse_coo"):
+        function(torch.tensor([1, 2])).sum().backward()
+    assert table.weight.grad is not None and table.weight.grad.is_sparse
+    other = cgraph.graphed(lambda x: x.to_sparse(), measure=False)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        assert other(torch.ones(2)).is_sparse

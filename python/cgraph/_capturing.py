@@ -303,7 +303,9 @@ class Capturing:
                     _refusals.require_no_gradient(recorded)
             if not only_captures and not recorded.has_added_hooks:
                 surroundings = self._reach.after_call(call.modules, surroundings)
-            gradients = [] if isinstance(recorded, Trained) else recorded.gradients.added_to
+            gradients = []
+            if not isinstance(recorded, Trained):
+                gradients = [*recorded.gradients.added_to, *recorded.gradients.hooks()]
             if holders := [*recorded.used, *gradients]:
                 surroundings = surroundings.with_holders(holders)
             if self._options.debug:

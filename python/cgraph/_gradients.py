@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
+from cgraph import _torch
 from cgraph._surroundings import Holder
 from cgraph.errors import CaptureError
 
@@ -37,13 +38,24 @@ class Gradients:
         """Whether replays give some leaf another gradient."""
         return bool(self._replaced)
 
+    def hooks(self) -> list[Holder]:
+        """Where the hooks are that a backward pass runs for the leaves."""
+        leaves = [*(leaf for leaf, _ in self._replaced), *(leaf for leaf, *_ in self.added_to)]
+        return [hooks for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
+
     @property
     def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
         """The leaves that replays give another gradient, and the one that the graph computes."""
         return self._replaced
 
     def captures_now(self) -> list[torch.Tensor]:
-        """Note that calls end here, and that a capture comes next; the gradients that there are."""
+        """Note that calls end here, and that a capture comes next; the gradients that there are.
+
+        Those that the calls have taken away are there again, and the capture shows their use.
+        """
+        for leaf, old in self._old:
+            if leaf.grad is None:
+                leaf.grad = old
         self._before = [(leaf.grad, _version(leaf.grad)) for leaf, _ in self._old]
         return [gradient for gradient, _ in self._before if gradient is not None]
 
@@ -76,7 +88,14 @@ class Gradients:
         for (leaf, old), (before, version) in zip(self._old, self._before, strict=True):
             now = leaf.grad
             if now is not before:
-                if before is not None and (is_used(before) or before._version != version):
+                has_used = before is not None and (is_used(before) or before._version != version)
+                if has_used and now is None:
+                    raise CaptureError(
+                        f"the function uses the gradient of a tensor of shape {list(leaf.shape)}"
+                        " and takes it away: let it be set to zero, as by"
+                        " zero_grad(set_to_none=False), or call zero_grad() outside of the function"
+                    )
+                if has_used:
                     raise CaptureError(
                         "the function replaces the gradient of a tensor of shape"
                         f" {list(leaf.shape)} by one that it computes from the one before: add to"
@@ -92,11 +111,6 @@ class Gradients:
                 )
             elif now is not None and (_version(now) != version or is_used(now)):
                 self.added_to.append((leaf, "grad", now))
-            elif now is None and old is not None:
-                raise CaptureError(
-                    "the function takes the gradient away that a tensor of shape"
-                    f" {list(leaf.shape)} has before the call: let it begin with zero_grad()"
-                )
         changed = {id(leaf) for leaf, *_ in (*self._replaced, *self.added_to)}
         for static, name in zip(statics, names, strict=True):
             if id(static) in changed:

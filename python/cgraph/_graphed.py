@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from cgraph import _torch
 from cgraph._order import Call, Loan
+from cgraph._rollback import leaves_behind
 from cgraph._source import levels_to_user
 from cgraph._timing import replay_seconds
 from cgraph.errors import ArgumentError, StateError, add_note
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
     from cgraph.callables import _Pass
     from cgraph.cudagraph import CUDAGraph
 
-__all__ = ["Graphed", "Sample"]
+__all__ = ["Graphed", "Sample", "reached"]
 
 
 class Sample:
@@ -239,11 +240,12 @@ class Graphed:
             place.zero_() if grad is None else grad for place, grad in places if place is not None
         )
         self._backward(fed)
+        grad_inputs = self._used(grads)
         if self._clone:
-            return tuple(None if g is None else g.detach().clone() for g in self._grad_inputs)
+            return tuple(None if g is None else g.detach().clone() for g in grad_inputs)
         loans: list[Loan] = []
         found: list[torch.Tensor | None] = []
-        for owner, own in zip(owners, self._grad_inputs):  # noqa: B905
+        for owner, own in zip(owners, grad_inputs):  # noqa: B905
             if own is None:
                 found.append(None)
             elif owner is True or own.layout is not torch.strided:
@@ -255,9 +257,18 @@ class Graphed:
         for lent in (self._lent_parameters, loans):
             self._order.lend(self._captured.backward_number, lent)
         # Each time new objects, which autograd may keep as ``.grad`` without a copy.
-        for own in self._grad_inputs[self._count :]:
+        for own in grad_inputs[self._count :]:
             found.append(None if own is None else own.detach())
         return tuple(found)
+
+    def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+        """The gradients of what the loss depends on, through the outputs that have gradients."""
+        places = list(enumerate(zip(self._grad_outputs, grads, strict=True)))
+        if all(own is None or grad is not None for _, (own, grad) in places):
+            return self._grad_inputs
+        reached = self._captured.reached
+        used = frozenset[int]().union(*(reached[n] for n, (_, grad) in places if grad is not None))
+        return [own if place in used else None for place, own in enumerate(self._grad_inputs)]
 
     def _warn_of_lost_gradients(self, tensors: tuple[torch.Tensor, ...]) -> None:
         if self._warned:
@@ -274,6 +285,25 @@ class Graphed:
             " Set requires_grad before the callable is graphed",
             stacklevel=levels_to_user(),
         )
+
+
+def reached(outputs: Sequence[Any], surface: Sequence[torch.Tensor]) -> list[frozenset[int]]:
+    """For each output the places of the tensors that it depends on, as autograd knows it.
+
+    Those that none is known to depend on count for each.
+    """
+    places = {id(tensor): place for place, tensor in enumerate(surface)}
+    with_grad = [_is_tensor(output) and output.requires_grad for output in outputs]
+    if sum(with_grad) == 1:
+        return [frozenset(places.values()) if one else frozenset() for one in with_grad]
+    found = [
+        frozenset(places[id(leaf)] for leaf in leaves_behind([output]) if id(leaf) in places)
+        if one
+        else frozenset()
+        for output, one in zip(outputs, with_grad, strict=True)
+    ]
+    unknown = frozenset(places.values()).difference(*found)
+    return [one | unknown for one in found]
 
 
 class _Replay(torch.autograd.Function):

@@ -81,7 +81,7 @@ class Surroundings:
             hooks += [(path or "the module", one) for one in _torch.hooks_of(part)]
         self._with_flags, self._flags = with_flags, _core.Flags(with_flags)
         self._hooks = [(name, one, _torch.hooks_of_users(one)) for name, one in hooks]
-        self._values = [list(owner.values()) for owner in self._owners]
+        self._items = [list(owner.items()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
         self._find()
@@ -103,7 +103,7 @@ class Surroundings:
         inner = (value for one in held for value in one.values())
         dictionaries = [*held, *(one for one in inner if isinstance(one, dict))]
         other._owners = [*self._owners, *dictionaries]
-        other._values = [*self._values, *(list(one.values()) for one in dictionaries)]
+        other._items = [*self._items, *(list(one.items()) for one in dictionaries)]
         other._find()
         return other
 
@@ -193,11 +193,15 @@ class Surroundings:
                 self._names.append(f"{path}.{name}" if path else name)
 
     def _replaced(self) -> str:
+        of_leaves = [one for _, name, one in self._holders if name in _torch.HOOKS_OF_LEAVES]
+        for owner, known in zip(self._owners, self._items, strict=True):
+            if any(owner is one for one in of_leaves) and [*owner.items()] != known:
+                return _NAMES["_backward_hooks"]
         names = (
             name
-            for owner, known in zip(self._owners, self._values, strict=True)
+            for owner, known in zip(self._owners, self._items, strict=True)
             for name, now in owner.items()
-            if all(now is not one for one in known)
+            if all(now is not one for _, one in known)
         )
         found = next(names, "a parameter")
         # The state of an optimizer is found by its parameters.
@@ -208,6 +212,7 @@ _NAMES = {
     "cell_contents": "what the function closes over",
     "grad": "a gradient",
     "state": "the state of an optimizer",
+    **dict.fromkeys(_torch.HOOKS_OF_LEAVES, "a hook of a tensor"),
 }
 
 

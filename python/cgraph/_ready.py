@@ -67,6 +67,12 @@ class Ready:
         """
         if is_frozen:
             self._limits.forget_unused(key)
+            if key.state == "evicted":
+                raise StateError(
+                    f"{self._name} was frozen, and the graph of the key ({key.text}) had to go for"
+                    " others: give max_graphs= or max_bytes= more room, or keep_templates=True, or"
+                    " call reset()"
+                )
             raise StateError(
                 f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
                 " capture it before freeze(), or call reset()"

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -96,6 +96,18 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             nothing runs but the capture.
         driver: The driver in force.
     """
+    try:
+        return _record(plan, call, statics, driver)
+    except _UnseenWritesError:
+        if plan.only_captures:
+            _fill(statics, call, driver)
+        plan = replace(plan, warmup=1, only_captures=False)
+        return _record(plan, call, statics, driver)
+
+
+def _record(
+    plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.Driver
+) -> Recorded:
     args, kwargs = call.arguments(statics)
     unchanged = Unchanged(call, statics)
 
@@ -339,12 +351,10 @@ def _captured(
         else:
             _end(graph, plan)
         return graph, result
+    if plan.preserve and not plan.warmup:
+        raise _UnseenWritesError
     if plan.only_captures:
-        # Breaks run, and read them. What the function writes is told by the versions, without this.
-        # Replays on any stream may still read what is about to be written.
-        driver.synchronize()
-        for static, tensor in zip(statics, call.tensors, strict=True):
-            static.data.copy_(tensor)
+        _fill(statics, call, driver)
     # Only a function with a break is captured in segments, which costs more.
     return SegmentedGraph.capture(
         run,
@@ -354,6 +364,15 @@ def _captured(
         statics=statics,
         generators=generators,
     )
+
+
+def _fill(statics: list[torch.Tensor], call: Call, driver: _driver.Driver) -> None:
+    """Give static tensors the contents of a call's: breaks run in a capture, and read them."""
+    # Replays on any stream may still read what is about to be written.
+    driver.synchronize()
+    for static, tensor in zip(statics, call.tensors, strict=True):
+        # What the function writes is told by the versions, without this.
+        static.data.copy_(tensor)
 
 
 def _end(graph: CUDAGraph, plan: Plan) -> None:
@@ -426,6 +445,10 @@ def _require_no_state_given(call: Call, rollback: Rollback) -> None:
 
 class _BreakFoundError(BaseException):
     """A break was called in a capture that is not divided. No code of users catches this."""
+
+
+class _UnseenWritesError(Exception):
+    """A capture would run segments between breaks, and no call has shown what they write."""
 
 
 class _Whole:

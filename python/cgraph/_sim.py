@@ -114,6 +114,12 @@ class Recording:
             except BaseException:
                 self.abandon()
                 raise
+        if self._recorder.has_set_random_state():
+            self.abandon()
+            raise CaptureError(
+                "the function seeds a generator or sets its state, and replays do not: do it before"
+                " the call, or pass random numbers as an argument"
+            )
         self._end_recording()
         template = self._capture.finish()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
@@ -202,12 +208,26 @@ class Recorder(_torch.Bystander):
         self._simulator = simulator
         self._memory = memory
         self._fake = CpuFakeMode(allow_non_fake_inputs=True)
+        with _torch.without_modes():
+            known = [torch.default_generator, *generators]
+            self._random_states = [(one, one.get_state()) for one in known]
         self._outside: list[Outside] = []
 
     def check(self) -> None:
         """Raise if a tensor from outside that the capture read is gone."""
         for tensor in self._outside:
             tensor.get()
+
+    def has_set_random_state(self) -> bool:
+        """Whether the function has set the state of a generator: captured operators draw nothing.
+
+        Other threads may have drawn from them, so that it is known only without such.
+        """
+        if threading.active_count() > 1:
+            return False
+        with _torch.without_modes():
+            pairs = [(one.get_state(), state) for one, state in self._random_states]
+            return any(not torch.equal(now, before) for now, before in pairs)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
@@ -270,6 +290,10 @@ class Recorder(_torch.Bystander):
             if place in written:
                 results.append(written[place])
             elif isinstance(leaf, torch.Tensor):
+                if leaf.layout is not torch.strided:
+                    raise CaptureError(
+                        f"the simulator cannot capture {func}: its result is {leaf.layout}"
+                    )
                 made = self._memory.tensor(stream, leaf)
                 over = self._memory.find(made)
                 if over is not None:

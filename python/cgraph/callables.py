@@ -18,7 +18,7 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._driver import Pool
-from cgraph._graphed import Graphed, Sample
+from cgraph._graphed import Graphed, Sample, reached
 from cgraph._order import Order
 from cgraph._source import levels_to_user
 from cgraph.cudagraph import CUDAGraph
@@ -265,6 +265,7 @@ class _Pass:
         spec: How they are put together.
         grad_outputs: Where the backward pass reads the gradients of the outputs.
         grad_inputs: Where it leaves those of the inputs and parameters.
+        reached: For each output the places of those that it depends on.
         function: Kept alive with what it refers to; None for a module.
     """
 
@@ -284,6 +285,7 @@ class _Pass:
         self.outputs, self.spec = _torch.tree_flatten(result)
         self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
         self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
+        self.reached: list[frozenset[int]] = []
 
     @property
     def surface(self) -> tuple[torch.Tensor, ...]:
@@ -335,6 +337,7 @@ class _Capture:
         one.backward_number = one.order.number()
         remaining = iter(grads)
         one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
+        one.reached = reached(one.outputs, one.surface)
         inputs = iter(own)
         one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
         one.forget_history()

@@ -134,7 +134,9 @@ def graphed(
             for graphs with gradients or breaks. ``max_bytes`` counts templates, which go first.
         max_recording: How often a key is captured anew because one argument or parameter moved.
             Then its calls run eagerly.
-        warmup: Calls before the first capture; before later ones there is one.
+        warmup: Calls before the first capture; before later ones there is one. With 0 there is one
+            if the function has a break, as captures with breaks run it: what that writes is put
+            back, but with ``preserve_state=False``.
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
             have their own.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a

@@ -46,12 +46,14 @@ from cgraph._torch.modes import (
     without_gradients,
 )
 from cgraph._torch.modules import (
+    HOOKS_OF_LEAVES,
     HooksOf,
     call_forward,
     fixed,
     follow_modules,
     hook_count,
     hooks_of,
+    hooks_of_leaf,
     hooks_of_users,
 )
 from cgraph._torch.pools import (
@@ -110,6 +112,7 @@ from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools
 from cgraph.errors import NoDriverError, TorchError
 
 __all__ = [
+    "HOOKS_OF_LEAVES",
     "Bystander",
     "CpuFakeMode",
     "DataDependentOutputException",
@@ -153,6 +156,7 @@ __all__ = [
     "has_saved_tensors_hooks",
     "hook_count",
     "hooks_of",
+    "hooks_of_leaf",
     "hooks_of_users",
     "in_class",
     "is_any_autocast_enabled",

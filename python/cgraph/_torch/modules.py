@@ -13,12 +13,14 @@ from cgraph import _core
 from cgraph._torch.tensors import tensor_reader
 
 __all__ = [
+    "HOOKS_OF_LEAVES",
     "HooksOf",
     "call_forward",
     "fixed",
     "follow_modules",
     "hook_count",
     "hooks_of",
+    "hooks_of_leaf",
     "hooks_of_users",
 ]
 
@@ -27,6 +29,9 @@ HooksOf = tuple[dict[str, Any], str]
 
 Follow = Callable[..., None]
 """What is told of a module, its arguments and, after its forward, the result."""
+
+HOOKS_OF_LEAVES = ("_backward_hooks", "_post_accumulate_grad_hooks")
+"""The attributes of tensors that :func:`hooks_of_leaf` looks at."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # cgraph's own hooks of all modules, before and after a forward.
@@ -51,6 +56,11 @@ def hooks_of(module: torch.nn.Module | None) -> list[HooksOf]:
     owner, prefix = (vars(torch_module), "_global") if module is None else (vars(module), "")
     names = [f"{prefix}{name}" for name in _HOOKS]
     return [(owner, name) for name in names if isinstance(owner.get(name), dict)]
+
+
+def hooks_of_leaf(leaf: torch.Tensor) -> list[tuple[torch.Tensor, str, Any]]:
+    """Where a leaf has the hooks of its gradient, and the dictionary with them, or None."""
+    return [(leaf, name, getattr(leaf, name)) for name in HOOKS_OF_LEAVES]
 
 
 def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:

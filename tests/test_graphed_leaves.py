@@ -1,0 +1,101 @@
+"""Steps with a backward pass inside: hooks of their leaves, and gradients that are taken away."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from graphed_calls import states
+from lab import Lab, fresh
+
+
+def doubled(gradient: Tensor) -> Tensor:
+    return gradient * 2
+
+
+def negated_in_place(leaf: Tensor) -> None:
+    assert leaf.grad is not None
+    leaf.grad.neg_()
+
+
+@pytest.mark.parametrize("has_first", [False, True])
+@pytest.mark.parametrize(
+    ("register", "hook"),
+    [("register_hook", doubled), ("register_post_accumulate_grad_hook", negated_in_place)],
+)
+def test_a_hook_of_a_leaf_that_comes_or_goes_captures_anew(
+    lab: Lab, register: str, hook: Callable[..., Any], has_first: bool
+) -> None:
+    ours = nn.Parameter(torch.ones(3, device=lab.device))
+    theirs = nn.Parameter(ours.detach().clone())
+
+    def step(x: Tensor, w: Tensor) -> Tensor:
+        w.grad = None
+        y = x * w
+        y.sum().backward()
+        return y.detach()
+
+    function = cgraph.graphed(lambda x: step(x, ours))
+    handles: list[Any] = []
+
+    def both(is_there: bool) -> None:
+        while handles:
+            handles.pop().remove()
+        if is_there:
+            handles.extend(getattr(leaf, register)(hook) for leaf in (ours, theirs))
+
+    if has_first:
+        for leaf in (ours, theirs):
+            leaf.register_hook(doubled)
+    for is_there in (False, False, True, True, False):
+        if handles or is_there:
+            both(is_there)
+        x = fresh(lab, 3)
+        torch.testing.assert_close(function(x), step(x, theirs))
+        torch.testing.assert_close(ours.grad, theirs.grad)
+    (key,) = function.report().keys
+    assert key.state == "captured"
+    assert {one.argument for one in key.rerecorded} == {"a hook of a tensor"}
+
+
+def test_a_layer_that_is_frozen_between_steps_loses_its_gradient(lab: Lab) -> None:
+    first, second = (nn.Linear(3, 3, device=lab.device) for _ in range(2))
+    optimizer = torch.optim.SGD([*first.parameters(), *second.parameters()], 0.1)
+
+    def step(x: Tensor) -> None:
+        optimizer.zero_grad()
+        second(first(x)).sum().backward()
+        optimizer.step()
+
+    function = cgraph.graphed(step)
+    function(fresh(lab, 2, 3))
+    assert first.weight.grad is not None
+    first.requires_grad_(False)
+    for _ in range(2):
+        before = second.weight.detach().clone()
+        function(fresh(lab, 2, 3))
+        assert first.weight.grad is None
+        assert not torch.equal(second.weight, before)
+    assert set(states(function)) == {"captured"}
+
+
+def test_gradients_that_are_used_and_taken_away_run_eagerly_with_advice(lab: Lab) -> None:
+    weight = torch.ones(3, requires_grad=True, device=lab.device)
+    optimizer = torch.optim.SGD([weight], 0.1)
+
+    def update() -> None:
+        optimizer.step()
+        optimizer.zero_grad()
+
+    function = cgraph.graphed(update)
+    with pytest.warns(UserWarning, match=r"uses the gradient .*zero_grad\(set_to_none=False\)"):
+        for count in range(1, 4):
+            (weight * 2).sum().backward()
+            function()
+            torch.testing.assert_close(weight.detach(), torch.ones_like(weight) - 0.2 * count)
+    assert weight.grad is None
