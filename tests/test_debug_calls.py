@@ -103,3 +103,18 @@ def test_gradients_of_arguments_are_taken_inside(lab: Lab, words: str) -> None:
     for _ in range(2):
         x = fresh(lab, 4).requires_grad_()
         torch.testing.assert_close(function(x), 2 * x.detach())
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_state_that_a_graphed_function_inside_writes_is_written_once(lab: Lab, warmup: int) -> None:
+    total = torch.zeros(4, device=lab.device)
+    inner = cgraph.graphed(lambda x: total.add_(x) * 1)
+    outer = cgraph.graphed(lambda x: inner(x) + 1, warmup=warmup)
+    expected = torch.zeros(4, device=lab.device)
+    for function in (inner, inner, outer, outer):
+        x = fresh(lab, 4)
+        function(x)
+        expected += x
+        torch.testing.assert_close(total, expected)
+    cgraph.dry_run(outer, fresh(lab, 4))
+    torch.testing.assert_close(total, expected)

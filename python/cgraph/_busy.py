@@ -6,6 +6,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from cgraph import _core
+
 __all__ = ["busy", "is_busy"]
 
 _here = threading.local()
@@ -20,8 +22,11 @@ def is_busy() -> bool:
 def busy() -> Iterator[None]:
     """A ``with`` block in which they are."""
     before = is_busy()
+    # Native entries ask only while somebody is.
+    _core.enter_busy()
     _here.is_busy = True
     try:
         yield
     finally:
         _here.is_busy = before
+        _core.leave_busy()

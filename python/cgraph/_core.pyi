@@ -34,7 +34,9 @@ __all__ = [
     "begin_and_hand_over",
     "begin_exit",
     "end_broken",
+    "enter_busy",
     "instantiate_all",
+    "leave_busy",
     "register_for_all",
     "settle_pools",
     "take_refusal",
@@ -62,6 +64,12 @@ def register_for_all(phase: str, hook: Callable[..., object]) -> HookHandle:
     ``phase`` is ``"capture_start"``, ``"capture_end"``, ``"instantiate"``, ``"replay_start"``,
     ``"replay_end"`` or ``"destroy"``.
     """
+
+def enter_busy() -> None:
+    """Count a thread that begins to run a function for a capture; graphed ones ask which then."""
+
+def leave_busy() -> None:
+    """Count a thread that has ended to."""
 
 def end_broken(stream: Stream) -> None:
     """End a capture that somebody else began, if the stream captures, and drop its work."""

@@ -40,6 +40,7 @@ class Captured:
         check: Raises if memory that the graph reads is gone.
         random_step: Advances the random state of a replay.
         inputs: Nodes that copy to the static inputs and store the state of ``generators``.
+        drawn: How far a replay moves the offset of the default generator; None where it has none.
         generators: The generators that a replay draws from, and how far it moves their offsets.
         feed: Copies tensors to the static inputs before a replay, where ``inputs`` does not.
         sim: The simulator that a replay drives.
@@ -59,6 +60,7 @@ class Captured:
         random_step: Callable[[], None] | None = None,
         inputs: _core.Inputs | None = None,
         generators: Sequence[tuple[Any, int]] = (),
+        drawn: int | None = None,
         feed: Callable[[tuple[Any, ...]], None] | None = None,
         sim: _core.Sim | None = None,
         retained: object = None,
@@ -74,6 +76,7 @@ class Captured:
         self.random_step = random_step
         self.inputs = inputs
         self.generators = generators
+        self.drawn = drawn
         self.feed = feed
         self.sim = sim
         self.retained = retained
@@ -124,6 +127,9 @@ class Driver(Protocol):
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""
+
+    def random_place(self) -> tuple[int, int] | None:
+        """Seed and offset of the device's default generator; None where it has no offset."""
 
     def pool_handle(self) -> Handle:
         """A token of a new pool."""

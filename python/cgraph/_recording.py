@@ -18,6 +18,7 @@ from cgraph._attributes import Attributes
 from cgraph._calls import Call, hides_tensors
 from cgraph._collector import collections_held_off
 from cgraph._constants import is_array
+from cgraph._drawing import Drawing
 from cgraph._gradients import Gradients
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
@@ -135,8 +136,9 @@ def _record(
             # them, and replays may write them on yet another.
             driver.synchronize()
         with driver.stream(plan.stream):
+            drawing = Drawing(driver)
             try:
-                eager_seconds = _warm_up(run, plan, rollback, driver)
+                eager_seconds = _warm_up(run, plan, rollback, driver, drawing)
             except (CaptureError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
@@ -159,6 +161,9 @@ def _record(
             rollback.leave_alone(outputs, statics)
             try:
                 of_capture.require_no_new_tensor()
+                # Compiled code draws in its own way.
+                if isinstance(graph, CUDAGraph) and not rollback.has_uncompiled:
+                    drawing.require_no_more(graph._drawn)
                 _require_known_classes(outputs)
                 gradients.note(statics, call.names, rollback.captures_use)
                 if gradients.has_made and not plan.warmup:
@@ -201,7 +206,11 @@ def _record(
 
 
 def _warm_up(
-    run: Callable[[], Any], plan: Plan, rollback: Rollback, driver: _driver.Driver
+    run: Callable[[], Any],
+    plan: Plan,
+    rollback: Rollback,
+    driver: _driver.Driver,
+    drawing: Drawing,
 ) -> float | None:
     """Call the function; the seconds of the last call, if they are asked for.
 
@@ -216,7 +225,7 @@ def _warm_up(
         rollback.rewind()
         # The first one has shown what it writes.
         is_compiled = plan.compiles and rollback.has_uncompiled
-        with rollback.aside() if is_compiled else nullcontext():
+        with drawing.call(), rollback.aside() if is_compiled else nullcontext():
             run()
 
     calls = max(1, plan.warmup - plan.measure)

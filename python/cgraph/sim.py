@@ -147,6 +147,9 @@ class Simulator:
         """The living pools."""
         return list(self.pools.known.values())
 
+    def random_place(self) -> None:
+        """Those of the CPU have no offset."""
+
     def settle(self) -> None:
         """Let go what only finished work still used."""
         self.device.collect()

@@ -35,7 +35,8 @@ mod _core {
     use super::device::{CaptureMark, Device, begin_exit, version};
     #[pymodule_export]
     use super::dispatch::{
-        Contents, Dispatcher, Entry, Fixed, Flags, Lane, Neighbours, Storage, Turn,
+        Contents, Dispatcher, Entry, Fixed, Flags, Lane, Neighbours, Storage, Turn, enter_busy,
+        leave_busy,
     };
     #[pymodule_export]
     use super::graph::{Graph, instantiate_all};

@@ -1,6 +1,6 @@
 //! `Lane`: the stream that the entries of one pool were last replayed on.
 
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::types::PyCapsule;
@@ -22,6 +22,22 @@ pub(crate) struct Lane {
     switch: Py<PyAny>,
     last: AtomicU64,
     device: Py<Device>,
+}
+
+/// How many threads run functions for captures, in which graphed functions are not replayed. Each asks
+/// Python whether it is one of them, so that its own count is all that it must see.
+static BUSY: AtomicUsize = AtomicUsize::new(0);
+
+/// Counts a thread that begins to run a function for a capture.
+#[pyfunction]
+pub(crate) fn enter_busy() {
+    BUSY.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Counts a thread that has ended to.
+#[pyfunction]
+pub(crate) fn leave_busy() {
+    BUSY.fetch_sub(1, Ordering::Relaxed);
 }
 
 #[pymethods]
@@ -54,10 +70,11 @@ impl Lane {
 }
 
 impl Lane {
-    /// Whether anything on the device may be capturing now.
+    /// Whether anything on the device may be capturing now, or some thread runs a function for a
+    /// capture.
     #[inline]
     pub(crate) fn may_capture(&self) -> bool {
-        self.device.get().core.has_captures()
+        self.device.get().core.has_captures() || BUSY.load(Ordering::Relaxed) > 0
     }
 
     /// Makes the current stream wait for the last replay, if that was on another one.

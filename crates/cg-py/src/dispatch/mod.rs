@@ -25,7 +25,7 @@ pub(crate) use entry::Entry;
 pub(crate) use fixed::Fixed;
 pub(crate) use flags::Flags;
 pub(crate) use held::Storage;
-pub(crate) use lane::Lane;
+pub(crate) use lane::{Lane, enter_busy, leave_busy};
 use modes::{Mode, Modes};
 pub(crate) use neighbours::Neighbours;
 pub(crate) use pattern::Found;
