@@ -78,3 +78,31 @@ def test_a_ladder_of_captures_with_breaks_writes_no_state(lab: Lab) -> None:
         assert not net.count.any()
         x = fresh(lab, 2)
         assert torch.equal(function(x), x * 2 + 1)
+
+
+class Lazy(nn.Module):
+    """Makes its module in its first call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner: nn.Module | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.inner is None:
+            self.inner = nn.Linear(3, 3, device=x.device)
+        return looked_at(x) + self.inner(x)
+
+
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_module_that_the_first_call_makes_has_its_weights(lab: Lab, warmup: int) -> None:
+    net = Lazy()
+    function = cgraph.graphed(net, warmup=warmup, measure=False)
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 2, 3)
+            torch.testing.assert_close(function(x), net(x))
+        assert net.inner is not None
+        assert all(one.isfinite().all() and one.any() for one in net.inner.parameters())
+        net.inner = nn.Linear(3, 3, device=lab.device)
+        x = fresh(lab, 2, 3)
+        torch.testing.assert_close(function(x), net(x))

@@ -1,4 +1,4 @@
-"""Functions that seed generators, or set and put back their states, draw what eager draws."""
+"""Functions that seed generators draw what eager draws; on a GPU also those that put states back."""
 
 from __future__ import annotations
 

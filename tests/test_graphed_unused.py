@@ -58,3 +58,33 @@ def test_gradients_are_those_of_eager_and_none_where_eager_has_none(
             optimizer.step()
         for mine, right in zip(ours.parameters(), theirs.parameters(), strict=True):
             torch.testing.assert_close(mine, right)
+
+
+class Returning(nn.Module):
+    """Returns an argument and a parameter as they are, beside what depends on them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale, self.inner = nn.Parameter(torch.ones(())), nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> tuple[Tensor, ...]:
+        return self.inner(x) * self.scale, self.scale, x, self.inner(x)
+
+
+@pytest.mark.parametrize("how", ["static", "clone"])
+@pytest.mark.parametrize("places", [[0], [1], [2], [3], [1, 3], [1, 2], [0, 2]])
+def test_what_is_returned_as_it_is_depends_on_itself(lab: Lab, places: list[int], how: str) -> None:
+    theirs, ours = Returning().to(lab.device), Returning().to(lab.device)
+    ours.load_state_dict(theirs.state_dict())
+    function = cgraph.graphed(ours, outputs=how)  # type: ignore[call-overload]
+    for _ in range(2):
+        x = fresh(lab, 2, 3)
+        both: list[list[Tensor]] = []
+        for net, call in ((ours, function), (theirs, theirs)):
+            given = x.clone().requires_grad_()
+            net.zero_grad()
+            found = call(given)
+            sum(found[place].square().sum() for place in places).backward()
+            both.append([given, *net.parameters()])
+        for mine, right in zip(*both, strict=True):
+            torch.testing.assert_close(mine.grad, right.grad)

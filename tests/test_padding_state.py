@@ -96,3 +96,31 @@ def test_rows_of_random_numbers_are_padded_and_written_to_a_cache(lab: Lab) -> N
         assert function(x).shape == (rows, 1)
         assert torch.equal(cache[:rows], x)
     assert states(function) == ["captured"]
+
+
+@pytest.mark.parametrize("first", [3, 4])
+def test_what_counts_rows_beside_random_numbers_is_not_padded(lab: Lab, first: int) -> None:
+    w = torch.ones(2, requires_grad=True, device=lab.device)
+    count, drop = torch.zeros(1, device=lab.device), nn.Dropout(0.5)
+
+    def gradient(x: Tensor) -> Tensor:
+        w.grad = None
+        y = x + w
+        y.sum().backward()
+        return drop(y.detach())
+
+    def counted(x: Tensor) -> Tensor:
+        count.add_(x.shape[0])
+        return drop(x)
+
+    rows_of = [first, 3, 4, 2]
+    with pytest.warns(UserWarning, match="the gradient of a tensor"):
+        step = cgraph.graphed(gradient, sizes=[4])
+        for rows in rows_of:
+            step(fresh(lab, rows, 2))
+            assert torch.equal(w.grad, torch.full_like(w, rows))  # type: ignore[arg-type]
+    with pytest.warns(UserWarning, match="what the function writes"):
+        function = cgraph.graphed(counted, sizes=[4])
+        for rows in rows_of:
+            function(fresh(lab, rows, 2))
+    assert count.item() == sum(rows_of)

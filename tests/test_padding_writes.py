@@ -22,11 +22,21 @@ def numbers(dtype: torch.dtype, count: int) -> Tensor:
 
 
 def verdict(
-    before: Tensor, right: Tensor, *padded: Tensor, is_random: bool = False, is_free: bool = False
+    before: Tensor,
+    right: Tensor,
+    *padded: Tensor,
+    again: Tensor | None = None,
+    is_free: bool = False,
 ) -> bool:
-    """Whether a call with padding is found to have spoilt the memory."""
+    """Whether a call with padding is found to have spoilt the memory.
+
+    ``again`` is what the call without padding leaves with other random numbers.
+    """
     now = right.clone()
-    writes = Writes([(before, now)], is_random, is_free)
+    writes = Writes([(before, now)], is_free)
+    if again is not None:
+        now.copy_(again)
+        writes.see_again([(before, now)])
     for one in padded:
         now.copy_(one)
         writes.see([(before, now)])
@@ -53,10 +63,12 @@ def test_what_the_call_writes_must_stay_as_it_is(dtype: torch.dtype) -> None:
     before = numbers(dtype, 64)
     right, padded = written(before, [3, 4, 5]), written(before, [3, 4])
     assert verdict(before, right, padded)
-    # Unless nobody knows what it is; then all paddings must leave the same.
-    assert not verdict(before, right, padded, is_random=True, is_free=True)
-    assert not verdict(before, right, padded, padded, is_random=True, is_free=True)
-    assert verdict(before, right, padded, right, is_random=True, is_free=True)
+    # Unless it is random; then all paddings must leave the same.
+    assert not verdict(before, right, padded, again=padded, is_free=True)
+    assert not verdict(before, right, padded, padded, again=padded, is_free=True)
+    assert verdict(before, right, padded, right, again=padded, is_free=True)
+    # What was not random must be right.
+    assert verdict(before, right, written(before, [3, 5]), again=padded, is_free=True)
 
 
 @pytest.mark.parametrize("count", [4, 40])
@@ -98,7 +110,7 @@ def test_one_trial_alone_may_write_nothing_elsewhere() -> None:
 def test_a_buffer_of_another_size_is_spoilt() -> None:
     before, after = numbers(torch.float32, 8), numbers(torch.float32, 9)
     for right, padded in ((after, after), (after, before), (before, after)):
-        writes = Writes([(before, right)], False, False)
+        writes = Writes([(before, right)], False)
         writes.see([(before, padded)])
         assert writes.are_spoilt()
 
@@ -141,7 +153,7 @@ def test_no_mode_of_the_caller_sees_the_comparison(sim: SimLab) -> None:
     right, padded = written(before, [3, 4, 5]), written(before, [3, 4, 5, 6, 7])
     now = right.clone()
     with Seen():
-        writes = Writes([(before, now)], False, False)
+        writes = Writes([(before, now)], False)
     now.copy_(padded)
     with Seen():
         for _ in range(2):

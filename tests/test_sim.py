@@ -381,7 +381,7 @@ def test_a_capture_that_sets_a_random_state_is_refused(sim: SimLab, seed: str) -
     graph = cgraph.CUDAGraph()
     graph.register_generator_state(generator)
     with (
-        pytest.raises(CaptureError, match="seeds a generator or sets its state"),
+        pytest.raises(CaptureError, match="seeds random numbers or sets their state"),
         cgraph.graph(graph),
     ):
         if seed == "seed":

@@ -20,12 +20,12 @@ def is_busy() -> bool:
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """A ``with`` block in which they are."""
+    """A ``with`` block in which they are, on this thread."""
     before = is_busy()
     # Native entries ask only while somebody is.
     _core.enter_busy()
-    _here.is_busy = True
     try:
+        _here.is_busy = True
         yield
     finally:
         _here.is_busy = before

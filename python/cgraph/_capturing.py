@@ -301,7 +301,8 @@ class Capturing:
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
                     _refusals.require_no_gradient(recorded)
-            if not only_captures and not recorded.has_added_hooks:
+            has_called = not only_captures or (isinstance(recorded, Recorded) and recorded.breaks)
+            if has_called and not recorded.has_added_hooks:
                 surroundings = self._reach.after_call(call.modules, surroundings)
             gradients = []
             if not isinstance(recorded, Trained):
@@ -314,10 +315,12 @@ class Capturing:
         hold = functools.partial(
             self._hold, key, call, recorded, surroundings, surroundings.flags, lane
         )
-        if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
-            together.add(key, recorded, hold)
-        else:
+        waiting = recorded if isinstance(recorded, Recorded) and recorded.is_waiting else None
+        holds_later = waiting is not None and together is not None and together.holds
+        if not holds_later:
             hold()
+        if waiting is not None and together is not None:
+            together.add(key, waiting, hold if holds_later else None)
         if again is not None:
             key.again(again, None, user_line())
 

@@ -86,10 +86,9 @@ class Cuda:
         """Whether torch's current stream captures."""
         return _torch.is_capturing()
 
-    def random_place(self) -> tuple[int, int] | None:
-        """Seed and offset of the current device's default generator."""
-        generator = torch.cuda.default_generators[torch.cuda.current_device()]
-        return generator.initial_seed(), generator.get_offset()
+    def generators(self) -> list[torch.Generator]:
+        """The current device's default generator."""
+        return [torch.cuda.default_generators[torch.cuda.current_device()]]
 
     def pool_handle(self) -> Handle:
         """A token of a new pool."""
@@ -435,7 +434,6 @@ class Recording:
             random_step=None if host is None or draws is not None else host.replay,
             inputs=inputs,
             generators=[(draw.generator, draw.step) for draw in draws or ()],
-            drawn=next((step for one, step in drawn if one is self._generators[0]), 0),
             retained=(self._handle, self._others, self._leases, host),
             footprint=self._footprint,
             labels={} if self._labels is None else self._labels.found,

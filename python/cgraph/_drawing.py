@@ -1,59 +1,53 @@
-"""Whether a function draws on from where the random state is, or sets it, which replays do not."""
+"""Whether a function draws on from where a random state is, or sets it, which replays do not."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
-from cgraph import _driver
+import torch
+
 from cgraph.errors import CaptureError
 
-__all__ = ["Drawing"]
+__all__ = ["draws_on", "random_state_is_set"]
+
+# No call draws so many numbers. Offsets are multiples of four.
+_AHEAD = 1 << 40
 
 
-class Drawing:
-    """What calls before a capture do to the random state.
+@contextmanager
+def draws_on(generators: Sequence[torch.Generator]) -> Iterator[None]:
+    """A ``with`` block with a call, in which generators are far ahead of where they are.
+
+    torch takes it for no change if a captured function seeds with the seed that there is, as after
+    the calls before. So what these do is looked at.
 
     Args:
-        driver: The driver in force.
+        generators: Those of the device, whose states have an offset.
+
+    Raises:
+        CaptureError: One of them is not ahead any more: the call has set its state.
     """
-
-    def __init__(self, driver: _driver.Driver) -> None:
-        self._driver = driver
-        self._steps: list[int] = []
-
-    @contextmanager
-    def call(self) -> Iterator[None]:
-        """A ``with`` block with one call.
-
-        Raises:
-            CaptureError: It has set the state.
-        """
-        before = self._driver.random_place()
+    before = [(one, one.initial_seed(), one.get_offset()) for one in generators]
+    for generator, _, offset in before:
+        generator.set_offset(offset + _AHEAD)
+    is_set = False
+    try:
         yield
-        now = self._driver.random_place()
-        if before is None or now is None:
-            return
-        if now[0] != before[0] or now[1] < before[1]:
-            raise _is_set()
-        self._steps.append(now[1] - before[1])
-
-    def require_no_more(self, drawn: int | None) -> None:
-        """Refuse a capture that draws more than the last call: that has put the state back.
-
-        Args:
-            drawn: How far a replay moves the offset; None where that is not known.
-
-        Raises:
-            CaptureError: It does.
-        """
-        # A first call may do what later ones do not.
-        if drawn is not None and len(self._steps) > 1 and self._steps[-1] < drawn:
-            raise _is_set()
+    finally:
+        for generator, seed, offset in before:
+            now = generator.get_offset()
+            is_ahead = generator.initial_seed() == seed and now >= offset + _AHEAD
+            if is_ahead:
+                generator.set_offset(now - _AHEAD)
+            is_set |= not is_ahead
+    if is_set:
+        raise random_state_is_set()
 
 
-def _is_set() -> CaptureError:
+def random_state_is_set() -> CaptureError:
+    """What a function is refused with that does so."""
     return CaptureError(
-        "the function seeds a generator or sets its state, and replays do not: do it before the"
-        " call, or pass random numbers as an argument"
+        "the function seeds random numbers or sets their state, and replays do not: do it before"
+        " the call, or pass random numbers as an argument"
     )

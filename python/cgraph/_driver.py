@@ -13,6 +13,8 @@ from cgraph.errors import ArgumentError
 from cgraph.labels import Label
 
 if TYPE_CHECKING:
+    import torch
+
     from cgraph._footprint import Footprint, PoolState
     from cgraph._labels import Recorder
     from cgraph.mempool import MemPool
@@ -40,7 +42,6 @@ class Captured:
         check: Raises if memory that the graph reads is gone.
         random_step: Advances the random state of a replay.
         inputs: Nodes that copy to the static inputs and store the state of ``generators``.
-        drawn: How far a replay moves the offset of the default generator; None where it has none.
         generators: The generators that a replay draws from, and how far it moves their offsets.
         feed: Copies tensors to the static inputs before a replay, where ``inputs`` does not.
         sim: The simulator that a replay drives.
@@ -60,7 +61,6 @@ class Captured:
         random_step: Callable[[], None] | None = None,
         inputs: _core.Inputs | None = None,
         generators: Sequence[tuple[Any, int]] = (),
-        drawn: int | None = None,
         feed: Callable[[tuple[Any, ...]], None] | None = None,
         sim: _core.Sim | None = None,
         retained: object = None,
@@ -76,7 +76,6 @@ class Captured:
         self.random_step = random_step
         self.inputs = inputs
         self.generators = generators
-        self.drawn = drawn
         self.feed = feed
         self.sim = sim
         self.retained = retained
@@ -128,8 +127,8 @@ class Driver(Protocol):
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""
 
-    def random_place(self) -> tuple[int, int] | None:
-        """Seed and offset of the device's default generator; None where it has no offset."""
+    def generators(self) -> Sequence[torch.Generator]:
+        """The default generators that captures draw from, if their states have offsets."""
 
     def pool_handle(self) -> Handle:
         """A token of a new pool."""

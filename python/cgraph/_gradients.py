@@ -93,7 +93,8 @@ class Gradients:
                     raise CaptureError(
                         f"the function uses the gradient of a tensor of shape {list(leaf.shape)}"
                         " and takes it away: let it be set to zero, as by"
-                        " zero_grad(set_to_none=False), or call zero_grad() outside of the function"
+                        " zero_grad(set_to_none=False), call zero_grad() outside of the function,"
+                        " or let there be none before the first call"
                     )
                 if has_used:
                     raise CaptureError(

@@ -297,10 +297,13 @@ def reached(outputs: Sequence[Any], surface: Sequence[torch.Tensor]) -> list[fro
     if sum(with_grad) == 1:
         return [frozenset(places.values()) if one else frozenset() for one in with_grad]
     found = [
-        frozenset(places[id(leaf)] for leaf in leaves_behind([output]) if id(leaf) in places)
-        if one
+        # One that is returned as it is depends on itself.
+        frozenset(
+            places[one] for one in map(id, (output, *leaves_behind([output]))) if one in places
+        )
+        if is_reached
         else frozenset()
-        for output, one in zip(outputs, with_grad, strict=True)
+        for output, is_reached in zip(outputs, with_grad, strict=True)
     ]
     unknown = frozenset(places.values()).difference(*found)
     return [one | unknown for one in found]

@@ -63,9 +63,10 @@ def capture_ladder(
     pad: Pad = "repeat" if not callable(options.pad) else options.pad
     largest_first = sorted(wanted, reverse=True)
     calls = (call.replaced(resized(call.tensors, found, size, pad)) for size in largest_first)
+    # Calls that are cut share the memory of the given one; others are made one at a time.
+    are_cut = found.rows >= largest_first[0]
     bar = tqdm(
-        # Calls that are cut share the memory of the given one; others are made one at a time.
-        [*calls] if found.rows >= largest_first[0] else calls,
+        [*calls] if are_cut else calls,
         f"capture {name}",
         total=len(wanted),
         unit="graph",
@@ -74,5 +75,7 @@ def capture_ladder(
         file=sys.stderr,
     )
     with gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
+        if together is not None:
+            together.holds = are_cut
         for resized_call in bar:
             capturing.ahead(resized_call, is_frozen, together)

@@ -208,7 +208,7 @@ def leaks(
     eager: Sequence[Any],
     rows: int,
     size: int,
-    is_random: bool,
+    is_random: Sequence[bool],
     agreed: dict[int, torch.Tensor],
 ) -> tuple[list[int | None], Leak | None]:
     """Whether padding shows in the rows of a result.
@@ -223,7 +223,7 @@ def leaks(
         eager: Those of the function for the call as it is.
         rows: How many the call has.
         size: How many the graph has.
-        is_random: Whether the function draws random numbers: with more rows, it draws others.
+        is_random: Whether each leaf depends on random numbers: with more rows, others are drawn.
         agreed: For each leaf of such numbers its rows that have come out alike before with the
             other padding, whose replays may be repeated; those that do now are added.
 
@@ -256,9 +256,9 @@ def leaks(
             leaf if dim is None else leaf.narrow(dim, 0, rows)
             for leaf in (*(leaves[place] for leaves in sames), its_other)
         )
-        if not is_random and not is_near(first, right):
+        if not is_random[place] and not is_near(first, right):
             return [], Leak(f"{name} depends on the number of rows")
-        is_right = is_random or all(is_near(one, right) for one in (*others, last))
+        is_right = is_random[place] or all(is_near(one, right) for one in (*others, last))
         if last.is_floating_point() or last.is_complex():
             for same in (first, *others):
                 agreed[place] = agreed.get(place, False) | same_rows(same, last, dim)

@@ -14,11 +14,11 @@ from typing import Any, TypeVar
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._attributes import Attributes
+from cgraph._attributes import Attributes, with_registered
 from cgraph._calls import Call, hides_tensors
 from cgraph._collector import collections_held_off
 from cgraph._constants import is_array
-from cgraph._drawing import Drawing
+from cgraph._drawing import draws_on
 from cgraph._gradients import Gradients
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
@@ -97,9 +97,11 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             nothing runs but the capture.
         driver: The driver in force.
     """
+    attributes = Attributes([] if plan.warmup else with_registered(plan.dictionaries))
     try:
         return _record(plan, call, statics, driver)
     except _UnseenWritesError:
+        attributes.take_back()
         if plan.only_captures:
             _fill(statics, call, driver)
         plan = replace(plan, warmup=1, only_captures=False)
@@ -136,9 +138,8 @@ def _record(
             # them, and replays may write them on yet another.
             driver.synchronize()
         with driver.stream(plan.stream):
-            drawing = Drawing(driver)
             try:
-                eager_seconds = _warm_up(run, plan, rollback, driver, drawing)
+                eager_seconds = _warm_up(run, plan, rollback, driver)
             except (CaptureError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
@@ -161,9 +162,6 @@ def _record(
             rollback.leave_alone(outputs, statics)
             try:
                 of_capture.require_no_new_tensor()
-                # Compiled code draws in its own way.
-                if isinstance(graph, CUDAGraph) and not rollback.has_uncompiled:
-                    drawing.require_no_more(graph._drawn)
                 _require_known_classes(outputs)
                 gradients.note(statics, call.names, rollback.captures_use)
                 if gradients.has_made and not plan.warmup:
@@ -210,7 +208,6 @@ def _warm_up(
     plan: Plan,
     rollback: Rollback,
     driver: _driver.Driver,
-    drawing: Drawing,
 ) -> float | None:
     """Call the function; the seconds of the last call, if they are asked for.
 
@@ -225,7 +222,10 @@ def _warm_up(
         rollback.rewind()
         # The first one has shown what it writes.
         is_compiled = plan.compiles and rollback.has_uncompiled
-        with drawing.call(), rollback.aside() if is_compiled else nullcontext():
+        generators = [*driver.generators()]
+        if generators:
+            generators += rollback.generators_of(driver.device_type)
+        with draws_on(generators), rollback.aside() if is_compiled else nullcontext():
             run()
 
     calls = max(1, plan.warmup - plan.measure)

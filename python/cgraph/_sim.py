@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _labels, _torch
+from cgraph._drawing import random_state_is_set
 from cgraph._driver import Captured, Handle
 from cgraph._footprint import Meter, is_recording
 from cgraph._liveness import Outside
@@ -116,10 +117,7 @@ class Recording:
                 raise
         if self._recorder.has_set_random_state():
             self.abandon()
-            raise CaptureError(
-                "the function seeds a generator or sets its state, and replays do not: do it before"
-                " the call, or pass random numbers as an argument"
-            )
+            raise random_state_is_set()
         self._end_recording()
         template = self._capture.finish()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
@@ -221,9 +219,11 @@ class Recorder(_torch.Bystander):
     def has_set_random_state(self) -> bool:
         """Whether the function has set the state of a generator: captured operators draw nothing.
 
-        Other threads may have drawn from them, so that it is known only without such.
+        Other threads may have drawn from them, so that it is known only without such. Nor is it
+        known of a state that is put back.
         """
-        if threading.active_count() > 1:
+        others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+        if not all(one.daemon or one is threading.main_thread() for one in others):
             return False
         with _torch.without_modes():
             pairs = [(one.get_state(), state) for one, state in self._random_states]

@@ -24,20 +24,25 @@ class Together:
 
     Args:
         limits: What knows the keys, and lets their graphs go.
+
+    Attributes:
+        holds: Whether the graphs are held only then. What is held of a call's own stays until then.
     """
 
     def __init__(self, limits: Limits) -> None:
+        self.holds = False
         self._limits = limits
         self._waiting: list[_Waiting] = []
 
-    def add(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
+    def add(self, key: Key, recorded: Recorded, hold: Callable[[], None] | None) -> None:
         """Let a graph wait for :meth:`finish`.
 
         Args:
             key: Its key.
             recorded: The graph.
-            hold: Lets the key have it. All are held one after the other, as they are instantiated:
-                right after a capture, none of what that takes is in the processor's cache.
+            hold: Lets the key have it; None if it has. All are held one after the other, as they
+                are instantiated: right after a capture, none of what that takes is in the
+                processor's cache.
         """
         key.is_awaited = True
         self._waiting.append(_Waiting(key, recorded, hold))
@@ -46,6 +51,7 @@ class Together:
         """Instantiate all. Those for which that fails are let go, and the first error comes out."""
         waiting, self._waiting = self._waiting, []
         failures: list[Exception] = []
+        done = 0
         try:
             began = time.perf_counter()
             errors = _core.instantiate_all([one.recorded.whole for one in waiting], _THREADS)
@@ -55,13 +61,15 @@ class Together:
                 try:
                     self._hold(one, error)
                 except Exception as failure:
+                    self._let_go(one)
                     add_note(failure, f"cgraph: the graph was that of the key ({one.key.text})")
                     failures.append(failure)
+                done += 1
         finally:
             for one in waiting:
                 one.key.is_awaited = False
-                if one.key.recorded is not one.recorded:
-                    one.recorded.reset()
+            for one in waiting[done:]:
+                self._let_go(one)
         if failures:
             raise failures[0]
 
@@ -70,14 +78,22 @@ class Together:
             raise error
         one.recorded.was_instantiated()
         # Hooks may have let the function forget its keys, or capture this one.
-        if self._limits.knows(one.key) and one.key.recorded is None:
+        if one.hold is not None and one.key.recorded is None and self._limits.knows(one.key):
             one.hold()
+        if one.key.recorded is not one.recorded:
+            one.recorded.reset()
+
+    def _let_go(self, one: _Waiting) -> None:
+        if one.key.recorded is one.recorded:
+            self._limits.drop(one.key, "eager")
+        else:
+            one.recorded.reset()
 
 
 class _Waiting(NamedTuple):
     key: Key
     recorded: Recorded
-    hold: Callable[[], None]
+    hold: Callable[[], None] | None
 
 
 @contextmanager

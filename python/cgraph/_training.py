@@ -13,6 +13,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._attributes import Attributes
 from cgraph._calls import Call
+from cgraph._drawing import draws_on
 from cgraph._held import Holding, Lent
 from cgraph._recording import (
     Plan,
@@ -295,7 +296,7 @@ def train(
         warmup = plan.warmup
         if warmup > 1:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
-            with breakable(passes):
+            with breakable(passes), draws_on(driver.generators()):
                 _Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
             warmup -= 1
 

@@ -33,6 +33,8 @@ __all__ = ["Padding"]
 
 # So many equal replays show how far apart they come, where those with other padding differ.
 _REPEATED = 8
+# So many calls with other random numbers show what depends on these.
+_DRAWN = 8
 
 
 class Padding:
@@ -195,34 +197,38 @@ class Padding:
         try:
             with busy(), rollback, torch.no_grad():
                 # Made in the block: what is written to them is compared as a result.
-                tensors = [copied(tensor) for tensor in call.tensors]
-                args, kwargs = call.arguments(tensors)
+                gradients = _gradients_of(recorded)
+
+                def run() -> tuple[list[Any], int, Any]:
+                    """What the call without padding leaves, the results first, and how many."""
+                    tensors = [copied(tensor) for tensor in call.tensors]
+                    args, kwargs = call.arguments(tensors)
+                    with torch.set_grad_enabled(call.mode.grad):
+                        leaves, spec = tree_flatten(function(*args, **kwargs))
+                    written = [tensors[place] for place in recorded.mutated]
+                    made = [leaf.grad for leaf, _ in gradients]
+                    return _copies([*leaves, *written, *made]), len(leaves), spec
+
                 with torch.random.fork_rng(devices):
                     before = _random_states(devices)
-                    with torch.set_grad_enabled(call.mode.grad):
-                        result = function(*args, **kwargs)
-                    leaves, spec = tree_flatten(result)
-                    is_random = any(
-                        not torch.equal(*pair)
-                        for pair in zip(before, _random_states(devices), strict=True)
-                    )
-                gradients = _gradients_of(recorded)
-                eager = _copies(
-                    [
-                        *leaves,
-                        *(tensors[place] for place in recorded.mutated),
-                        *(leaf.grad for leaf, _ in gradients),
-                    ]
-                )
+                    eager, results, spec = run()
+                    now = _random_states(devices)
+                    draws = any(not torch.equal(*pair) for pair in zip(before, now, strict=True))
+                    # Trials write the graph's inputs as well.
+                    count = rollback.written
+                    writes = Writes(rollback.buffers(count), callable(self._options.pad))
+                    is_random = [False] * len(eager)
+                    for _ in range(_DRAWN if draws else 0):
+                        rollback.rewind()
+                        others = run()[0]
+                        for place, pair in enumerate(zip(eager, others, strict=True)):
+                            is_random[place] |= not _are_same(*pair)
+                        writes.see_again(rollback.buffers(count))
                 names = [
-                    *(f"output {place}" for place in range(len(leaves))),
+                    *(f"output {place}" for place in range(results)),
                     *(call.names[place] for place in recorded.mutated),
                     *(f"the gradient of a tensor {list(leaf.shape)}" for leaf, _ in gradients),
                 ]
-                # Trials write the graph's inputs as well.
-                count = rollback.written
-                is_free = callable(self._options.pad)
-                writes = Writes(rollback.buffers(count), is_random, is_free)
 
                 def trial(pads: tuple[AnyPad, AnyPad]) -> tuple[list[Any], Any]:
                     rollback.rewind()
@@ -234,14 +240,14 @@ class Padding:
                 ) -> tuple[list[int | None], Leak | None]:
                     return leaks(names, sames, other, eager, rows, size, is_random, agreed)
 
-                first, *others = _trials(self._options.pad, rows)
+                first, *rest = _trials(self._options.pad, rows)
                 result, its_spec = trial(first)
                 if its_spec != spec:
                     return None, "the result is put together in another way"
                 sames = [result]
                 writes.see(rollback.buffers(count))
                 batched, leak = shows(result, {})
-                for pads in others:
+                for pads in rest:
                     if leak is not None:
                         break
                     agreed: dict[int, torch.Tensor] = {}
@@ -267,7 +273,7 @@ class Padding:
             rollback.undo()
         if leak is not None:
             return None, leak.text
-        return batched[: len(leaves)], None
+        return batched[:results], None
 
 
 class _PaddedCall:
@@ -343,6 +349,13 @@ def _gradients_of(
 ) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
     """The leaves that replays give other gradients, and these."""
     return () if isinstance(recorded, Trained) else recorded.gradients.computed
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two leaves are equal, bit by bit."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return type(one) is type(other) and bool(one == other)
+    return one.shape == other.shape and torch.equal(one, other)
 
 
 def _copies(leaves: Sequence[Any]) -> list[Any]:

@@ -31,20 +31,32 @@ class Writes:
 
     Args:
         buffers: What the call without padding has just written.
-        is_random: Whether what the call writes may be other numbers. Those with padding are the
-            same for each padding then, if it does not show.
         is_free: Whether padding may write anywhere else.
     """
 
-    def __init__(self, buffers: Sequence[Buffer], is_random: bool, is_free: bool) -> None:
-        # What to expect instead comes with the first call.
-        self._expects_other = is_random
+    def __init__(self, buffers: Sequence[Buffer], is_free: bool) -> None:
+        # Whether what to expect of random numbers comes with the first call.
+        self._expects_other = False
         self._is_free = is_free
         self._are_spoilt = _have_other_sizes(buffers)
         self._buffers: list[list[_Part]] = []
         if not self._are_spoilt:
             with _torch.without_modes():
                 self._buffers = [[_Part(*part) for part in _parts(*one)] for one in buffers]
+
+    def see_again(self, buffers: Sequence[Buffer]) -> None:
+        """Look at what the same call writes with other random numbers.
+
+        Where that differs, calls with padding must write the same with each padding.
+        """
+        self._are_spoilt |= _have_other_sizes(buffers)
+        if self._are_spoilt:
+            return
+        self._expects_other = True
+        with _torch.without_modes():
+            for known, buffer in zip(self._buffers, buffers, strict=True):
+                for part, (_, now) in zip(known, _parts(*buffer), strict=True):
+                    part.note_random(now)
 
     def see(self, buffers: Sequence[Buffer]) -> None:
         """Look at the same buffers after a call with padding.
@@ -60,7 +72,7 @@ class Writes:
                 for part, (before, now) in zip(known, _parts(*buffer), strict=True):
                     if self._expects_other:
                         part.expect(now)
-                    elif not part.is_right(now):
+                    if not part.is_right(now):
                         self._are_spoilt = True
                     if not self._is_free:
                         part.note_elsewhere(before, now)
@@ -78,12 +90,17 @@ class _Part:
     def __init__(self, before: torch.Tensor, now: torch.Tensor) -> None:
         self._touched = _differs(now, before)
         self._right = now[self._touched]
+        self._is_random = torch.zeros_like(self._right, dtype=torch.bool)
         # For each call with padding what it wrote elsewhere: a mask, or places if these are less.
         self._elsewhere: list[torch.Tensor] = []
 
+    def note_random(self, now: torch.Tensor) -> None:
+        """Note where the call without padding has written something else with other numbers."""
+        self._is_random |= _differs(now[self._touched], self._right)
+
     def expect(self, now: torch.Tensor) -> None:
-        """Take what is there for right where the call without padding has written."""
-        self._right = now[self._touched]
+        """Take what is there for right where the numbers are random."""
+        self._right = torch.where(self._is_random, now[self._touched], self._right)
 
     def is_right(self, now: torch.Tensor) -> bool:
         """Whether what the call without padding has written is there."""

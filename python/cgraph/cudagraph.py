@@ -361,11 +361,6 @@ class CUDAGraph(_core.Graph):
         else:
             self._end_cycle()
 
-    @property
-    def _drawn(self) -> int | None:
-        """How far a replay moves the offset of the default generator, if it has one."""
-        return None if self._captured is None else self._captured.drawn
-
     def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
         """What replays the graph with tensors in the places of its static inputs."""
         assert self._captured is not None

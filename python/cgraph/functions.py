@@ -77,7 +77,8 @@ def graphed(
     is given; their parameters and buffers are read where they lie, and so are tensors that the
     function, or one that it names, closes over, names or has as a default, or that its object or
     such a module has as an attribute. A call after one that the graph uses has moved, or after a
-    module was exchanged or got or lost a hook, captures anew. If the result requires a gradient,
+    module was exchanged, captures anew, and so does one after a module, or a leaf of a backward
+    pass inside, got or lost a hook. If the result requires a gradient,
     backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
     come from one node of autograd then, so that hooks of one do not see what goes through another,
     and an argument that is returned is another tensor. A training step with its backward pass and
@@ -91,7 +92,8 @@ def graphed(
     that changes containers or sets among its arguments, or the shape of a tensor, runs eagerly, and
     so does the first call of one that writes to tensors which it makes then and keeps as
     attributes; what it changes inside other objects is not noticed. What it raises in a warm-up
-    call is raised, and the next call tries again.
+    call is raised, and the next call tries again. One that seeds a generator, or sets its state,
+    runs eagerly as well.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
@@ -111,8 +113,9 @@ def graphed(
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Try out, once for each size, whether padding changes other rows or what the
             function writes. It takes a call and five replays, up to 45 where equal replays differ,
-            and a few times the memory of what is written. What shows for other contents of the rows
-            alone may be missed.
+            eight calls more where random numbers are drawn, and a few times the memory of what is
+            written. What shows for other contents of the rows alone may be missed, and of what is
+            random whatever all paddings do to it alike.
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
             them: always one of the same key, maybe one of a key that was captured before it in the
             same pool. ``"clone"``: results are copies.

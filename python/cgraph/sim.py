@@ -147,8 +147,9 @@ class Simulator:
         """The living pools."""
         return list(self.pools.known.values())
 
-    def random_place(self) -> None:
+    def generators(self) -> tuple[()]:
         """Those of the CPU have no offset."""
+        return ()
 
     def settle(self) -> None:
         """Let go what only finished work still used."""

@@ -325,9 +325,8 @@ impl OwnedGraph {
         graph
     }
 
-    /// Uses a graph of somebody else, for [`crate::Template::from_raw`] and
-    /// [`crate::Tracker::new_nodes`], whose callers promise that it outlives the result, and that of a
-    /// [`crate::Capture`] which was begun a moment ago.
+    /// Uses a graph of somebody else, for [`crate::Template::from_raw`] and [`crate::Tracker::new_nodes`],
+    /// whose callers promise that it outlives the result, and that of a [`crate::Capture`] just begun.
     pub(crate) fn borrowed(driver: Arc<dyn Driver>, handle: GraphHandle) -> Self {
         Self {
             driver,
