@@ -1,4 +1,4 @@
-"""Functions that seed generators draw what eager draws; on a GPU also those that put states back."""
+"""Functions that seed draw what eager draws; on a GPU also those that put states back."""
 
 from __future__ import annotations
 
