@@ -81,28 +81,32 @@ def test_a_ladder_of_captures_with_breaks_writes_no_state(lab: Lab) -> None:
 
 
 class Lazy(nn.Module):
-    """Makes its module in its first call."""
+    """Makes modules and a parameter in its first call."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.inner: nn.Module | None = None
+        self.is_made, self.inner, self.parts = False, nn.Identity(), nn.ModuleList()
+        self.register_parameter("scale", None)
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.inner is None:
+        if not self.is_made:
             self.inner = nn.Linear(3, 3, device=x.device)
-        return looked_at(x) + self.inner(x)
+            self.scale = nn.Parameter(torch.full((3,), 2.0, device=x.device))
+            self.parts.append(nn.Linear(3, 3, device=x.device))
+            self.is_made = True
+        return looked_at(x) + self.parts[0](self.inner(x)) * self.scale
 
 
 @pytest.mark.parametrize("warmup", [0, 1])
-def test_a_module_that_the_first_call_makes_has_its_weights(lab: Lab, warmup: int) -> None:
+def test_modules_that_the_first_call_makes_have_their_weights(lab: Lab, warmup: int) -> None:
     net = Lazy()
     function = cgraph.graphed(net, warmup=warmup, measure=False)
     with torch.no_grad():
         for _ in range(3):
             x = fresh(lab, 2, 3)
             torch.testing.assert_close(function(x), net(x))
-        assert net.inner is not None
-        assert all(one.isfinite().all() and one.any() for one in net.inner.parameters())
+        assert len(net.parts) == 1
+        assert all(one.isfinite().all() and one.any() for one in net.parameters())
         net.inner = nn.Linear(3, 3, device=lab.device)
         x = fresh(lab, 2, 3)
         torch.testing.assert_close(function(x), net(x))

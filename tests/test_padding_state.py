@@ -124,3 +124,34 @@ def test_what_counts_rows_beside_random_numbers_is_not_padded(lab: Lab, first: i
         for rows in rows_of:
             function(fresh(lab, rows, 2))
     assert count.item() == sum(rows_of)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint16])
+def test_a_cache_of_random_rows_is_padded_whatever_came_out_alike(
+    lab: Lab, dtype: torch.dtype
+) -> None:
+    cache, drop = torch.zeros(8, 64, device=lab.device).to(dtype), nn.Dropout(0.1)
+
+    def run(x: Tensor) -> Tensor:
+        y = drop(drop(x) + 1)
+        cache[: x.shape[0]] = (y * 1000).to(dtype)
+        return y
+
+    function = cgraph.graphed(run, sizes=[8])
+    for rows in (8, 5, 3):
+        y = function(fresh(lab, rows, 64).abs())
+        assert torch.equal(cache[:rows].float(), (y * 1000).to(dtype).float())
+    assert states(function) == ["captured"]
+
+
+def test_what_is_not_a_number_hides_no_leak_beside_random_numbers(lab: Lab) -> None:
+    drop = nn.Dropout(0.5)
+
+    def run(x: Tensor) -> tuple[Tensor, Tensor]:
+        nothing = x.sum() * 0
+        return drop(x), torch.stack([nothing + x.shape[0], nothing / nothing])
+
+    function = cgraph.graphed(run, sizes=[4])
+    with pytest.warns(UserWarning, match="output 1 depends on the number of rows"):
+        for rows in (4, 3, 2):
+            assert function(fresh(lab, rows, 3))[1][0] == rows

@@ -11,7 +11,7 @@ from cgraph import _core
 from cgraph._surroundings import attributes_of
 from cgraph.errors import CaptureError
 
-__all__ = ["Attributes", "dictionaries_of", "with_registered"]
+__all__ = ["Attributes", "dictionaries_of", "registered_in"]
 
 
 class Attributes:
@@ -46,18 +46,14 @@ class Attributes:
             else:
                 now.pop(name, None)
 
-    def take_back(self) -> None:
-        """Take modules and parameters away that were not there, and what their names were is again.
+    def put_back(self) -> None:
+        """Let the dictionaries hold what they held, after a capture that is made anew.
 
-        For a capture that is made anew: nothing has computed them.
+        What it has made, as a module, nothing has computed.
         """
-        changed = self._contents.changed()
-        for now, before in changed:
-            for name in now.keys() - before.keys():
-                if isinstance(now[name], torch.nn.Module | torch.Tensor):
-                    del now[name]
-        for now, before in changed:
-            now.update({name: one for name, one in before.items() if name not in now})
+        for now, before in self._contents.changed():
+            now.clear()
+            now.update(before)
 
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
@@ -67,10 +63,9 @@ class Attributes:
                     yield now, name, before
 
 
-def with_registered(dictionaries: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Dictionaries that hold attributes, with those of the modules' own modules and parameters."""
-    names = ("_modules", "_parameters")
-    return [*dictionaries, *(one[name] for one in dictionaries for name in names if name in one)]
+def registered_in(parts: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
+    """What holds the modules and parameters of modules."""
+    return [one for part in parts for one in (part._modules, part._parameters)]
 
 
 def dictionaries_of(

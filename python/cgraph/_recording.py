@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._attributes import Attributes, with_registered
+from cgraph._attributes import Attributes, registered_in
 from cgraph._calls import Call, hides_tensors
 from cgraph._collector import collections_held_off
 from cgraph._constants import is_array
@@ -24,7 +24,7 @@ from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
-from cgraph._surroundings import Holder, tensors_of
+from cgraph._surroundings import Holder, modules_of, tensors_of
 from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
@@ -97,11 +97,15 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             nothing runs but the capture.
         driver: The driver in force.
     """
-    attributes = Attributes([] if plan.warmup else with_registered(plan.dictionaries))
+    if plan.warmup or not plan.preserve:
+        return _record(plan, call, statics, driver)
+    modules = [*modules_of(plan.function), *call.modules]
+    parts = [part for module in modules for part in module.modules()]
+    attributes = Attributes([*plan.dictionaries, *registered_in(parts)])
     try:
         return _record(plan, call, statics, driver)
     except _UnseenWritesError:
-        attributes.take_back()
+        attributes.put_back()
         if plan.only_captures:
             _fill(statics, call, driver)
         plan = replace(plan, warmup=1, only_captures=False)

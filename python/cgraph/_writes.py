@@ -47,7 +47,7 @@ class Writes:
     def see_again(self, buffers: Sequence[Buffer]) -> None:
         """Look at what the same call writes with other random numbers.
 
-        Where that differs, calls with padding must write the same with each padding.
+        To a buffer where that differs, calls with padding must write the same with each padding.
         """
         self._are_spoilt |= _have_other_sizes(buffers)
         if self._are_spoilt:
@@ -55,8 +55,11 @@ class Writes:
         self._expects_other = True
         with _torch.without_modes():
             for known, buffer in zip(self._buffers, buffers, strict=True):
-                for part, (_, now) in zip(known, _parts(*buffer), strict=True):
-                    part.note_random(now)
+                pairs = list(zip(known, _parts(*buffer), strict=True))
+                # One element may come out alike by chance.
+                if any(part.is_other(now) for part, (_, now) in pairs):
+                    for part in known:
+                        part.is_random = True
 
     def see(self, buffers: Sequence[Buffer]) -> None:
         """Look at the same buffers after a call with padding.
@@ -90,17 +93,18 @@ class _Part:
     def __init__(self, before: torch.Tensor, now: torch.Tensor) -> None:
         self._touched = _differs(now, before)
         self._right = now[self._touched]
-        self._is_random = torch.zeros_like(self._right, dtype=torch.bool)
+        self.is_random = False
         # For each call with padding what it wrote elsewhere: a mask, or places if these are less.
         self._elsewhere: list[torch.Tensor] = []
 
-    def note_random(self, now: torch.Tensor) -> None:
-        """Note where the call without padding has written something else with other numbers."""
-        self._is_random |= _differs(now[self._touched], self._right)
+    def is_other(self, now: torch.Tensor) -> bool:
+        """Whether the call without padding has written something else with other numbers."""
+        return bool(_differs(now[self._touched], self._right).any())
 
     def expect(self, now: torch.Tensor) -> None:
-        """Take what is there for right where the numbers are random."""
-        self._right = torch.where(self._is_random, now[self._touched], self._right)
+        """Take what is there for right, if it is random."""
+        if self.is_random:
+            self._right = now[self._touched]
 
     def is_right(self, now: torch.Tensor) -> bool:
         """Whether what the call without padding has written is there."""
