@@ -153,6 +153,12 @@ class Recording:
         self._uncompiled.__exit__()
 
 
+def _is_alone() -> bool:
+    """Whether no other thread may draw random numbers; progress bars have one that does not."""
+    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    return all(one.daemon for one in others)
+
+
 def _no_workspaces() -> None:
     """Let go of library workspaces, which the simulator has not."""
 
@@ -209,6 +215,7 @@ class Recorder(_torch.Bystander):
         with _torch.without_modes():
             known = [torch.default_generator, *generators]
             self._random_states = [(one, one.get_state()) for one in known]
+        self._was_alone = _is_alone()
         self._outside: list[Outside] = []
 
     def check(self) -> None:
@@ -222,8 +229,7 @@ class Recorder(_torch.Bystander):
         Other threads may have drawn from them, so that it is known only without such. Nor is it
         known of a state that is put back.
         """
-        others = [one for one in threading.enumerate() if one is not threading.current_thread()]
-        if not all(one.daemon or one is threading.main_thread() for one in others):
+        if not (self._was_alone and _is_alone()):
             return False
         with _torch.without_modes():
             pairs = [(one.get_state(), state) for one, state in self._random_states]
