@@ -188,7 +188,8 @@ def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(lab: 
     require_right(function, lab, SIZES)
 
 
-def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab) -> None:
+@pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
+def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab, given: int) -> None:
     count = 0
 
     def reset(graph: cgraph.CUDAGraph) -> None:
@@ -199,7 +200,7 @@ def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab) ->
 
     function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     with cgraph.register_graph_capture_end_hook(reset):
-        function.capture(fresh(lab, 8, 5))
+        function.capture(fresh(lab, given, 5))
     assert states(function) == ["captured"] * (len(SIZES) - 3)
     require_right(function, lab, SIZES)
     assert states(function) == ["captured"] * len(SIZES)

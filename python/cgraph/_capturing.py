@@ -315,12 +315,10 @@ class Capturing:
         hold = functools.partial(
             self._hold, key, call, recorded, surroundings, surroundings.flags, lane
         )
-        waiting = recorded if isinstance(recorded, Recorded) and recorded.is_waiting else None
-        holds_later = waiting is not None and together is not None and together.holds
-        if not holds_later:
+        if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
+            together.add(key, recorded, hold)
+        else:
             hold()
-        if waiting is not None and together is not None:
-            together.add(key, waiting, hold if holds_later else None)
         if again is not None:
             key.again(again, None, user_line())
 

@@ -263,11 +263,11 @@ class Graphed:
 
     def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The gradients of what the loss depends on, through the outputs that have gradients."""
-        places = list(enumerate(zip(self._grad_outputs, grads, strict=True)))
-        if all(own is None or grad is not None for _, (own, grad) in places):
+        places = zip(self._grad_outputs, grads, strict=True)
+        if all(own is None or grad is not None for own, grad in places):
             return self._grad_inputs
-        reached = self._captured.reached
-        used = frozenset[int]().union(*(reached[n] for n, (_, grad) in places if grad is not None))
+        known = zip(self._captured.reached, grads, strict=True)
+        used = frozenset[int]().union(*(one for one, grad in known if grad is not None))
         return [own if place in used else None for place, own in enumerate(self._grad_inputs)]
 
     def _warn_of_lost_gradients(self, tensors: tuple[torch.Tensor, ...]) -> None:

@@ -34,22 +34,26 @@ class Together:
         self._limits = limits
         self._waiting: list[_Waiting] = []
 
-    def add(self, key: Key, recorded: Recorded, hold: Callable[[], None] | None) -> None:
+    def add(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
         """Let a graph wait for :meth:`finish`.
 
         Args:
             key: Its key.
             recorded: The graph.
-            hold: Lets the key have it; None if it has. All are held one after the other, as they
-                are instantiated: right after a capture, none of what that takes is in the
-                processor's cache.
+            hold: Lets the key have it, at once or in the end. All are held one after the other
+                then, as they are instantiated: right after a capture, none of what that takes is in
+                the processor's cache.
         """
-        key.is_awaited = True
-        self._waiting.append(_Waiting(key, recorded, hold))
+        if not self.holds:
+            self._hold_unless_gone(key, recorded, hold)
+        key.is_awaited = self.holds
+        self._waiting.append(_Waiting(key, recorded, hold if self.holds else None))
 
     def finish(self) -> None:
         """Instantiate all. Those for which that fails are let go, and the first error comes out."""
-        waiting, self._waiting = self._waiting, []
+        # Some that were held may have been let go meanwhile, by hooks.
+        waiting = [one for one in self._waiting if one.hold or one.key.recorded is one.recorded]
+        self._waiting = []
         failures: list[Exception] = []
         done = 0
         try:
@@ -77,11 +81,15 @@ class Together:
         if error is not None:
             raise error
         one.recorded.was_instantiated()
-        # Hooks may have let the function forget its keys, or capture this one.
-        if one.hold is not None and one.key.recorded is None and self._limits.knows(one.key):
-            one.hold()
-        if one.key.recorded is not one.recorded:
-            one.recorded.reset()
+        if one.hold is not None:
+            self._hold_unless_gone(one.key, one.recorded, one.hold)
+
+    def _hold_unless_gone(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
+        """Let a key have a graph, unless hooks have captured it, or let it be forgotten."""
+        if key.recorded is None and self._limits.knows(key):
+            hold()
+        else:
+            recorded.reset()
 
     def _let_go(self, one: _Waiting) -> None:
         if one.key.recorded is one.recorded:
