@@ -126,7 +126,7 @@ def test_what_counts_rows_beside_random_numbers_is_not_padded(lab: Lab, first: i
     assert count.item() == sum(rows_of)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.uint16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.uint16, torch.float8_e5m2])
 def test_a_cache_of_random_rows_is_padded_whatever_came_out_alike(
     lab: Lab, dtype: torch.dtype
 ) -> None:

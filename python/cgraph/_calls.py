@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
@@ -290,6 +291,24 @@ class Call:
         given = [*args, *(kwargs[name] for name, _ in self._kwargs)]
         parts = [*self._args, *(part for _, part in self._kwargs)]
         return all(_is_like(part, value, values) for part, value in zip(parts, given, strict=True))
+
+    def reason_beside(self, writes: Sequence[tuple[int, int]]) -> str | None:
+        """Why no graph serves it that writes such memory: it reads copies, which are not written.
+
+        Args:
+            writes: The ends of each piece, in order, of which no two overlap.
+        """
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            if _torch.memory_of(tensor) is None:
+                continue
+            begin, end = _torch.span_of(tensor)
+            after = bisect.bisect_right(writes, begin, key=lambda piece: piece[1])
+            if after < len(writes) and writes[after][0] < end:
+                return (
+                    f"{name} shares memory with a tensor that the function writes: give it a copy,"
+                    " or let it find both in the same way"
+                )
+        return None
 
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
         """The same call with other tensors in the places of those that are copied."""

@@ -79,8 +79,8 @@ class Capturing:
         self.places = Places(options.pool)
         self._copies = options.outputs == "clone"
         self._is_warm = False
-        # Whether it was said that calls are not captured under hooks.
-        self._has_told = False
+        # What was said of calls that run eagerly.
+        self._told: set[str] = set()
         self.limits = Limits(self.keys, dispatcher, options)
         self.ready = Ready(self._name, self.limits, dispatcher, options.max_recording)
 
@@ -138,8 +138,27 @@ class Capturing:
             kwargs: Its keyword arguments.
             is_frozen: Whether captures are forbidden.
         """
-        if self.ready.has_graph(key, whole, is_frozen):
+        if not self.ready.has_graph(key, whole, is_frozen):
+            instead = self._captured(key, whole, call, args, kwargs, is_frozen)
+            if instead is not None:
+                return instead
+        reason = None if key.recorded is None else call.reason_beside(key.recorded.writes)
+        if reason is None:
             return None
+        if self._options.on_fail == "raise":
+            raise CaptureError(reason)
+        return self._once_eagerly(key, args, kwargs, reason)
+
+    def _captured(
+        self,
+        key: Key,
+        whole: Call,
+        call: Call,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        is_frozen: bool,
+    ) -> Callable[[], Any] | None:
+        """The same for a key that has no graph."""
         if recurs := self.limits.is_recurring(key):
             key.reason = None
         if key.reason is not None:
@@ -154,11 +173,7 @@ class Capturing:
         if reason is not None:
             return self.eagerly(call, args, kwargs, reason)
         if _refusals.is_saved_elsewhere(whole, self._reached or self.surroundings(whole)):
-            if not self._has_told:
-                self._has_told = True
-                _refusals.warn_of_saving(self._name)
-            key.eager_calls += 1
-            return functools.partial(self.function, *args, **kwargs)
+            return self._once_eagerly(key, args, kwargs, _refusals.OF_SAVING)
         try:
             self.capture(key, whole)
         except WarmupError as error:
@@ -333,7 +348,7 @@ class Capturing:
     ) -> None:
         """Let calls of a key be replays of its graph, while modules train as at the capture."""
         if isinstance(recorded, Trained):
-            entry = entry_of_call(recorded.call, call, surroundings, flags, lane, is_replay=True)
+            entry = entry_of_call(recorded.call, call, surroundings, flags, lane, trained=recorded)
         else:
             entry = entry_of_graph(
                 recorded,
@@ -400,6 +415,16 @@ class Capturing:
         except BaseException:
             recorded.reset()
             raise
+
+    def _once_eagerly(
+        self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
+    ) -> Callable[[], Any]:
+        """Let one call run eagerly, which others of its key need not."""
+        if reason not in self._told:
+            self._told.add(reason)
+            _refusals.warn_of_call(self._name, reason)
+        key.eager_calls += 1
+        return functools.partial(self.function, *args, **kwargs)
 
     def _failed(
         self,

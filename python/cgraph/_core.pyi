@@ -504,6 +504,7 @@ class Entry:
         outputs: tuple[list[Any], object, object, tuple[Neighbours, int, bool]] | None,
         lane: Lane | None,
         turn: Turn,
+        written: Sequence[tuple[int, int]] = [],
     ) -> Self: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, however they are laid out."""

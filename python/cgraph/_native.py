@@ -20,6 +20,7 @@ from cgraph._recorded import Recorded
 from cgraph._source import calling_frame
 from cgraph._surroundings import Holder, holders_of, tensors_of
 from cgraph._torch import tree_unflatten
+from cgraph._training import Trained
 
 __all__ = ["Surroundings", "entry_of_call", "entry_of_graph"]
 
@@ -261,6 +262,7 @@ def entry_of_graph(
         outputs=returned(recorded, recorded.outputs, surroundings, copies=copies, held=held),
         lane=lane,
         turn=surroundings.turn,
+        written=recorded.writes,
     )
 
 
@@ -271,7 +273,7 @@ def entry_of_call(
     flags: _core.Flags,
     lane: _core.Lane | None = None,
     *,
-    is_replay: bool = False,
+    trained: Trained | None = None,
 ) -> _core.Entry:
     """An entry whose calls are handed on as they are.
 
@@ -281,18 +283,19 @@ def entry_of_call(
         surroundings: What its function reaches.
         flags: Which modules train in such calls.
         lane: As for :func:`entry_of_graph`.
-        is_replay: Whether it replays a graph, which reads parameters where they lay.
+        trained: What it replays, which reads parameters where they lay; None if it runs eagerly.
     """
     return _core.Entry(
         *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
         is_in_order=call.is_in_order,
         modes=call.mode,
         flags=flags,
-        fixed=surroundings.fixed if is_replay else None,
+        fixed=None if trained is None else surroundings.fixed,
         work=function,
         outputs=None,
         lane=lane,
         turn=surroundings.turn,
+        written=[] if trained is None else trained.writes,
     )
 
 

@@ -31,6 +31,7 @@ class Recorded:
         outputs: The leaves of what the function returned.
         spec: How they are put together.
         mutated: The places of the static tensors that the function writes.
+        writes: The ends of each piece of memory that it writes and that is not its own.
         in_place: The numbers of the storages of arguments that are read where they lie.
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
@@ -55,6 +56,7 @@ class Recorded:
         self.statics = statics
         self.outputs, self.spec = outputs, spec
         self.mutated: list[int] = []
+        self.writes: list[tuple[int, int]] = []
         self.in_place: set[int] = set()
         self.gradients = Gradients([])
         self.used: list[Holder] = []

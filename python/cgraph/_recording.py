@@ -171,7 +171,9 @@ def _record(
                 if gradients.has_made and not plan.warmup:
                     # Calls to come may add to it, or set it anew: the first one does the same.
                     raise NotReadyError("the function makes a gradient that was not there")
-                _require_no_state_given(call, rollback)
+                writes = rollback.captured_writes(statics)
+                if (reason := call.reason_beside(writes)) is not None:
+                    raise CaptureError(reason)
                 require_state(steps)
                 if rollback.is_state_made:
                     raise NotReadyError(
@@ -183,7 +185,7 @@ def _record(
                 raise
             gradients.forget_before()
             recorded = Recorded(graph, statics, outputs, spec)
-            recorded.gradients = gradients
+            recorded.gradients, recorded.writes = gradients, writes
             recorded.used = [one for one in held if rollback.captures_name(one[2])]
             recorded.used += steps.holders()
             recorded.has_added_hooks = _torch.hook_count() != hooks
@@ -440,19 +442,6 @@ def _require_known_classes(outputs: list[Any]) -> None:
             raise CaptureError(
                 f"the result has a {type(leaf).__qualname__}, whose tensors cannot be told apart"
                 " from it: return tuples, lists, dictionaries or classes that pytree knows"
-            )
-
-
-def _require_no_state_given(call: Call, rollback: Rollback) -> None:
-    """Refuse an argument that shares memory with what the function writes without being given it.
-
-    The graph reads a copy of it, which is not written.
-    """
-    for name, tensor in zip(call.names, call.tensors, strict=True):
-        if rollback.captures_write(tensor):
-            raise CaptureError(
-                f"{name} shares memory with a tensor that the function writes: give it a copy, or"
-                " let it find both in the same way"
             )
 
 

@@ -15,12 +15,20 @@ from cgraph._source import levels_to_user
 from cgraph.errors import CaptureError
 
 __all__ = [
+    "OF_SAVING",
     "is_of_old_torch",
     "is_saved_elsewhere",
     "reason_against",
     "require_no_gradient",
-    "warn_of_saving",
+    "warn_of_call",
 ]
+
+
+OF_SAVING = (
+    "hooks see what autograd saves, as in activation checkpointing: call .capture() before, outside"
+    " of it"
+)
+"""Why a call is not captured where :func:`is_saved_elsewhere`."""
 
 
 def reason_against(call: Call) -> str | None:
@@ -56,13 +64,9 @@ def is_saved_elsewhere(call: Call, surroundings: Surroundings) -> bool:
     return needs_grad and _torch.has_saved_tensors_hooks()
 
 
-def warn_of_saving(name: str) -> None:
-    """Say that calls of a function are not captured where that is so."""
-    warnings.warn(
-        f"{name} is not captured while hooks see what autograd saves, as in activation"
-        " checkpointing: call .capture() before, outside of it",
-        stacklevel=levels_to_user(),
-    )
+def warn_of_call(name: str, reason: str) -> None:
+    """Say that a call of a function runs eagerly, which others of its key need not."""
+    warnings.warn(f"{name} runs eagerly in this call: {reason}", stacklevel=levels_to_user())
 
 
 def require_no_gradient(recorded: Recorded) -> None:

@@ -9,6 +9,7 @@ its storage needs no copy.
 from __future__ import annotations
 
 import functools
+import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -188,6 +189,15 @@ class Rollback:
         spans = self._watch.captured.get(_torch.storage_id(memory), [])
         return any(one < end and begin < other for one, other in spans)
 
+    def captured_writes(self, but: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        """The ends of what captured operators write that no capture has made.
+
+        Args:
+            but: Tensors whose memory is left out.
+        """
+        memories = [memory for memory in map(_torch.memory_of, but) if memory is not None]
+        return self._watch.captured_writes({_torch.storage_id(memory) for memory in memories})
+
     @property
     def written(self) -> int:
         """How many storages were written so far."""
@@ -361,6 +371,22 @@ class Watch(_torch.Bystander):
                 Order.save(tensor)
             self.tensors[id(tensor)] = TensorBefore(tensor, like)
 
+    def captured_writes(self, but: set[int]) -> list[tuple[int, int]]:
+        """What captured operators write in storages that no capture has made, but for some.
+
+        In order, and no two overlap.
+        """
+        pieces: list[tuple[int, int]] = []
+        storages = self.captured.items()
+        found = (spans for one, spans in storages if not (one in but or self._is_of_capture(one)))
+        for begin, end in sorted(itertools.chain.from_iterable(found)):
+            if begin == end:
+                continue
+            if pieces and begin <= pieces[-1][1]:
+                begin, end = pieces[-1][0], max(end, pieces.pop()[1])
+            pieces.append((begin, end))
+        return pieces
+
     def _note_written(self, written: list[torch.Tensor]) -> None:
         is_capturing = self._is_capturing()
         for tensor in written:
@@ -373,7 +399,7 @@ class Watch(_torch.Bystander):
             self.is_state_made |= number in self.made
             if is_capturing:
                 self.captured.setdefault(number, []).append(_torch.span_of(tensor))
-                is_own = number in self._fresh and number not in self.computed
+                is_own = self._is_of_capture(number)
                 self.has_unseen |= not is_own and number not in self.storages
                 continue
             if number not in self._fresh and number not in self.storages:
@@ -381,6 +407,10 @@ class Watch(_torch.Bystander):
                 with _torch.without_modes():
                     copy = bytes_of(memory).clone()
                     self.storages[number] = StorageBefore(memory, nbytes, copy, tensor.dtype)
+
+    def _is_of_capture(self, number: int) -> bool:
+        """Whether a captured operator has made a storage."""
+        return number in self._fresh and number not in self.computed
 
     def _note_generator(self, generator: torch.Generator) -> None:
         defaults = (torch.default_generator, *torch.cuda.default_generators)

@@ -54,6 +54,7 @@ class Trained:
         seconds: What warm-up, captures and instantiation took together.
         eager_seconds: Both passes without graphs; None if that was not measured.
         graph_seconds: One replay of both, likewise.
+        writes: As for :class:`cgraph._recorded.Recorded`.
         lent: What was returned last; None if nobody is told of results that are still held.
         has_added_hooks: Whether a hook was added to something during the captures.
         debugged: What is called instead, to find a mistake; None if nobody looks for one.
@@ -77,6 +78,7 @@ class Trained:
         self.replay: Callable[..., Any] = surface.forward
         self.debugged: DebuggedCall | None = None
         self.used: list[Holder] = []
+        self.writes: list[tuple[int, int]] = []
         self.has_added_hooks = surface.hook_count != _torch.hook_count()
         self.lent = lent
         self.statics = statics
@@ -354,9 +356,13 @@ def train(
                 f"{name} is written while gradients are recorded, and what a graphed backward pass"
                 " leaves in it does not reach the caller's: return the new value instead"
             )
+    writes = rollback.captured_writes(statics)
+    if (reason := call.reason_beside(writes)) is not None:
+        raise CallableError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
     trained.used = [one for one in held if rollback.captures_name(one[2])]
+    trained.writes = writes
     return trained
 
 

@@ -133,7 +133,7 @@ class Padding:
         assert recorded is not None and surroundings is not None
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
-            return entry_of_call(run, call, surroundings, surroundings.flags, is_replay=True)
+            return entry_of_call(run, call, surroundings, surroundings.flags, trained=recorded)
 
         def outputs() -> list[Any]:
             cut = cut_leaves(recorded.outputs, batched, found.rows)
@@ -167,6 +167,7 @@ class Padding:
             ),
             lane=self._capturing.places.lane(),
             turn=surroundings.turn,
+            written=recorded.writes,
         )
 
     def _assumed(self, large: Key, call: Call, found: Fit) -> list[int | None]:

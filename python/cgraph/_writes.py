@@ -92,23 +92,23 @@ class _Part:
 
     def __init__(self, before: torch.Tensor, now: torch.Tensor) -> None:
         self._touched = _differs(now, before)
-        self._right = now[self._touched]
+        self._right = _chosen(now, self._touched)
         self.is_random = False
         # For each call with padding what it wrote elsewhere: a mask, or places if these are less.
         self._elsewhere: list[torch.Tensor] = []
 
     def is_other(self, now: torch.Tensor) -> bool:
         """Whether the call without padding has written something else with other numbers."""
-        return bool(_differs(now[self._touched], self._right).any())
+        return bool(_differs(_chosen(now, self._touched), self._right).any())
 
     def expect(self, now: torch.Tensor) -> None:
         """Take what is there for right, if it is random."""
         if self.is_random:
-            self._right = now[self._touched]
+            self._right = _chosen(now, self._touched)
 
     def is_right(self, now: torch.Tensor) -> bool:
         """Whether what the call without padding has written is there."""
-        return is_near(now[self._touched], self._right)
+        return is_near(_chosen(now, self._touched), self._right)
 
     def note_elsewhere(self, before: torch.Tensor, now: torch.Tensor) -> None:
         """Note what a call with padding has written elsewhere."""
@@ -147,6 +147,12 @@ def _have_other_sizes(buffers: Sequence[Buffer]) -> bool:
 
 def _parts(before: torch.Tensor, now: torch.Tensor) -> Iterator[Buffer]:
     yield from zip(before.split(_PART), now.split(_PART), strict=True)
+
+
+def _chosen(tensor: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """The elements that a mask names. torch does not choose from all dtypes on a GPU."""
+    whole = _WHOLE.get(tensor.dtype.itemsize, tensor.dtype)
+    return tensor.view(whole)[mask].view(tensor.dtype)
 
 
 def _differs(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:

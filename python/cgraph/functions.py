@@ -87,13 +87,13 @@ def graphed(
     Whatever else the function reads, as torch's default dtype, is as it was at the capture: Python
     runs only then. Tensors
     that it writes among its arguments are written for the caller as well, and parameters have the
-    gradients of a backward pass inside it, which the next call of the key overwrites. An argument
-    must not share memory with a tensor that the function writes and finds elsewhere. A function
-    that changes containers or sets among its arguments, or the shape of a tensor, runs eagerly, and
-    so does the first call of one that writes to tensors which it makes then and keeps as
-    attributes; what it changes inside other objects is not noticed. What it raises in a warm-up
-    call is raised, and the next call tries again. One that seeds a generator, or sets its state,
-    runs eagerly as well.
+    gradients of a backward pass inside it, which the next call of the key overwrites. A call with
+    an argument that shares memory with a tensor which the function writes and finds elsewhere runs
+    eagerly. A function that changes containers or sets among its arguments, or the shape of a
+    tensor, runs eagerly, and so does the first call of one that writes to tensors which it makes
+    then and keeps as attributes; what it changes inside other objects is not noticed. What it
+    raises in a warm-up call is raised, and the next call tries again. One that seeds a generator,
+    or sets its state, runs eagerly as well.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
@@ -146,9 +146,10 @@ def graphed(
             warning. ``"raise"``: the error comes out.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing. Without it writes to arguments by
-            ``.data`` and state that the first call makes are not noticed, nor are gradients of a
-            backward pass inside a call under ``torch.no_grad()``, generators of the user's own, and
-            tensors that have moved and are no parameters or buffers.
+            ``.data``, arguments that share memory with what the function writes elsewhere, and
+            state that the first call makes are not noticed, nor are gradients of a backward pass
+            inside a call under ``torch.no_grad()``, generators of the user's own, and tensors that
+            have moved and are no parameters or buffers.
         measure: Take the times of eager calls and replays at a capture, for the report: two warm-up
             calls at least, with hooks of replays, and no times where a replay would write what the
             warm-up has not, which could not be put back. Without it

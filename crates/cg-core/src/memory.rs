@@ -120,6 +120,11 @@ impl Memory {
         Ok(data)
     }
 
+    /// Its addresses.
+    pub(crate) fn range(&self) -> Range<u64> {
+        self.address().0..self.address().0 + self.bytes()
+    }
+
     pub(crate) fn driver(&self) -> &Arc<dyn Driver> {
         &self.driver
     }

@@ -2,7 +2,6 @@
 //! launched at each replay by one call.
 
 mod bound;
-mod destinations;
 mod layout;
 mod simulate;
 
@@ -16,12 +15,12 @@ use crate::driver::owned::{relaxed, same_driver};
 use crate::driver::spec::{NodeSpec, WorkSpec};
 use crate::error::{Error, Result};
 use crate::memory::Memory;
+use crate::ranges::Ranges;
 use crate::retain::Retained;
 use crate::template::Template;
 use crate::work::{Function, Module};
 
 pub(crate) use bound::Bound;
-use destinations::Destinations;
 use layout::{KERNELS, PTX, Parameter, THREADS};
 pub(crate) use simulate::register;
 
@@ -76,7 +75,8 @@ pub(crate) struct Shared {
     /// Where each slot is, and its bytes.
     slots: Vec<(Address, u64)>,
     stores: usize,
-    destinations: Destinations,
+    /// What the nodes write: what they copy must not lie there, since nothing orders the two.
+    destinations: Ranges,
     /// Whether the template still has all nodes. Locked while the driver uses one.
     live: Mutex<bool>,
     /// The memory and the kernels.
@@ -115,7 +115,12 @@ impl Inputs {
                 return Err(Error::invalid("memory of a store", &given, expected));
             }
         }
-        let destinations = Destinations::new(slots.iter().chain(stores))?;
+        let destinations = slots.iter().chain(stores).map(Memory::range);
+        let destinations = Ranges::disjoint(destinations).map_err(|at| {
+            let given = format!("{:#x}, inside of another destination", at.0);
+            let expected = "memory that no other slot or store writes";
+            Error::invalid("destination", &given, expected)
+        })?;
         let kernels = template.device().inputs_kernels(load)?;
         let owners = slots.iter().chain(stores).filter_map(Memory::owner);
         let mut named: Vec<Retained> = owners.cloned().collect();

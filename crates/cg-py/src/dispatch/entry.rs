@@ -14,6 +14,7 @@ use super::modes::Mode;
 use super::outputs::{Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
+use super::written::Written;
 use crate::fed::Given;
 use crate::graph::Graph;
 use crate::segments::Segments;
@@ -31,6 +32,8 @@ pub(crate) struct Entry {
     flags: Py<Flags>,
     /// Tensors of modules, which must be where they were.
     fixed: Option<Py<Fixed>>,
+    /// Where an argument must not lie.
+    written: Option<Written>,
     work: Work,
     lane: Option<Py<Lane>>,
     turn: Py<Turn>,
@@ -59,9 +62,10 @@ impl Entry {
     /// `args` and `kwargs` are patterns, see [`Pattern::parse`]. `modes` is `(grad, inference,
     /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
-    /// held, neighbours)`, see [`Outputs::new`].
+    /// held, neighbours)`, see [`Outputs::new`]. `written` are start and end of each piece of memory
+    /// that it writes and that is not its own: no call fits whose tensors lie there.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn, written=Vec::new()))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -77,6 +81,7 @@ impl Entry {
         outputs: Option<Returned<'_>>,
         lane: Option<Py<Lane>>,
         turn: Py<Turn>,
+        written: Vec<(u64, u64)>,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
         let kwargs = kwargs.iter().map(|item| {
@@ -94,13 +99,20 @@ impl Entry {
                 }
             }
         };
+        let args: Vec<Pattern> = args.collect::<PyResult<_>>()?;
+        let kwargs: Vec<(Py<PyAny>, Pattern)> = kwargs.collect::<PyResult<_>>()?;
+        let mut bytes = Vec::new();
+        for pattern in args.iter().chain(kwargs.iter().map(|(_, pattern)| pattern)) {
+            pattern.add_bytes(&mut bytes);
+        }
         Ok(Self {
-            args: args.collect::<PyResult<_>>()?,
-            kwargs: kwargs.collect::<PyResult<_>>()?,
+            args,
+            kwargs,
             is_in_order,
             mode: Mode::new(modes),
             flags,
             fixed,
+            written: Written::new(written, &bytes),
             work,
             lane,
             turn,
@@ -203,7 +215,12 @@ impl Entry {
         if !kwargs_fit {
             return Ok(false);
         }
-        if !self.flags.get().are_same(py) {
+        if !self.flags.get().are_same(py)
+            || self
+                .written
+                .as_ref()
+                .is_some_and(|written| written.meets(found))
+        {
             return Ok(false);
         }
         match &self.fixed {

@@ -11,6 +11,7 @@ mod neighbours;
 mod outputs;
 mod pattern;
 mod turn;
+mod written;
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -108,6 +108,24 @@ impl Pattern {
         }
     }
 
+    /// Adds the bytes of each tensor that is copied, in the order in which [`Self::fits`] finds them.
+    pub(crate) fn add_bytes(&self, bytes: &mut Vec<u64>) {
+        match self {
+            Self::Tensor(slot) => bytes.push(slot.signature.get().nbytes()),
+            Self::Fixed(_) | Self::Constant(_) | Self::Same(_) => {}
+            Self::Tuple(patterns) | Self::List(patterns) => {
+                for pattern in patterns {
+                    pattern.add_bytes(bytes);
+                }
+            }
+            Self::Dict(patterns) => {
+                for (_, pattern) in patterns {
+                    pattern.add_bytes(bytes);
+                }
+            }
+        }
+    }
+
     /// Shows the garbage collector what this owns.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {
