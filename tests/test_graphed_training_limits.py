@@ -368,7 +368,8 @@ def test_the_call_whose_time_is_taken_is_watched_by_nobody(
     (key,) = graphed.report().keys
     assert key.eager_seconds is not None
     assert seen.count(0) == 1 and seen[0] > 0 and seen[-1] == 0
-    assert len(seen) == (warmup + 1 if grad else max(2, warmup))
+    # With gradients the first call is one without a backward pass, and times are taken last.
+    assert len(seen) == (max(2, warmup) + 1 if grad else max(2, warmup))
 
 
 def test_measuring_a_key_leaves_an_open_call_of_another_alone(lab: Lab) -> None:

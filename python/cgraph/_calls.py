@@ -22,6 +22,7 @@ __all__ = [
     "Leaf",
     "Mode",
     "Pattern",
+    "as_argument",
     "copied",
     "dense_like",
     "hides_tensors",
@@ -85,12 +86,12 @@ class Leaf:
             return ("opaque", type(self.value)) if is_opaque(self.value) else Constant(self.value)
         tensor = self.value
         if (form := _torch.form_of(tensor)) is not None:
-            return self.kind, form, tensor.dtype
+            return self.kind, type(tensor), form, tensor.dtype
         strides = None
         if tensor.layout is torch.strided and not tensor.is_contiguous():
             strides = dense_like(tensor).stride()
-        gradient = tensor.requires_grad, self.needs_grad(grad)
-        return self.kind, tensor.shape, tensor.dtype, strides, tensor.device, gradient
+        of_elements = tensor.shape, tensor.dtype, strides, tensor.device
+        return self.kind, type(tensor), *of_elements, tensor.requires_grad, self.needs_grad(grad)
 
     def needs_grad(self, grad: bool) -> bool:
         """Whether the function may take a gradient of a tensor.
@@ -108,6 +109,8 @@ class Leaf:
                 text = object.__repr__(self.value)
             return f"{self.name}={text if len(text) <= _LONG else text[:_LONG] + '…'}"
         dtype = str(self.value.dtype).removeprefix("torch.")
+        if type(self.value) is not torch.Tensor:
+            dtype = f"{type(self.value).__name__} {dtype}"
         if (form := _torch.form_of(self.value)) is not None:
             return f"{self.name}: {form} {dtype}"
         grad = " with grad" if self.value.requires_grad else ""
@@ -220,7 +223,7 @@ class Call:
         leaves: All values, in the order of the patterns.
         mode: torch's modes.
         is_native: Whether native entries can match it: it has no containers of other kinds than
-            tuples, lists and dictionaries.
+            tuples, lists and dictionaries, and nothing that only Python can compare or read.
         is_in_order: Whether the function sees the order of its keyword arguments.
     """
 
@@ -331,7 +334,7 @@ class Call:
         if not self.is_native:
             return [], []
         copied = iter(signatures)
-        leaves = iter([_pattern(leaf, copied) for leaf in self.leaves])
+        leaves = iter([_pattern(leaf, copied, self.mode.grad) for leaf in self.leaves])
         args = [_of_structure(one, leaves) for one in self._args]
         return args, [(name, _of_structure(one, leaves)) for name, one in self._kwargs]
 
@@ -368,8 +371,9 @@ class Call:
 
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind = "constant"
-        # Nothing native compares the elements of an array.
+        # Nothing native compares the elements of an array, or numbers in a set by their bits.
         self.is_native &= not is_array(value) and not is_opaque(value)
+        self.is_native &= not (is_loose(value) and as_now(value) is not value)
         if isinstance(value, torch.Tensor):
             # Nothing native knows where it lies, or what is in it.
             self.is_native &= _torch.memory_of(value) is not None
@@ -378,9 +382,17 @@ class Call:
         self.leaves.append(Leaf(name, value, kind))
 
 
+def as_argument(copy: torch.Tensor, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """Let what a function is given instead of a tensor be of its class, and have its attributes."""
+    if type(tensor) is torch.nn.Parameter:
+        copy = torch.nn.Parameter(copy, requires_grad=requires_grad)
+    vars(copy).update(vars(tensor))
+    return copy.requires_grad_(requires_grad)
+
+
 def copied(tensor: torch.Tensor) -> torch.Tensor:
     """A copy that is a leaf or has a history as the tensor, and requires a gradient likewise."""
-    copy = tensor.detach().clone().requires_grad_(tensor.requires_grad)
+    copy = as_argument(tensor.detach().clone(), tensor, tensor.requires_grad)
     if tensor.is_leaf:
         return copy
     with torch.enable_grad():
@@ -453,11 +465,14 @@ def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
     return kind, [_of_structure(part, leaves) for part in parts]
 
 
-def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
+def _pattern(leaf: Leaf, copied: Iterator[_core.Signature], grad: bool) -> Pattern:
     if leaf.kind == "constant":
         return "same" if is_loose(leaf.value) else "constant", as_now(leaf.value)
     signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
-    return leaf.kind, signature, leaf.value.requires_grad
+    tensor = leaf.value
+    # See :meth:`Leaf.needs_grad`.
+    is_leaf = tensor.is_leaf if tensor.requires_grad and not grad else None
+    return leaf.kind, signature, tensor.requires_grad, is_leaf, type(tensor)
 
 
 def is_opaque(value: Any) -> bool:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Hashable
-from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from cgraph import _core, _driver, _refusals, _torch
@@ -24,7 +24,7 @@ from cgraph._ready import Ready
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
 from cgraph._source import place_of, user_line
-from cgraph._surroundings import tensors_held_by
+from cgraph._surroundings import Holder, tensors_held_by
 from cgraph._text import first_line
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, NoGradientError, Trained, train
@@ -263,7 +263,7 @@ class Capturing:
         surroundings = surroundings or self.surroundings(call)
         training = surroundings.training
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
-        return call.key(), training, requires_grad, id(_driver.current())
+        return call.key(), training, requires_grad, _driver.number()
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails."""
@@ -308,10 +308,14 @@ class Capturing:
             lane = self.places.lane()
             recorded: Recorded | Trained | None = None
             if needs_grad:
-                with suppress(NoGradientError):
+                try:
                     recorded = train(
                         plan, call, statics, surroundings.modules, self._copies, self.holding
                     )
+                except NoGradientError:
+                    if not preserve:
+                        # One call has shown it.
+                        plan = replace(plan, warmup=max(0, plan.warmup - 1))
             if not isinstance(recorded, Trained):
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
@@ -319,11 +323,12 @@ class Capturing:
             has_called = not only_captures or (isinstance(recorded, Recorded) and recorded.breaks)
             if has_called and not recorded.has_added_hooks:
                 surroundings = self._reach.after_call(call.modules, surroundings)
-            gradients = []
+            full: list[Holder] = []
             if not isinstance(recorded, Trained):
-                gradients = [*recorded.gradients.added_to, *recorded.gradients.hooks()]
-            if holders := [*recorded.used, *gradients]:
-                surroundings = surroundings.with_holders(holders)
+                gradients = recorded.gradients
+                full = [*recorded.states, *gradients.added_to, *gradients.hooks()]
+            if recorded.used or full:
+                surroundings = surroundings.with_holders(recorded.used, full)
             if self._options.debug:
                 self._debug(plan, key, call, recorded, surroundings.storages)
         self._is_warm = True
@@ -474,7 +479,8 @@ class Capturing:
     ) -> None:
         entry = None
         self.limits.drop(key, "eager")
-        if call.is_native and not reason.startswith(Limits.TOO_MANY):
+        # An entry would keep modules that are new in each call.
+        if call.is_native and not call.modules and not reason.startswith(Limits.TOO_MANY):
             reached = self.surroundings(call)
             entry = entry_of_call(self.function, call, reached, reached.flags)
             self._dispatcher.add(entry)

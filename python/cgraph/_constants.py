@@ -7,6 +7,7 @@ import dataclasses
 import sys
 import types
 import weakref
+from collections import deque
 from typing import Any
 
 __all__ = ["Constant", "Same", "as_now", "is_array", "is_as_before", "is_loose", "put_back"]
@@ -68,30 +69,70 @@ class Same:
 
 
 def as_now(value: Any) -> Any:
-    """A value that stays as it is, also if somebody changes what it consists of."""
-    if type(value) in (set, bytearray) or is_array(value):
+    """A value that stays as it is, also if somebody changes what it consists of.
+
+    Objects of classes that compare nothing are what they are, whatever they consist of.
+    """
+    if is_array(value):
         return value.copy()
-    is_changing = _is_compared(value) and not value.__dataclass_params__.frozen
-    if not is_changing and not isinstance(value, types.SimpleNamespace):
-        return value
     try:
-        return copy.copy(value)
+        return _copied(value)
     except Exception:  # whatever a class of the user's raises
         return value
 
 
+def _copied(value: Any) -> Any:
+    if isinstance(value, set | bytearray):
+        return copy.copy(value)
+    if type(value) is tuple:
+        items = tuple(map(as_now, value))
+        is_same = all(one is two for one, two in zip(items, value, strict=True))
+        return value if is_same else items
+    inner = _items(value)
+    if inner is None:
+        return value
+    changing = {name: now for name, one in inner.items() if (now := as_now(one)) is not one}
+    is_frozen = _is_compared(value) and value.__dataclass_params__.frozen
+    if is_frozen and not changing:
+        return value
+    copied = copy.copy(value)
+    for name, one in changing.items():
+        if _is_container(value):
+            copied[name] = one
+        else:
+            object.__setattr__(copied, name, one)
+    return copied
+
+
+def _items(value: Any) -> dict[Any, Any] | None:
+    """What a value that can change consists of, by key, place or name; None if it is no such."""
+    if isinstance(value, dict):
+        return dict(value)
+    if isinstance(value, list | deque):
+        return dict(enumerate(value))
+    if _is_compared(value):
+        names = [field.name for field in dataclasses.fields(value)]
+        return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
+    return dict(vars(value)) if isinstance(value, types.SimpleNamespace) else None
+
+
+def _is_container(value: Any) -> bool:
+    return isinstance(value, dict | list | deque)
+
+
 def is_as_before(value: Any, before: Any) -> bool:
     """Whether a value is what :func:`as_now` has returned for it."""
-    if is_array(value) or not hasattr(value, "__dict__"):
+    now, then = _items(value), _items(before)
+    if now is None or then is None or is_array(value):
         return Constant(value) == Constant(before)
-    now, then = vars(value), vars(before)
-    return now.keys() == then.keys() and all(
+    return [*now] == [*then] and all(
         now[name] is then[name] or Constant(now[name]) == Constant(then[name]) for name in now
     )
 
 
 def put_back(value: Any, before: Any) -> None:
     """Let a value be again what :func:`as_now` has returned for it."""
+    now, then = _items(value), _items(before)
     if isinstance(value, set):
         value.clear()
         value.update(before)
@@ -99,13 +140,23 @@ def put_back(value: Any, before: Any) -> None:
         value[:] = before
     elif is_array(value):
         value[...] = before
-    else:
-        names = [field.name for field in dataclasses.fields(before)] if _is_compared(before) else []
-        if hasattr(value, "__dict__"):
-            vars(value).clear()
-            vars(value).update(vars(before))
-        for name in names:
-            setattr(value, name, getattr(before, name))
+    elif now is not None and then is not None:
+        for name, one in then.items():
+            known = now.get(name)
+            if type(known) is type(one) and _items(known) is not None:
+                put_back(known, one)
+                then[name] = known
+        if isinstance(value, dict):
+            value.clear()
+            value.update(then)
+        elif _is_container(value):
+            value.clear()
+            value.extend(then.values())
+        else:
+            if hasattr(value, "__dict__"):
+                vars(value).clear()
+            for name, one in then.items():
+                object.__setattr__(value, name, one)
 
 
 def is_array(value: Any) -> bool:

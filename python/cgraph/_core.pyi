@@ -38,6 +38,7 @@ __all__ = [
     "instantiate_all",
     "leave_busy",
     "register_for_all",
+    "set_driver",
     "settle_pools",
     "take_refusal",
     "version",
@@ -70,6 +71,9 @@ def enter_busy() -> None:
 
 def leave_busy() -> None:
     """Count a thread that has ended to."""
+
+def set_driver(number: int) -> None:
+    """Say which driver is in force, by a number that no other one has; at first it is 0."""
 
 def end_broken(stream: Stream) -> None:
     """End a capture that somebody else began, if the stream captures, and drop its work."""
@@ -503,7 +507,7 @@ class Entry:
         work: object,
         outputs: tuple[list[Any], object, object, tuple[Neighbours, int, bool]] | None,
         lane: Lane | None,
-        turn: Turn,
+        turn: Turn | None,
         written: Sequence[tuple[int, int]] = [],
     ) -> Self: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
@@ -531,7 +535,7 @@ class Fixed:
 
     def __new__(
         cls,
-        holders: Sequence[tuple[Any, str, Any]],
+        holders: Sequence[tuple[Any, Any, Any]],
         owners: Sequence[dict[Any, Any]],
         hooks: tuple[object, Sequence[tuple[dict[str, Any], str, dict[int, Any]]]],
         tensors: list[Any],

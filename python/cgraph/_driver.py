@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import threading
+import weakref
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
@@ -19,7 +21,17 @@ if TYPE_CHECKING:
     from cgraph._labels import Recorder
     from cgraph.mempool import MemPool
 
-__all__ = ["MODES", "Captured", "Driver", "Handle", "Pool", "Recording", "current", "override"]
+__all__ = [
+    "MODES",
+    "Captured",
+    "Driver",
+    "Handle",
+    "Pool",
+    "Recording",
+    "current",
+    "number",
+    "override",
+]
 
 MODES = ("global", "thread_local", "relaxed")
 """What unsafe calls do while a capture is open: fail anywhere, fail in its thread, nothing."""
@@ -170,6 +182,8 @@ class Driver(Protocol):
 _override: Driver | None = None
 _cuda: Driver | None = None
 _making = threading.Lock()
+_numbers: weakref.WeakKeyDictionary[Driver, int] = weakref.WeakKeyDictionary()
+_next = itertools.count(1)
 
 
 def current() -> Driver:
@@ -197,4 +211,14 @@ def override(driver: Driver | None) -> Driver | None:
     """Put a driver in force for the process; returns what was in force so before."""
     global _override
     before, _override = _override, driver
+    _core.set_driver(number())
     return before
+
+
+def number() -> int:
+    """Tells drivers apart, also ones that are gone by now. That of ``CGRAPH_DRIVER`` has 0."""
+    if _override is None:
+        return 0
+    if _override not in _numbers:
+        _numbers[_override] = next(_next)
+    return _numbers[_override]

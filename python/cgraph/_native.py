@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from cgraph._held import Holding
 from cgraph._leaving import Leaving
 from cgraph._recorded import Recorded
 from cgraph._source import calling_frame
-from cgraph._surroundings import Holder, holders_of, tensors_of
+from cgraph._surroundings import Holder, held_now, holders_of, tensors_of
 from cgraph._torch import tree_unflatten
 from cgraph._training import Trained
 
@@ -90,17 +89,23 @@ class Surroundings:
         memories = [_torch.memory_of(one) for one in others if id(one) not in self.owned]
         self.storages.update(_torch.storage_id(one) for one in memories if one is not None)
 
-    def with_holders(self, holders: Sequence[Holder]) -> Surroundings:
-        """The same, with what must still be there, and tensors where they are."""
+    def with_holders(self, holders: Sequence[Holder], full: Sequence[Holder]) -> Surroundings:
+        """The same, with what must still be there, and tensors where they are.
+
+        Args:
+            holders: Where it is.
+            full: Likewise, with all that is in dictionaries there.
+        """
         other = copy.copy(self)
+        holders = [*holders, *full]
         other._holders = [*self._holders, *holders]
         tensors = (one for one in holders if isinstance(one[2], torch.Tensor))
         strided = [one for one in tensors if one[2].layout is torch.strided]
-        other._names = [*self._names, *(name for _, name, _ in strided)]
+        other._names = [*self._names, *(_named(name) for _, name, _ in strided)]
         other._tensors = [*self._tensors, *(tensor for *_, tensor in strided)]
         other._addresses = [*self._addresses, *(one.data_ptr() for *_, one in strided)]
         # With what is in these, as the state of an optimizer is.
-        held = [value for *_, value in holders if isinstance(value, dict)]
+        held = [value for *_, value in full if isinstance(value, dict)]
         inner = (value for one in held for value in one.values())
         dictionaries = [*held, *(one for one in inner if isinstance(one, dict))]
         other._owners = [*self._owners, *dictionaries]
@@ -136,12 +141,9 @@ class Surroundings:
         # cgraph's own hooks may be there, while another capture follows modules.
         if self.fixed.is_in_place(grad, hooks=False):
             return None
-        for owner, name, value in self._holders:
-            now = None
-            with suppress(AttributeError, ValueError):  # of an empty cell
-                now = owner.get(name) if isinstance(owner, dict) else getattr(owner, name)
-            if now is not value:
-                return _NAMES.get(name, name)
+        for holder in self._holders:
+            if held_now(holder) is not holder[2]:
+                return _named(holder[1])
         addresses = zip(self._names, self._tensors, self._addresses, strict=True)
         elsewhere = (name for name, one, address in addresses if one.data_ptr() != address)
         return next(elsewhere, None) or self._replaced()
@@ -207,6 +209,11 @@ class Surroundings:
         found = next(names, "a parameter")
         # The state of an optimizer is found by its parameters.
         return found if isinstance(found, str) else _NAMES["state"]
+
+
+def _named(name: object) -> str:
+    """What is held under a name, in words."""
+    return _NAMES.get(name, name) if isinstance(name, str) else f"item {name!r} of a container"
 
 
 _NAMES = {
@@ -294,7 +301,7 @@ def entry_of_call(
         work=function,
         outputs=None,
         lane=lane,
-        turn=surroundings.turn,
+        turn=None if trained is None else surroundings.turn,
         written=[] if trained is None else trained.writes,
     )
 

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._calls import as_argument
 from cgraph._driver import Pool
 from cgraph.graphs import graph_pool_handle
 
@@ -62,7 +63,7 @@ class Places:
         """
         needs_grad = tensor.requires_grad and (tensor.is_leaf or not is_shared)
         if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
-            static = tensor.detach().clone().requires_grad_(needs_grad)
+            static = tensor.detach().clone()
         else:
             form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
             known = self._buffers.get(form)
@@ -71,15 +72,15 @@ class Places:
                 static = tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
                 if fills:
                     static.copy_(tensor)
-                return static.requires_grad_(needs_grad)
-            static = tensor.detach().clone().requires_grad_(needs_grad)
+                return as_argument(static, tensor, needs_grad)
+            static = tensor.detach().clone()
             living = {name: one for name, one in self._buffers.items() if one.get() is not None}
             self._buffers = living
             self._buffers[form] = _torch.WeakStorage(static)
         if not fills:
             # Replays on another stream may write it, whose memory this one has used.
             _driver.current().synchronize()
-        return static
+        return as_argument(static, tensor, needs_grad)
 
     def clear(self) -> None:
         """Forget pools and memory."""

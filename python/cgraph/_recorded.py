@@ -38,7 +38,8 @@ class Recorded:
         graph_seconds: One replay, likewise.
         has_added_hooks: Whether a hook was added to something during the capture.
         gradients: What becomes of the ``.grad`` of leaves.
-        used: Those of the tensors that the function may find which the graph uses.
+        used: Where those of the tensors are that the function may find which the graph uses.
+        states: Where the states of optimizers are that step in it.
         neighbours: The graphs of the same pool, and the number of this one among them.
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
@@ -60,6 +61,7 @@ class Recorded:
         self.in_place: set[int] = set()
         self.gradients = Gradients([])
         self.used: list[Holder] = []
+        self.states: list[Holder] = []
         self.neighbours = _numbered(tuple(graph.pool()))
         self.has_added_hooks = False
         self.seconds = 0.0

@@ -24,7 +24,7 @@ from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
-from cgraph._surroundings import Holder, modules_of, tensors_of
+from cgraph._surroundings import Chain, holders_in, modules_of, tensors_of
 from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
@@ -83,7 +83,7 @@ class Plan:
     instantiates: bool
     only_captures: bool
     dictionaries: Sequence[dict[str, Any]]
-    held: Callable[[], Sequence[Holder]]
+    held: Callable[[], Sequence[Chain]]
     compiles: bool
 
 
@@ -156,7 +156,7 @@ def _record(
             rollback.notice(gradients.captures_now())
             # A call may have made some that were not there.
             held = plan.held()
-            rollback.notice(tensor for *_, tensor in held)
+            rollback.notice(chain[-1][2] for chain in held)
             rollback.captures_now()
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
@@ -186,8 +186,8 @@ def _record(
             gradients.forget_before()
             recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients, recorded.writes = gradients, writes
-            recorded.used = [one for one in held if rollback.captures_name(one[2])]
-            recorded.used += steps.holders()
+            recorded.used = holders_in(one for one in held if rollback.captures_name(one[-1][2]))
+            recorded.states = steps.states()
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place

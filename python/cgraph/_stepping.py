@@ -64,7 +64,7 @@ class Steps:
             return "a gradient scaler makes its scale at its first call"
         return None
 
-    def holders(self) -> list[Holder]:
+    def states(self) -> list[Holder]:
         """Where the states of the optimizers are."""
         optimizers = (one.optimizer for one in self._before.values())
         return [(optimizer, "state", optimizer.state) for optimizer in optimizers]

@@ -15,8 +15,11 @@ from cgraph import _core
 from cgraph._torch import tree_iter
 
 __all__ = [
+    "Chain",
     "Holder",
     "attributes_of",
+    "held_now",
+    "holders_in",
     "holders_of",
     "modules_of",
     "scalers_of",
@@ -25,8 +28,15 @@ __all__ = [
     "vars_of",
 ]
 
-Holder = tuple[Any, str, Any]
-"""A dictionary or an object, the name of an item or attribute, and what is there."""
+Holder = tuple[Any, Any, Any]
+"""A dictionary, a list or an object; the key, place or name of an item or attribute; and what is
+there."""
+
+Chain = tuple[Holder, ...]
+"""Where something is found: each but the first is an item of what the one before it holds."""
+
+# Longer lists and dictionaries are of data.
+_MOST_ITEMS = 4096
 
 
 def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tensor]:
@@ -61,31 +71,61 @@ def scalers_of(objects: object) -> list[GradScaler]:
 
 def holders_of(function: object) -> list[Holder]:
     """Where a function finds modules besides its arguments, or one that it has or names does."""
-    return _held_by(function, torch.nn.Module)
+    return holders_in(_held_by(function, torch.nn.Module, set()))
 
 
-def tensors_held_by(function: object, modules: Iterable[torch.nn.Module]) -> list[Holder]:
+def tensors_held_by(function: object, modules: Iterable[torch.nn.Module]) -> list[Chain]:
     """Where a function finds tensors likewise, and those that modules have as plain attributes."""
-    found = _held_by(function, torch.Tensor)
+    seen: set[int] = set()
+    found = [*_held_by(function, torch.Tensor, seen)]
     for module in modules:
         for part in module.modules():
-            found += [one for one in _items(vars(part)) if isinstance(one[2], torch.Tensor)]
+            for holder in _items(vars(part)):
+                if holder[1] not in _OF_MODULES:
+                    found += _inside((holder,), torch.Tensor, seen)
     return found
 
 
-def _held_by(function: object, kind: type, seen: set[int] | None = None) -> list[Holder]:
+def holders_in(chains: Iterable[Chain]) -> list[Holder]:
+    """The holders of chains, each once."""
+    return list({(id(one[0]), one[1]): one for chain in chains for one in chain}.values())
+
+
+def held_now(holder: Holder) -> Any:
+    """What is there now; None if nothing is."""
+    owner, name, _ = holder
+    try:
+        if isinstance(owner, dict):
+            return owner.get(name)
+        return owner[name] if isinstance(owner, list) else getattr(owner, name)
+    except (AttributeError, IndexError, ValueError):  # the last one of an empty cell
+        return None
+
+
+def _held_by(function: object, kind: type, seen: set[int]) -> Iterator[Chain]:
     """Where a function, or one that it has or names, finds objects of a kind."""
-    seen = set() if seen is None else seen
     if id(function) in seen:
-        return []
+        return
     seen.add(id(function))
-    found: list[Holder] = []
     for holder in _places_of(function):
-        if isinstance(holder[2], kind):
-            found.append(holder)
-        elif isinstance(holder[2], _FUNCTIONS):
-            found += _held_by(holder[2], kind, seen)
-    return found
+        if isinstance(holder[2], _FUNCTIONS):
+            yield from _held_by(holder[2], kind, seen)
+        else:
+            yield from _inside((holder,), kind, seen)
+
+
+def _inside(chain: Chain, kind: type, seen: set[int]) -> Iterator[Chain]:
+    """A chain, if it ends with an object of a kind, or those that go on with the items there."""
+    value = chain[-1][2]
+    if isinstance(value, kind):
+        yield chain
+    if not isinstance(value, dict | list) or id(value) in seen or len(value) > _MOST_ITEMS:
+        return
+    seen.add(id(value))
+    items = value.items() if isinstance(value, dict) else enumerate(value)
+    for name, one in [*items]:
+        if isinstance(one, kind | dict | list):
+            yield from _inside((*chain, (value, name, one)), kind, seen)
 
 
 def _places_of(function: object) -> Iterator[Holder]:
@@ -180,6 +220,8 @@ def _surroundings(leaf: Any) -> list[object]:
 
 
 _UNASSIGNED = types.CellType()
+# What each module keeps its parts and hooks in.
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
 _LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, GradScaler)

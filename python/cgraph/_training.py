@@ -24,7 +24,7 @@ from cgraph._recording import (
     watched,
 )
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import Holder, scalers_of, tensors_of
+from cgraph._surroundings import Chain, Holder, holders_in, scalers_of, tensors_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -284,23 +284,24 @@ def train(
         steps = last.enter_context(watched(plan, rollback))
         last.push(Attributes(plan.dictionaries).put_back_after_error)
         last.push(functools.partial(_put_back_after_error, [(one, one.grad) for one in leaves]))
-        held: list[Holder] = []
+        held: list[Chain] = []
         before: list[Attributes] = []
 
         def begins() -> None:
             """Note what there is when a capture begins: calls may have made some of it."""
             held[:] = plan.held()
             before[:] = [Attributes(plan.dictionaries)]
-            rollback.notice(tensor for *_, tensor in held)
+            rollback.notice(chain[-1][2] for chain in held)
 
         passes = _Passes()
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
         warmup = plan.warmup
-        if warmup > 1:
+        if warmup:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
             with breakable(passes), draws_on(driver.generators()):
                 _Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
-            warmup -= 1
+            # Of the backward pass there was none yet.
+            warmup = max(1, warmup - 1)
 
         def captured() -> _Surface:
             surface = _Surface(plan.function, modules, has_history, begins)
@@ -328,7 +329,7 @@ def train(
         try:
             surface = captured()
         except WarmupError:
-            if plan.warmup > 1 or not scalers_of(plan.function):
+            if plan.warmup or not scalers_of(plan.function):
                 raise
             # They look for the gradients of the real parameters, not of the stand-ins.
             raise NoGradientError from None
@@ -361,7 +362,7 @@ def train(
         raise CallableError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = [one for one in held if rollback.captures_name(one[2])]
+    trained.used = holders_in(one for one in held if rollback.captures_name(one[-1][2]))
     trained.writes = writes
     return trained
 

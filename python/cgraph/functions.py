@@ -400,7 +400,15 @@ class GraphedFunction(_core.Dispatcher):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        return getattr(self._fn, name)
+        found = getattr(self._fn, name)
+        if isinstance(self._fn, torch.nn.Module) and name in _OF_ITSELF:
+            return functools.partial(self._itself, found)
+        return found
+
+    def _itself(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a module's method; this one stands where it returns the module."""
+        result = method(*args, **kwargs)
+        return self if result is self._fn else result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The graphs know only the original: a copy begins without any."""
@@ -425,6 +433,15 @@ class GraphedFunction(_core.Dispatcher):
 
     def __repr__(self) -> str:
         return f"<graphed {self._name}: {len(self.entries_by_use)} graphs>"
+
+
+# Methods of modules that return the module.
+_OF_ITSELF = frozenset(
+    {
+        *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_"),
+        *("share_memory", "to", "to_empty", "train", "type"),
+    }
+)
 
 
 def _is_capturing() -> bool:

@@ -36,7 +36,8 @@ pub(crate) struct Entry {
     written: Option<Written>,
     work: Work,
     lane: Option<Py<Lane>>,
-    turn: Py<Turn>,
+    /// None where calls are handed on that several threads may make at a time.
+    turn: Option<Py<Turn>>,
     replays: AtomicU64,
     /// When it was made or replayed last; the later, the larger.
     last_use: AtomicU64,
@@ -80,7 +81,7 @@ impl Entry {
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
         lane: Option<Py<Lane>>,
-        turn: Py<Turn>,
+        turn: Option<Py<Turn>>,
         written: Vec<(u64, u64)>,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
@@ -240,11 +241,10 @@ impl Entry {
     /// Takes the turn to run it, where it needs one; as an error that of another thread.
     #[inline]
     pub(super) fn try_take(&self) -> Result<Option<Taken<'_>>, &Turn> {
-        // What is called with the arguments as they are looks after itself.
-        if matches!(self.work, Work::Call(_)) {
+        let Some(turn) = &self.turn else {
             return Ok(None);
-        }
-        let turn = self.turn.get();
+        };
+        let turn = turn.get();
         turn.try_take().map(Some).ok_or(turn)
     }
 

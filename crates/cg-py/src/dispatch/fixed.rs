@@ -67,21 +67,21 @@ struct Lists {
     are_equal: Py<PyAny>,
 }
 
-/// Where a function finds something, by its name or in a cell of a closure.
+/// Where a function finds something: by its name, in a cell of a closure or in a container.
 struct Holder {
     owner: Py<PyAny>,
-    name: Py<PyString>,
+    name: Py<PyAny>,
     value: Py<PyAny>,
 }
 
 #[pymethods]
 impl Fixed {
     /// What the dictionaries hold now; the tensors and their addresses, which `reader` compares, or
-    /// else `are_equal`. A holder is a dictionary or an object, the name of an item or attribute, and
-    /// the value.
+    /// else `are_equal`. A holder is a dictionary, a list or an object, the key, place or name of an
+    /// item or attribute, and the value.
     #[new]
     fn new(
-        holders: Vec<(Py<PyAny>, Py<PyString>, Py<PyAny>)>,
+        holders: Vec<(Py<PyAny>, Py<PyAny>, Py<PyAny>)>,
         owners: Vec<Bound<'_, PyDict>>,
         hooks: KnownHooks<'_>,
         tensors: Bound<'_, PyList>,
@@ -233,10 +233,13 @@ impl Holder {
     #[inline]
     fn is_same(&self, py: Python<'_>) -> PyResult<bool> {
         let (owner, name) = (self.owner.bind(py), self.name.bind(py));
-        let now = match owner.cast::<PyDict>() {
-            Ok(dict) => dict.get_item(name)?,
+        let now = if let Ok(dict) = owner.cast::<PyDict>() {
+            dict.get_item(name)?
+        } else if let Ok(list) = owner.cast::<PyList>() {
+            list.get_item(name.extract()?).ok()
+        } else {
             // A cell that is empty by now has nothing.
-            Err(_) => owner.getattr_opt(name).ok().flatten(),
+            owner.getattr_opt(name.cast::<PyString>()?).ok().flatten()
         };
         Ok(now.is_some_and(|now| now.is(&self.value)))
     }

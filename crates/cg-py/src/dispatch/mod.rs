@@ -27,6 +27,7 @@ pub(crate) use fixed::Fixed;
 pub(crate) use flags::Flags;
 pub(crate) use held::Storage;
 pub(crate) use lane::{Lane, enter_busy, leave_busy};
+pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
 pub(crate) use neighbours::Neighbours;
 pub(crate) use pattern::Found;
@@ -95,6 +96,8 @@ impl Dispatcher {
         {
             let entry = entry.bind(py);
             match entry.get().try_take() {
+                // Another thread may have taken it out in the meantime.
+                Ok(Some(_)) if !this.has(place, entry) => {}
                 Ok(_turn) => {
                     if place > 0 {
                         this.put_first(entry);
@@ -179,6 +182,14 @@ impl Dispatcher {
             }
         }
         Ok(None)
+    }
+
+    /// Whether an entry that was at a place is still there, or anywhere else.
+    #[inline]
+    fn has(&self, place: usize, entry: &Bound<'_, Entry>) -> bool {
+        let entries = self.lock();
+        let is_there = entries.get(place).is_some_and(|one| one.is(entry));
+        is_there || entries.iter().any(|one| one.is(entry))
     }
 
     fn put_first(&self, entry: &Bound<'_, Entry>) {

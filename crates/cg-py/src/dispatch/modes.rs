@@ -1,6 +1,7 @@
-//! `Modes`: torch's modes, which a capture depends on.
+//! `Modes`: torch's modes and cgraph's driver, which a capture depends on.
 
 use std::collections::HashMap;
+use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
@@ -29,6 +30,16 @@ pub(crate) struct Mode {
     pub(super) grad: bool,
     inference: bool,
     autocast: Option<Py<PyAny>>,
+    driver: u64,
+}
+
+/// The number of the driver in force.
+static DRIVER: AtomicU64 = AtomicU64::new(0);
+
+/// Says which driver is in force, by a number that no other one has. At first it is 0.
+#[pyfunction]
+pub(crate) fn set_driver(number: u64) {
+    DRIVER.store(number, Ordering::Relaxed);
 }
 
 /// `c10::DeviceType`, of the devices that are captured.
@@ -62,6 +73,7 @@ impl Modes {
             // Without gradients only: inference mode has none.
             inference: !grad && inference,
             autocast: autocast.transpose()?,
+            driver: DRIVER.load(Ordering::Relaxed),
         })
     }
 
@@ -99,17 +111,22 @@ impl Native {
 }
 
 impl Mode {
+    /// Modes under the driver in force.
     pub(super) fn new((grad, inference, autocast): (bool, bool, Option<Py<PyAny>>)) -> Self {
         Self {
             grad,
             inference,
             autocast,
+            driver: DRIVER.load(Ordering::Relaxed),
         }
     }
 
     #[inline]
     pub(super) fn equals(&self, other: &Self, py: Python<'_>) -> PyResult<bool> {
-        if self.grad != other.grad || self.inference != other.inference {
+        let is_same = self.grad == other.grad
+            && self.inference == other.inference
+            && self.driver == other.driver;
+        if !is_same {
             return Ok(false);
         }
         match (&self.autocast, &other.autocast) {

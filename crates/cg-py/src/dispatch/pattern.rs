@@ -1,7 +1,8 @@
 //! `Pattern`: the arguments that an entry takes, matched without flattening them first.
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyList, PyTuple};
+use pyo3::types::{PyDict, PyFloat, PyList, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::argument;
@@ -33,11 +34,14 @@ pub(crate) enum Pattern {
 pub(crate) struct Slot {
     signature: Py<Signature>,
     requires_grad: bool,
+    /// Whether it has no history, where that matters.
+    is_leaf: Option<bool>,
+    class: Py<PyType>,
 }
 
 impl Pattern {
-    /// Reads what Python has put together: `("tensor", signature, requires_grad)`, `("fixed",
-    /// signature, requires_grad)`, `("constant", value)`, `("same", value)`, `("tuple",
+    /// Reads what Python has put together: `("tensor", signature, requires_grad, is_leaf,
+    /// class)`, `("fixed", signature, requires_grad, is_leaf, class)`, `("constant", value)`, `("same", value)`, `("tuple",
     /// patterns)`, `("list", patterns)` or `("dict", [(key, pattern)])`.
     pub(crate) fn parse(from: &Bound<'_, PyAny>) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
@@ -50,6 +54,8 @@ impl Pattern {
             Ok(Slot {
                 signature: value.extract()?,
                 requires_grad: from.get_item(2)?.extract()?,
+                is_leaf: from.get_item(3)?.extract()?,
+                class: from.get_item(4)?.extract()?,
             })
         };
         Ok(match kind.as_str() {
@@ -194,12 +200,19 @@ pub(crate) fn fits_dict<'py>(
 impl Slot {
     #[inline]
     fn fits(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
+        // A function may do something else with one of a derived class.
+        if value.get_type_ptr().cast() != self.class.as_ptr() {
+            return Ok(None);
+        }
         let signature = self.signature.get();
         let Some(fit) = signature.matches(value)? else {
             return Ok(None);
         };
         // Without gradients as well: a function may ask a leaf for it, or record some itself.
-        let is_same = signature.reader().requires_grad(value)? == self.requires_grad;
+        let mut is_same = signature.reader().requires_grad(value)? == self.requires_grad;
+        if let Some(is_leaf) = self.is_leaf.filter(|_| is_same) {
+            is_same = value.getattr(intern!(value.py(), "is_leaf"))?.is_truthy()? == is_leaf;
+        }
         Ok(is_same.then_some(fit))
     }
 }
