@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import traceback
 from collections.abc import Callable, Hashable
-from dataclasses import replace
 from typing import Any
 
 from cgraph import _core, _driver, _refusals, _torch
@@ -27,7 +26,7 @@ from cgraph._source import place_of, user_line
 from cgraph._surroundings import Holder, tensors_held_by
 from cgraph._text import first_line
 from cgraph._together import Together
-from cgraph._training import GradientBreakError, NoGradientError, Trained, train
+from cgraph._training import GradientBreakError, Trained, require_no_gradient, train_or_record
 from cgraph._trying import Padding
 from cgraph.errors import CaptureError, StateError, add_note
 
@@ -293,6 +292,7 @@ class Capturing:
             held=functools.partial(tensors_held_by, self.function, surroundings.modules)
             if preserve
             else tuple,
+            moved=surroundings.find_displaced,
             # A debugger looks at the operators of what is written.
             compiles=driver.captures_compiled and not self._options.debug,
         )
@@ -306,20 +306,14 @@ class Capturing:
                     for place, tensor in enumerate(call.tensors)
                 ]
             lane = self.places.lane()
-            recorded: Recorded | Trained | None = None
+            recorded: Recorded | Trained
             if needs_grad:
-                try:
-                    recorded = train(
-                        plan, call, statics, surroundings.modules, self._copies, self.holding
-                    )
-                except NoGradientError:
-                    if not preserve:
-                        # One call has shown it.
-                        plan = replace(plan, warmup=max(0, plan.warmup - 1))
-            if not isinstance(recorded, Trained):
+                of_passes = surroundings.modules, self._copies, self.holding
+                recorded = train_or_record(plan, call, statics, driver, *of_passes)
+            else:
                 recorded = record(plan, call, statics, driver)
                 if call.mode.grad:
-                    _refusals.require_no_gradient(recorded)
+                    require_no_gradient(recorded)
             has_called = not only_captures or (isinstance(recorded, Recorded) and recorded.breaks)
             if has_called and not recorded.has_added_hooks:
                 surroundings = self._reach.after_call(call.modules, surroundings)

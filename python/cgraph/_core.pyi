@@ -509,6 +509,7 @@ class Entry:
         lane: Lane | None,
         turn: Turn | None,
         written: Sequence[tuple[int, int]] = [],
+        has_breaks: bool = False,
     ) -> Self: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, however they are laid out."""

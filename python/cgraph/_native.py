@@ -144,9 +144,14 @@ class Surroundings:
         for holder in self._holders:
             if held_now(holder) is not holder[2]:
                 return _named(holder[1])
+        return self.find_displaced() or self._replaced()
+
+    def find_displaced(self) -> str | None:
+        """The first tensor that lies elsewhere; None if none does."""
+        if self.fixed is None or self.fixed.is_in_place(False, hooks=False):
+            return None
         addresses = zip(self._names, self._tensors, self._addresses, strict=True)
-        elsewhere = (name for name, one, address in addresses if one.data_ptr() != address)
-        return next(elsewhere, None) or self._replaced()
+        return next((name for name, one, at in addresses if one.data_ptr() != at), None)
 
     @property
     def has_other_hooks(self) -> bool:
@@ -270,6 +275,7 @@ def entry_of_graph(
         lane=lane,
         turn=surroundings.turn,
         written=recorded.writes,
+        has_breaks=bool(recorded.breaks),
     )
 
 

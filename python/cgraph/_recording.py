@@ -41,6 +41,7 @@ __all__ = [
     "again_compiled",
     "record",
     "require_state",
+    "require_unmoved",
     "warn_uncompiled",
     "watched",
 ]
@@ -68,6 +69,7 @@ class Plan:
         only_captures: Nothing runs but the capture, so that static tensors may have any contents.
         dictionaries: What holds the attributes that the function may set.
         held: Finds tensors that the function may find elsewhere than in modules, and what has them.
+        moved: Names a tensor of a module that lies elsewhere than when the key was asked for.
         compiles: Whether what torch is to compile is captured compiled.
     """
 
@@ -84,6 +86,7 @@ class Plan:
     only_captures: bool
     dictionaries: Sequence[dict[str, Any]]
     held: Callable[[], Sequence[Chain]]
+    moved: Callable[[], str | None]
     compiles: bool
 
 
@@ -158,6 +161,7 @@ def _record(
             held = plan.held()
             rollback.notice(chain[-1][2] for chain in held)
             rollback.captures_now()
+            require_unmoved(plan)
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
                 capture = functools.partial(_captured, run, plan, call, statics, driver, drawn)
@@ -167,6 +171,7 @@ def _record(
             try:
                 of_capture.require_no_new_tensor()
                 _require_known_classes(outputs)
+                require_unmoved(plan)
                 gradients.note(statics, call.names, rollback.captures_use)
                 if gradients.has_made and not plan.warmup:
                     # Calls to come may add to it, or set it anew: the first one does the same.
@@ -425,6 +430,15 @@ def require_state(steps: Steps) -> None:
     """Refuse a step that begins with the optimizer's state, which is made once."""
     if (reason := steps.made) is not None:
         raise NotReadyError(reason)
+
+
+def require_unmoved(plan: Plan) -> None:
+    """Refuse a function that lets tensors of modules lie elsewhere, before they are put back."""
+    if (name := plan.moved()) is not None:
+        raise NotReadyError(
+            f"the function gives {name} other memory, as `.data = ...` does, and replays do not:"
+            " write to it in place"
+        )
 
 
 def _require_known_classes(outputs: list[Any]) -> None:

@@ -5,21 +5,16 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator
 
-import torch
-
 from cgraph import _driver, _torch
 from cgraph._calls import Call, hides_tensors
 from cgraph._native import Surroundings
-from cgraph._recorded import Recorded
 from cgraph._source import levels_to_user
-from cgraph.errors import CaptureError
 
 __all__ = [
     "OF_SAVING",
     "is_of_old_torch",
     "is_saved_elsewhere",
     "reason_against",
-    "require_no_gradient",
     "warn_of_call",
 ]
 
@@ -67,21 +62,6 @@ def is_saved_elsewhere(call: Call, surroundings: Surroundings) -> bool:
 def warn_of_call(name: str, reason: str) -> None:
     """Say that a call of a function runs eagerly, which others of its key need not."""
     warnings.warn(f"{name} runs eagerly in this call: {reason}", stacklevel=levels_to_user())
-
-
-def require_no_gradient(recorded: Recorded) -> None:
-    """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
-
-    Raises:
-        CaptureError: It does.
-    """
-    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
-    if any(one.requires_grad for one in tensors):
-        recorded.reset()
-        raise CaptureError(
-            "the result requires a gradient of something that is no argument and in no module that"
-            " the function names: pass the module, or call under torch.no_grad()"
-        )
 
 
 def is_of_old_torch(error: Exception) -> bool:

@@ -6,6 +6,7 @@ import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,11 +16,14 @@ from cgraph._attributes import Attributes
 from cgraph._calls import Call
 from cgraph._drawing import draws_on
 from cgraph._held import Holding, Lent
+from cgraph._recorded import Recorded
 from cgraph._recording import (
     Plan,
     WarmupError,
     again_compiled,
+    record,
     require_state,
+    require_unmoved,
     warn_uncompiled,
     watched,
 )
@@ -34,7 +38,15 @@ from cgraph.errors import CallableError, CaptureError
 if TYPE_CHECKING:
     from cgraph._debug_training import DebuggedCall
 
-__all__ = ["GradientBreakError", "NoGradientError", "Trained", "stand_ins", "train"]
+__all__ = [
+    "GradientBreakError",
+    "NoGradientError",
+    "Trained",
+    "require_no_gradient",
+    "stand_ins",
+    "train",
+    "train_or_record",
+]
 
 
 class NoGradientError(Exception):
@@ -251,6 +263,62 @@ def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
     return made.requires_grad_(real.requires_grad)  # type: ignore[no-any-return]
 
 
+def train_or_record(
+    plan: Plan,
+    call: Call,
+    statics: list[torch.Tensor],
+    driver: _driver.Driver,
+    modules: Sequence[torch.nn.Module],
+    copies: bool,
+    holding: Holding | None,
+) -> Recorded | Trained:
+    """Capture forward and backward pass, or one graph where the result requires no gradient.
+
+    Args:
+        plan: How.
+        call: A call of the key.
+        statics: What the graph reads instead of the call's tensors.
+        driver: The driver in force.
+        modules: Those whose parameters get gradients.
+        copies: Whether results are copies.
+        holding: Who is told of results that a caller still has.
+    """
+    broken: GradientBreakError | None = None
+    try:
+        return train(plan, call, statics, modules, copies, holding)
+    except GradientBreakError as error:
+        if plan.warmup:
+            raise
+        # No call has shown whether the result requires a gradient.
+        broken = error
+    except NoGradientError:
+        if not plan.preserve:
+            # It has made a call, whose traces stay.
+            plan = replace(plan, warmup=max(0, plan.warmup - 1))
+    recorded = record(plan, call, statics, driver)
+    require_no_gradient(recorded, broken)
+    return recorded
+
+
+def require_no_gradient(recorded: Recorded, broken: CaptureError | None = None) -> None:
+    """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
+
+    Args:
+        recorded: The graph.
+        broken: Why no passes were captured; None if no result was seen to require a gradient.
+
+    Raises:
+        CaptureError: It does.
+    """
+    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
+    if any(one.requires_grad for one in tensors):
+        recorded.reset()
+        raise broken or CaptureError(
+            "the result requires a gradient of something that is no argument and in no module that"
+            " the function names: pass the module, or call under torch.no_grad()"
+        )
+
+
 def train(
     plan: Plan,
     call: Call,
@@ -305,6 +373,7 @@ def train(
 
         def captured() -> _Surface:
             surface = _Surface(plan.function, modules, has_history, begins)
+            require_unmoved(plan)
             with stand_ins(modules) as parameters, breakable(passes):
                 callables_on(
                     stream,
@@ -320,6 +389,7 @@ def train(
                 )
             passes.require_none()
             require_state(steps)
+            require_unmoved(plan)
             for attributes in before:
                 attributes.require_no_new_tensor()
             graphed_of(surface).stand_for(parameters)

@@ -168,6 +168,7 @@ class Padding:
             lane=self._capturing.places.lane(),
             turn=surroundings.turn,
             written=recorded.writes,
+            has_breaks=bool(recorded.breaks),
         )
 
     def _assumed(self, large: Key, call: Call, found: Fit) -> list[int | None]:

@@ -85,8 +85,12 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     - Everything else has become a constant of the segments behind the break, as has a tensor of
       another type of device: it must stay equal.
 
-    Tensors that it only leaves somewhere, as in an attribute, are not bridged. Gradients cannot
-    flow back through a break. A break that is called by another one just runs.
+    As the result is copied, what is written later to a tensor that it lies in, as to a buffer of a
+    module, does not show in it. Tensors that a break only leaves somewhere, as in an attribute or
+    in a list among its arguments, are not bridged: the list is the first call's in each call. It
+    must not let a parameter or another tensor that segments read lie elsewhere, as ``.data = ...``
+    does: they read it where it lay. Gradients cannot flow back through a break. A break that is
+    called by another one just runs. The warm-up calls of a graphed function call it as well.
 
     Args:
         fn: The function, method or callable object. Left out, a decorator is returned.

@@ -15,6 +15,7 @@ use super::outputs::{Outputs, Returned};
 use super::pattern::{Found, Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
 use super::written::Written;
+use crate::error::state;
 use crate::fed::Given;
 use crate::graph::Graph;
 use crate::segments::Segments;
@@ -34,6 +35,8 @@ pub(crate) struct Entry {
     fixed: Option<Py<Fixed>>,
     /// Where an argument must not lie.
     written: Option<Written>,
+    /// Whether Python code of the user's runs between segments of it.
+    has_breaks: bool,
     work: Work,
     lane: Option<Py<Lane>>,
     /// None where calls are handed on that several threads may make at a time.
@@ -66,7 +69,7 @@ impl Entry {
     /// held, neighbours)`, see [`Outputs::new`]. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn, written=Vec::new()))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn, written=Vec::new(), has_breaks=false))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -83,6 +86,7 @@ impl Entry {
         lane: Option<Py<Lane>>,
         turn: Option<Py<Turn>>,
         written: Vec<(u64, u64)>,
+        has_breaks: bool,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
         let kwargs = kwargs.iter().map(|item| {
@@ -114,6 +118,7 @@ impl Entry {
             flags,
             fixed,
             written: Written::new(written, &bytes),
+            has_breaks,
             work,
             lane,
             turn,
@@ -248,6 +253,18 @@ impl Entry {
         turn.try_take().map(Some).ok_or(turn)
     }
 
+    /// Refuses what breaks have let lie elsewhere than the segments behind them have read it.
+    fn require_unmoved(&self, py: Python<'_>) -> PyResult<()> {
+        match &self.fixed {
+            Some(fixed) if !fixed.get().is_in_place(py, false, false)? => Err(state(
+                "a break has moved or replaced a tensor that the graph reads where it lay, and the \
+                 segments behind it have read it there: let breaks write to tensors in place, or \
+                 move them before the call",
+            )),
+            _ => Ok(()),
+        }
+    }
+
     /// Replays, and returns what the function would. The caller has the turn.
     #[inline]
     pub(super) fn run(
@@ -291,6 +308,9 @@ impl Entry {
                 call.call(py, args, kwargs)?
             }
         };
+        if entry.has_breaks {
+            entry.require_unmoved(py)?;
+        }
         entry.replays.fetch_add(1, Ordering::Relaxed);
         let now = CLOCK.fetch_add(1, Ordering::Relaxed);
         entry.last_use.store(now, Ordering::Relaxed);
