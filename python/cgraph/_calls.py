@@ -6,6 +6,7 @@ import bisect
 import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -268,6 +269,13 @@ class Call:
         """The first tensor that is more than plain elements side by side in memory."""
         tensors = (leaf for leaf in self.leaves if leaf.kind != "constant")
         return next((one for one in tensors if _torch.form_of(one.value) is not None), None)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """A ``with`` block in which the device of the tensors is current, as captures want it."""
+        for leaf in self.leaves:
+            if leaf.kind != "constant" and leaf.value.device.type == "cuda":
+                return torch.cuda.device(leaf.value.device)
+        return nullcontext()
 
     @property
     def needs_grad(self) -> bool:

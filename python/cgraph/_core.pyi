@@ -36,6 +36,7 @@ __all__ = [
     "end_broken",
     "enter_busy",
     "instantiate_all",
+    "is_any_busy",
     "leave_busy",
     "register_for_all",
     "set_driver",
@@ -68,6 +69,9 @@ def register_for_all(phase: str, hook: Callable[..., object]) -> HookHandle:
 
 def enter_busy() -> None:
     """Count a thread that begins to run a function for a capture; graphed ones ask which then."""
+
+def is_any_busy() -> bool:
+    """Whether some thread does."""
 
 def leave_busy() -> None:
     """Count a thread that has ended to."""
@@ -508,7 +512,7 @@ class Entry:
         outputs: tuple[list[Any], object, object, tuple[Neighbours, int, bool]] | None,
         lane: Lane | None,
         turn: Turn | None,
-        written: Sequence[tuple[int, int]] = [],
+        written: Sequence[tuple[int, int]] = ...,
         has_breaks: bool = False,
     ) -> Self: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Hashable
 from typing import Any
 
@@ -26,6 +27,7 @@ class Places:
         self._given = pool
         # Pool and stream of each device's captures without gradients.
         self._places: dict[int | None, tuple[Any, Any]] = {}
+        # Of the device's pool, which other functions may have as well.
         self._lanes: dict[int, _core.Lane] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
 
@@ -48,9 +50,8 @@ class Places:
             return None
         ordinal = torch.cuda.current_device()
         if ordinal not in self._lanes:
-            device = _core.Device.cuda(ordinal)
-            source: Any = _torch.current_stream_source()
-            self._lanes[ordinal] = _core.Lane(device, source, ordinal, _torch.wait_between)
+            pool, _ = self._places[ordinal]
+            self._lanes[ordinal] = _lane(ordinal, tuple(getattr(pool, "id", pool)))
         return self._lanes[ordinal]
 
     def static(
@@ -85,4 +86,19 @@ class Places:
     def clear(self) -> None:
         """Forget pools and memory."""
         self._places.clear()
+        self._lanes.clear()
         self._buffers.clear()
+
+
+_lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.Lane] = weakref.WeakValueDictionary()
+
+
+def _lane(ordinal: int, handle: tuple[int, ...]) -> _core.Lane:
+    """The stream that the graphs of a pool were replayed on last, of whatever functions."""
+    lane = _lanes.get((ordinal, *handle))
+    if lane is None:
+        source: Any = _torch.current_stream_source()
+        made = _core.Lane(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
+        # Another thread may have made one meanwhile.
+        lane = _lanes.setdefault((ordinal, *handle), made)
+    return lane

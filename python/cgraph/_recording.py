@@ -39,6 +39,7 @@ __all__ = [
     "Plan",
     "WarmupError",
     "again_compiled",
+    "has_moved",
     "record",
     "require_state",
     "require_unmoved",
@@ -161,6 +162,7 @@ def _record(
             held = plan.held()
             rollback.notice(chain[-1][2] for chain in held)
             rollback.captures_now()
+            steps.captures_now()
             require_unmoved(plan)
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
@@ -172,6 +174,8 @@ def _record(
                 of_capture.require_no_new_tensor()
                 _require_known_classes(outputs)
                 require_unmoved(plan)
+                steps.require_unchanged()
+                rollback.require_one_device()
                 gradients.note(statics, call.names, rollback.captures_use)
                 if gradients.has_made and not plan.warmup:
                     # Calls to come may add to it, or set it anew: the first one does the same.
@@ -435,10 +439,15 @@ def require_state(steps: Steps) -> None:
 def require_unmoved(plan: Plan) -> None:
     """Refuse a function that lets tensors of modules lie elsewhere, before they are put back."""
     if (name := plan.moved()) is not None:
-        raise NotReadyError(
-            f"the function gives {name} other memory, as `.data = ...` does, and replays do not:"
-            " write to it in place"
-        )
+        raise has_moved(name)
+
+
+def has_moved(name: str) -> NotReadyError:
+    """The error of a function that does so. After its call the tensor may stay there."""
+    return NotReadyError(
+        f"the function gives {name} other memory, as `.data = ...` does, and replays do not: write"
+        " to it in place"
+    )
 
 
 def _require_known_classes(outputs: list[Any]) -> None:

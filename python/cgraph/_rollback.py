@@ -21,6 +21,7 @@ from cgraph import _torch
 from cgraph._before import StorageBefore, TensorBefore, bytes_of, in_type
 from cgraph._order import Order
 from cgraph._torch import tree_iter
+from cgraph.errors import CaptureError
 
 __all__ = ["Buffer", "Rollback", "Watch", "leaves_behind"]
 
@@ -189,6 +190,19 @@ class Rollback:
         spans = self._watch.captured.get(_torch.storage_id(memory), [])
         return any(one < end and begin < other for one, other in spans)
 
+    def require_one_device(self) -> None:
+        """Refuse a capture of work on several GPUs, of which one graph has one.
+
+        Raises:
+            CaptureError: Captured operators get tensors of several.
+        """
+        if len(self._watch.devices) > 1:
+            names = ", ".join(sorted(map(str, self._watch.devices)))
+            raise CaptureError(
+                f"the function works on several devices ({names}), and a graph is of one: graph"
+                " what runs on each of them by itself"
+            )
+
     def captured_writes(self, but: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
         """The ends of what captured operators write that no capture has made.
 
@@ -297,6 +311,7 @@ class Watch(_torch.Bystander):
         noticed_tensors: The ``id`` of tensors of which that is noted as well.
         used_tensors: Those of them that captured operators get as they are.
         computed: Those of the storages that operators made before.
+        devices: The GPUs whose tensors captured operators get.
         generators: Those that operators got, with their states before.
         over: The block has ended; where the mode could not be left, it does nothing.
         has_unseen: A capture writes storages that it has not made and that were not written before.
@@ -315,6 +330,7 @@ class Watch(_torch.Bystander):
         self.used: set[int] = set()
         self.noticed_tensors: set[int] = set()
         self.used_tensors: set[int] = set()
+        self.devices: set[torch.device] = set()
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.over = False
         self.has_unseen = False
@@ -346,8 +362,10 @@ class Watch(_torch.Bystander):
                 self._note_written(written)
             if (generator := kwargs.get("generator")) is not None:
                 self._note_generator(generator)
-            if self.noticed_tensors and self._is_capturing():
-                self._note_used(given)
+            if self._is_capturing():
+                self.devices |= {one.device for one in given if one.is_cuda}
+                if self.noticed_tensors:
+                    self._note_used(given)
         result = run()
         self._note_fresh(given, result)
         return result

@@ -1,4 +1,4 @@
-"""What steps of optimizers and gradient scalers change besides tensors."""
+"""What steps of optimizers, schedulers and gradient scalers change besides tensors."""
 
 from __future__ import annotations
 
@@ -7,12 +7,14 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import torch
 from torch.amp.grad_scaler import GradScaler
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from cgraph import _torch
-from cgraph._surroundings import Holder, scalers_of
+from cgraph._constants import Constant, as_now
+from cgraph._surroundings import Holder, objects_of
+from cgraph.errors import CaptureError
 
 __all__ = ["Steps"]
 
@@ -28,7 +30,13 @@ class Steps:
     def __init__(self, function: object, *, puts_back: bool = True) -> None:
         self._puts_back = puts_back
         self._before: dict[int, _States] = {}
-        self._scalers = [_Scaler(scaler) for scaler in scalers_of(function)] if puts_back else []
+        scalers = objects_of(function, GradScaler) if puts_back else []
+        self._scalers = [_Scaler(scaler) for scaler in scalers]
+        # One that steps has an optimizer that does, which is found there.
+        self._schedulers = [_Scheduler(one) for one in objects_of(function, LRScheduler)]
+        found = [one.optimizer for one in self._schedulers]
+        self._groups = [_Groups(one) for one in (*found, *objects_of(function, Optimizer))]
+        self._at_capture: list[_Groups | _Scheduler] = []
 
     @contextmanager
     def watched(self) -> Iterator[None]:
@@ -38,7 +46,7 @@ class Steps:
         """
         thread = threading.get_ident()
 
-        def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        def note(optimizer: Optimizer, *_: object) -> None:
             if id(optimizer) not in self._before and (
                 threading.get_ident() == thread or _torch.is_autograds_thread()
             ):
@@ -52,8 +60,28 @@ class Steps:
             if self._puts_back:
                 for one in self._before.values():
                     one.put_back()
-                for scaler in self._scalers:
-                    scaler.put_back()
+                # An optimizer that several have found is put back as it was found first.
+                others: list[_Scaler | _Scheduler | _Groups] = [*self._scalers, *self._schedulers]
+                for other in (*others, *self._groups):
+                    other.put_back()
+
+    def captures_now(self) -> None:
+        """Note that calls end here, and that a capture comes next."""
+        self._at_capture = [_Groups(one.optimizer) for one in self._groups]
+        self._at_capture += [_Scheduler(one.scheduler) for one in self._schedulers]
+
+    def require_unchanged(self) -> None:
+        """Refuse a function that has changed settings of optimizers since its capture began.
+
+        Raises:
+            CaptureError: It has: replays use what it was then.
+        """
+        for one in self._at_capture:
+            if (name := one.changed) is not None:
+                raise CaptureError(
+                    f"the function changes {name}, and replays do not: do it after the call, and"
+                    " let what changes be a tensor"
+                )
 
     @property
     def made(self) -> str | None:
@@ -93,6 +121,54 @@ class _Scaler:
             setattr(self._scaler, name, value)
 
 
+class _Scheduler:
+    """What a learning rate scheduler counts, as it is now."""
+
+    def __init__(self, scheduler: LRScheduler) -> None:
+        self.optimizer: Optimizer = scheduler.optimizer
+        self.scheduler = scheduler
+        self._known = {name: as_now(value) for name, value in vars(scheduler).items()}
+        self._parts = [_Scheduler(one) for one in getattr(scheduler, "_schedulers", ())]
+
+    @property
+    def changed(self) -> str | None:
+        """What of it is another now, in words; None if nothing is."""
+        now = self.scheduler.last_epoch
+        is_same = now == self._known["last_epoch"]
+        return None if is_same else f"the epoch of a {type(self.scheduler).__name__}"
+
+    def put_back(self) -> None:
+        """Let it be as it was."""
+        vars(self.scheduler).clear()
+        vars(self.scheduler).update(self._known)
+        for part in self._parts:
+            part.put_back()
+
+
+class _Groups:
+    """The settings of an optimizer, as they are now."""
+
+    def __init__(self, optimizer: Optimizer) -> None:
+        self.optimizer = optimizer
+        self._known = [(group, dict(group)) for group in optimizer.param_groups]
+
+    @property
+    def changed(self) -> str | None:
+        """One that is another now, in words; None if none is."""
+        for group, before in self._known:
+            for name, now in group.items():
+                then = before.get(name)
+                if now is not then and Constant(now) != Constant(then):
+                    return f"{name} of an optimizer"
+        return None
+
+    def put_back(self) -> None:
+        """Let them be as they were; tensors as far as they are the same."""
+        for group, before in self._known:
+            group.clear()
+            group.update(before)
+
+
 class _States:
     """What an optimiser keeps for its parameters, as it is now; tensors as far as they stay.
 
@@ -100,7 +176,7 @@ class _States:
         optimizer: The optimiser.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer) -> None:
+    def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
         self._states = [(key, state, dict(state)) for key, state in optimizer.state.items()]
         values = (value for *_, items in self._states for value in items.values())

@@ -6,10 +6,11 @@ import dis
 import functools
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.amp.grad_scaler import GradScaler
+from torch.optim.lr_scheduler import LRScheduler
 
 from cgraph import _core
 from cgraph._torch import tree_iter
@@ -22,11 +23,13 @@ __all__ = [
     "holders_in",
     "holders_of",
     "modules_of",
-    "scalers_of",
+    "objects_of",
     "tensors_held_by",
     "tensors_of",
     "vars_of",
 ]
+
+Kind = TypeVar("Kind")
 
 Holder = tuple[Any, Any, Any]
 """A dictionary, a list or an object; the key, place or name of an item or attribute; and what is
@@ -64,9 +67,9 @@ def modules_of(objects: object) -> list[torch.nn.Module]:
     return [one for one in _leaves_of(objects, set()) if isinstance(one, torch.nn.Module)]
 
 
-def scalers_of(objects: object) -> list[GradScaler]:
-    """Gradient scalers in containers, closures and objects, each once."""
-    return [one for one in _leaves_of(objects, set()) if isinstance(one, GradScaler)]
+def objects_of(objects: object, kind: type[Kind]) -> list[Kind]:
+    """Optimizers, their schedulers or gradient scalers in containers, closures and objects."""
+    return [one for one in _leaves_of(objects, set()) if isinstance(one, kind)]
 
 
 def holders_of(function: object) -> list[Holder]:
@@ -224,7 +227,7 @@ _UNASSIGNED = types.CellType()
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
-_LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, GradScaler)
+_LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler)
 # Other objects are not looked into: there is no end to them.
 _WITH_LEAVES = (
     *_LEAVES,

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch.amp.grad_scaler import GradScaler
 
 from cgraph import _driver, _torch
 from cgraph._attributes import Attributes
@@ -21,6 +22,7 @@ from cgraph._recording import (
     Plan,
     WarmupError,
     again_compiled,
+    has_moved,
     record,
     require_state,
     require_unmoved,
@@ -28,7 +30,7 @@ from cgraph._recording import (
     watched,
 )
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import Chain, Holder, holders_in, scalers_of, tensors_of
+from cgraph._surroundings import Chain, Holder, holders_in, objects_of, tensors_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -249,6 +251,9 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
         for owner, name, real in places:
             owner[name] = made[id(real)]
         yield {id(made[id(real)]): real for _, _, real in places}
+        for _, name, real in places:
+            if real.layout is torch.strided and made[id(real)].data_ptr() != real.data_ptr():
+                raise has_moved(name)
     finally:
         for owner, name, real in places:
             owner[name] = real
@@ -358,6 +363,7 @@ def train(
         def begins() -> None:
             """Note what there is when a capture begins: calls may have made some of it."""
             held[:] = plan.held()
+            steps.captures_now()
             before[:] = [Attributes(plan.dictionaries)]
             rollback.notice(chain[-1][2] for chain in held)
 
@@ -389,6 +395,8 @@ def train(
                 )
             passes.require_none()
             require_state(steps)
+            steps.require_unchanged()
+            rollback.require_one_device()
             require_unmoved(plan)
             for attributes in before:
                 attributes.require_no_new_tensor()
@@ -399,7 +407,7 @@ def train(
         try:
             surface = captured()
         except WarmupError:
-            if plan.warmup or not scalers_of(plan.function):
+            if plan.warmup or not objects_of(plan.function, GradScaler):
                 raise
             # They look for the gradients of the real parameters, not of the stand-ins.
             raise NoGradientError from None

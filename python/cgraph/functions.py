@@ -141,7 +141,7 @@ def graphed(
             if the function has a break, as captures with breaks run it: what that writes is put
             back, but with ``preserve_state=False``.
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
-            have their own.
+            have their own. Of functions that share one, one thread at a time may call any.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
             warning. ``"raise"``: the error comes out.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
@@ -306,15 +306,9 @@ class GraphedFunction(_core.Dispatcher):
             )
         with self._turn:
             call = self._capturing.taken(args, kwargs)
-            capture_ladder(
-                self._capturing,
-                call,
-                self._options,
-                sizes,
-                progress,
-                self._name,
-                self._is_frozen,
-            )
+            of_ladder = self._options, sizes, progress, self._name, self._is_frozen
+            with call.on_device():
+                capture_ladder(self._capturing, call, *of_ladder)
         return self
 
     def freeze(self) -> Self:
@@ -352,9 +346,10 @@ class GraphedFunction(_core.Dispatcher):
             return self._fn(*args, **kwargs)
         with self._turn:
             call = self._capturing.taken(args, kwargs)
-            answer = self._capturing.serve(call, args, kwargs, self._is_frozen)
-            if isinstance(answer, _core.Entry):
-                return answer.call(args, kwargs, call.tensors)
+            with call.on_device():
+                answer = self._capturing.serve(call, args, kwargs, self._is_frozen)
+                if isinstance(answer, _core.Entry):
+                    return answer.call(args, kwargs, call.tensors)
         return answer()
 
     @property

@@ -36,7 +36,7 @@ mod _core {
     #[pymodule_export]
     use super::dispatch::{
         Contents, Dispatcher, Entry, Fixed, Flags, Lane, Neighbours, Storage, Turn, enter_busy,
-        leave_busy, set_driver,
+        is_any_busy, leave_busy, set_driver,
     };
     #[pymodule_export]
     use super::graph::{Graph, instantiate_all};

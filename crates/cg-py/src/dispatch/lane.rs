@@ -15,7 +15,7 @@ const NONE: u64 = u64::MAX;
 
 /// Replays of graphs of one pool use the same memory, so they must come one after another: the lane
 /// knows the stream of the last one.
-#[pyclass(frozen, module = "cgraph._core")]
+#[pyclass(frozen, weakref, module = "cgraph._core")]
 pub(crate) struct Lane {
     current: Current,
     /// Called with the raw handles of the last stream and of the one that is to wait for it.
@@ -38,6 +38,12 @@ pub(crate) fn enter_busy() {
 #[pyfunction]
 pub(crate) fn leave_busy() {
     BUSY.fetch_sub(1, Ordering::Relaxed);
+}
+
+/// Whether there is such a thread.
+#[pyfunction]
+pub(crate) fn is_any_busy() -> bool {
+    BUSY.load(Ordering::Relaxed) > 0
 }
 
 #[pymethods]
@@ -74,7 +80,7 @@ impl Lane {
     /// capture.
     #[inline]
     pub(crate) fn may_capture(&self) -> bool {
-        self.device.get().core.has_captures() || BUSY.load(Ordering::Relaxed) > 0
+        self.device.get().core.has_captures() || is_any_busy()
     }
 
     /// Makes the current stream wait for the last replay, if that was on another one.

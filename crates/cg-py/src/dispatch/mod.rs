@@ -26,7 +26,7 @@ pub(crate) use entry::Entry;
 pub(crate) use fixed::Fixed;
 pub(crate) use flags::Flags;
 pub(crate) use held::Storage;
-pub(crate) use lane::{Lane, enter_busy, leave_busy};
+pub(crate) use lane::{Lane, enter_busy, is_any_busy, leave_busy};
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
 pub(crate) use neighbours::Neighbours;

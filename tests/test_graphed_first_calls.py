@@ -1,0 +1,160 @@
+"""What first calls of keys make, keep and count."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from graphed_calls import near, states
+from lab import Lab, fresh
+
+
+class Trainer:
+    """Makes its optimizer in the first call with gradients."""
+
+    def __init__(self, lab: Lab) -> None:
+        torch.manual_seed(3)
+        self.net = nn.Linear(3, 3).to(lab.device)
+        self.optimizer: torch.optim.Optimizer | None = None
+        self.kept: list[nn.Parameter] = []
+
+    def step(self, x: Tensor) -> Tensor:
+        if not torch.is_grad_enabled():
+            return self.net(x).sum()  # type: ignore[no-any-return]
+        if self.optimizer is None:
+            self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.1)
+        self.optimizer.zero_grad()
+        loss = self.net(x).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        return loss.detach()
+
+    def loss(self, x: Tensor) -> Tensor:
+        if not self.kept and torch.is_grad_enabled():
+            self.kept += self.net.parameters()
+        return self.net(x).square().sum()  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("is_warm", [False, True])
+@pytest.mark.parametrize("warmup", [1, 2, 3])
+def test_an_optimizer_that_the_first_call_makes_trains_the_parameters(
+    lab: Lab, warmup: int, is_warm: bool
+) -> None:
+    ours, theirs = Trainer(lab), Trainer(lab)
+    graphed = cgraph.graphed(ours.step, warmup=warmup, outputs="clone")
+    if is_warm:
+        x = fresh(lab, 2, 3)
+        with torch.no_grad():
+            assert near(graphed(x), theirs.step(x))
+    for _ in range(5):
+        x = fresh(lab, 2, 3)
+        assert near(graphed(x), theirs.step(x))
+    assert near(ours.net.weight, theirs.net.weight)
+    assert set(states(graphed)) == {"captured"}
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_parameters_that_the_first_call_keeps_are_those_of_the_module(
+    lab: Lab, warmup: int
+) -> None:
+    trainer = Trainer(lab)
+    graphed = cgraph.graphed(trainer.loss, warmup=warmup)
+    with torch.no_grad():
+        graphed(fresh(lab, 2, 3))
+    graphed(fresh(lab, 2, 3)).backward()
+    assert [*map(id, trainer.kept)] == [*map(id, trainer.net.parameters())]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 2, 3])
+def test_without_preserve_state_a_step_is_called_as_often_as_asked(lab: Lab, warmup: int) -> None:
+    net, count = nn.Linear(3, 3).to(lab.device), torch.zeros((), device=lab.device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+
+    def step(x: Tensor) -> Tensor:
+        count.add_(1)
+        optimizer.zero_grad()
+        loss = net(x).sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    graphed = cgraph.graphed(step, warmup=warmup, preserve_state=False, measure=False)
+    graphed(fresh(lab, 2, 3))
+    # A gradient that the capture would make is made by a call of its own.
+    assert count.item() == max(warmup, 0) + 1
+
+
+class Schedule:
+    """A step with a learning rate scheduler in it."""
+
+    def __init__(self, lab: Lab, kind: str) -> None:
+        torch.manual_seed(4)
+        self.net = nn.Linear(3, 3).to(lab.device)
+        self.optimizer = torch.optim.SGD(self.net.parameters(), lr=0.5)
+        rates = torch.optim.lr_scheduler
+        self.scheduler: Any = None
+        if kind == "exponential":
+            self.scheduler = rates.ExponentialLR(self.optimizer, 0.5)
+        elif kind == "lambda":
+            self.scheduler = rates.LambdaLR(self.optimizer, lambda epoch: 1 / (1 + epoch))
+        elif kind == "sequence":
+            parts: list[Any] = [rates.ConstantLR(self.optimizer), rates.StepLR(self.optimizer, 1)]
+            self.scheduler = rates.SequentialLR(self.optimizer, parts, [2])
+
+    def step(self, x: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        loss = self.net(x).square().sum()
+        loss.backward()
+        self.optimizer.step()
+        if self.scheduler is not None:
+            self.scheduler.step()
+        else:
+            for group in self.optimizer.param_groups:
+                group["lr"] *= 0.5
+        return loss.detach()
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["exponential", "lambda", "sequence", "by hand"])
+def test_a_step_that_changes_the_learning_rate_runs_eagerly(
+    lab: Lab, kind: str, warmup: int
+) -> None:
+    ours, theirs = Schedule(lab, kind), Schedule(lab, kind)
+    graphed = cgraph.graphed(ours.step, warmup=warmup)
+    x = fresh(lab, 2, 3)
+    with pytest.warns(UserWarning, match="the function changes (lr of an opt|the epoch of a)"):
+        assert near(graphed(x), theirs.step(x))
+    for _ in range(4):
+        x = fresh(lab, 2, 3)
+        assert near(graphed(x), theirs.step(x))
+        assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
+    assert near(ours.net.weight, theirs.net.weight)
+    if ours.scheduler is not None:
+        assert ours.scheduler.last_epoch == theirs.scheduler.last_epoch
+
+
+@pytest.mark.parametrize("how", ["no_grad", "detach", "requires"])
+def test_without_warm_up_a_break_is_judged_by_what_comes_out(lab: Lab, how: str) -> None:
+    net = nn.Linear(3, 3).to(lab.device)
+    doubled = cgraph.eager_break(lambda x: x * 2)
+
+    def run(x: Tensor) -> Tensor:
+        if how == "no_grad":
+            with torch.no_grad():
+                return doubled(net(x))
+        y = net(x)
+        return doubled(y.detach()) + (y if how == "requires" else 0)  # type: ignore[no-any-return]
+
+    graphed = cgraph.graphed(run, warmup=0)
+    for place in range(3):
+        x = fresh(lab, 2, 3)
+        if how == "requires" and place == 0:
+            with pytest.warns(UserWarning, match="a break in a function whose result requires gra"):
+                assert near(graphed(x), run(x))
+            continue
+        assert near(graphed(x), run(x))
+    assert states(graphed) == ["eager" if how == "requires" else "captured"]

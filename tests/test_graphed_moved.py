@@ -1,0 +1,191 @@
+"""Functions, or breaks in them, that give tensors of modules other memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from graphed_calls import states
+from lab import Lab, fresh
+
+
+class Given(nn.Module):
+    """Reads a bias before and after it gets other memory."""
+
+    index: Tensor
+
+    def __init__(self, lab: Lab) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2).to(lab.device)
+        self.banks = (self.linear.bias.data, torch.rand(2, device=lab.device))
+        self.register_buffer("index", torch.zeros((), dtype=torch.int64, device=lab.device))
+
+    def swap(self) -> None:
+        self.linear.bias.data = self.banks[1]
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x)
+        self.swap()
+        return self.linear(y)  # type: ignore[no-any-return]
+
+
+class Swapped(Given):
+    """Has two biases in turn, in a break."""
+
+    @cgraph.eager_break
+    def swap(self) -> None:
+        self.index.add_(1)
+        self.linear.bias.data = self.banks[int(self.index) % 2]
+
+
+class Loaded(nn.Module):
+    """Takes its bias from one of two banks, in a break."""
+
+    def __init__(self, lab: Lab, how: Callable[[nn.Linear, Tensor], None]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(2, 2).to(lab.device)
+        self.banks = tuple(
+            nn.Parameter(torch.rand(2, device=lab.device), requires_grad=False) for _ in range(2)
+        )
+        self.how = how
+        self.which = 0
+        how(self.linear, self.banks[0])
+
+    @cgraph.eager_break
+    def load(self) -> None:
+        self.how(self.linear, self.banks[self.which])
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.load()
+        return self.linear(x)  # type: ignore[no-any-return]
+
+
+def gives_memory(linear: nn.Linear, bank: Tensor) -> None:
+    linear.bias.data = bank.data
+
+
+def exchanges(linear: nn.Linear, bank: Tensor) -> None:
+    linear.bias = bank  # type: ignore[assignment]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("warmup", [0, 1, 2, 3])
+@pytest.mark.parametrize("kind", [Given, Swapped])
+def test_a_function_that_gives_a_parameter_other_memory_is_not_replayed(
+    lab: Lab, kind: type[Given], warmup: int, grad: bool
+) -> None:
+    torch.manual_seed(1)
+    module = kind(lab)
+    torch.manual_seed(1)
+    other = kind(lab)
+    other.load_state_dict(module.state_dict())
+    graphed = cgraph.graphed(module, warmup=warmup)
+    with torch.set_grad_enabled(grad):
+        for _ in range(6):
+            x = fresh(lab, 3, 2)
+            assert torch.equal(graphed(x), other(x))
+            assert torch.equal(module.linear.bias, other.linear.bias)
+            assert torch.equal(module.index, other.index)
+    # A bias that is given the same memory in each call has moved once.
+    assert states(graphed) == ["captured" if kind is Given else "eager"]
+
+
+@pytest.mark.parametrize("how", [gives_memory, exchanges])
+def test_a_break_that_moves_what_segments_read_is_told(
+    lab: Lab, how: Callable[[nn.Linear, Tensor], None]
+) -> None:
+    module = Loaded(lab, how)
+    graphed = cgraph.graphed(module)
+    with torch.no_grad():
+        for which in (0, 1, 0):
+            if which != module.which:
+                module.which = which
+                with pytest.raises(cgraph.errors.StateError, match="a break has moved or replaced"):
+                    graphed(fresh(lab, 3, 2))
+            for _ in range(2):
+                x = fresh(lab, 3, 2)
+                y = nn.functional.linear(x, module.linear.weight, module.banks[which])
+                assert torch.equal(graphed(x), y)
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("where", ["list", "dict", "nested", "global", "module"])
+def test_a_tensor_that_is_exchanged_in_a_container_is_read(lab: Lab, where: str) -> None:
+    holder = _Holder(lab, where)
+    graphed = cgraph.graphed(holder.read)
+    for _ in range(3):
+        for _ in range(2):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), x + holder.tensor)
+        holder.exchange(torch.rand(3, device=lab.device))
+    assert states(graphed) == ["captured"]
+    (key,) = graphed.report().keys
+    assert {one.reason for one in key.rerecorded} == {"moved"}
+
+
+def test_another_item_of_a_container_does_not_matter(lab: Lab) -> None:
+    kept: dict[str, Any] = {"tensor": torch.rand(3, device=lab.device), "calls": 0}
+    graphed = cgraph.graphed(lambda x: x + kept["tensor"])
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), x + kept["tensor"])
+        kept["calls"] += 1
+    (key,) = graphed.report().keys
+    assert not key.rerecorded and key.replays == 4
+
+
+def test_a_module_that_is_exchanged_in_a_list_is_noticed(lab: Lab) -> None:
+    layers = [nn.Linear(3, 3).to(lab.device) for _ in range(2)]
+
+    def run(x: Tensor) -> Tensor:
+        for layer in layers:
+            x = layer(x)
+        return x
+
+    graphed = cgraph.graphed(run)
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 2, 3)
+            assert torch.equal(graphed(x), run(x))
+            layers[1] = nn.Linear(3, 3).to(lab.device)
+
+
+TABLE: dict[str, list[Tensor]] = {}
+
+
+class _Holder:
+    """Has a tensor in a container."""
+
+    def __init__(self, lab: Lab, where: str) -> None:
+        self.where = where
+        self.tensor = torch.rand(3, device=lab.device)
+        self.items = [self.tensor]
+        self.table = {"one": self.tensor}
+        self.deep = {"layers": [{"k": self.tensor}]}
+        self.module = nn.Module()
+        self.module.caches = [self.tensor]  # type: ignore[assignment]
+        TABLE["it"] = self.items
+
+    def read(self, x: Tensor) -> Tensor:
+        if self.where == "list":
+            return x + self.items[0]
+        if self.where == "dict":
+            return x + self.table["one"]
+        if self.where == "nested":
+            return x + self.deep["layers"][0]["k"]
+        if self.where == "global":
+            return x + TABLE["it"][0]
+        return x + self.module.caches[0]  # type: ignore[index,operator]
+
+    def exchange(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+        self.items[0] = self.table["one"] = tensor
+        self.deep["layers"] = [{"k": tensor}]
+        self.module.caches = [tensor]  # type: ignore[assignment]
+        TABLE["it"] = [tensor]
