@@ -158,3 +158,39 @@ def test_without_warm_up_a_break_is_judged_by_what_comes_out(lab: Lab, how: str)
             continue
         assert near(graphed(x), run(x))
     assert states(graphed) == ["eager" if how == "requires" else "captured"]
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_a_graphed_function_in_a_hook_of_a_backward_pass_is_part_of_the_step(
+    lab: Lab, warmup: int
+) -> None:
+    counts = [torch.zeros((), device=lab.device) for _ in range(2)]
+    weights = [nn.Parameter(torch.ones(3, device=lab.device)) for _ in range(2)]
+
+    def over(place: int, of_hook: Any) -> Any:
+        def step(x: Tensor) -> Tensor:
+            weights[place].grad = None
+            y = weights[place] * x
+            y.register_hook(of_hook)
+            y.sum().backward()
+            return y.detach()
+
+        return step
+
+    def counted(place: int) -> Any:
+        def double(gradient: Tensor) -> Tensor:
+            counts[place].add_(1)
+            return gradient * 2
+
+        return double
+
+    inner = cgraph.graphed(counted(0))
+    inner(fresh(lab, 3))
+    counts[0].zero_()
+    graphed, eager = cgraph.graphed(over(0, inner), warmup=warmup), over(1, counted(1))
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert near(graphed(x), eager(x))
+        ours, theirs = (one.grad for one in weights)
+        assert ours is not None and theirs is not None and near(ours, theirs)
+        assert counts[0].item() == counts[1].item()

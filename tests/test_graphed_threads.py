@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import _thread
 import signal
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -193,3 +194,32 @@ def test_functions_can_be_made_while_all_are_reported_on() -> None:
         is_over.set()
         for thread in threads:
             thread.join()
+
+
+def test_threads_get_right_results_and_gradients(lab: Lab) -> None:
+    net = torch.nn.Linear(16, 16).to(lab.device)
+    function = cgraph.graphed(lambda x: net(x), outputs="clone", measure=False)
+    inputs = [torch.full((4, 16), float(one), device=lab.device) for one in range(4)]
+    expected = [net(x).detach() for x in inputs]
+    function(inputs[0])
+    wrong: list[object] = []
+
+    def work(place: int) -> None:
+        try:
+            for _ in range(100):
+                if not torch.allclose(function(inputs[place]).detach(), expected[place], atol=1e-5):
+                    wrong.append(place)
+        except BaseException as error:
+            wrong.append(error)
+
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
+        for one in threads:
+            one.start()
+        for one in threads:
+            one.join(60)
+    finally:
+        sys.setswitchinterval(interval)
+    assert not wrong

@@ -25,8 +25,8 @@ class Places:
 
     def __init__(self, pool: Pool | None) -> None:
         self._given = pool
-        # Pool and stream of each device's captures without gradients.
-        self._places: dict[int | None, tuple[Any, Any]] = {}
+        # Pool and stream of the captures without gradients of each device, or simulator.
+        self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
         # Of the device's pool, which other functions may have as well.
         self._lanes: dict[int, _core.Lane] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
@@ -37,11 +37,11 @@ class Places:
         All without gradients share them. One with gradients has a pool of its own: what a forward
         pass has saved must outlast the replays of other keys until the backward pass.
         """
-        ordinal = torch.cuda.current_device() if driver.device_type == "cuda" else None
-        if ordinal not in self._places:
+        number = _number()
+        if number not in self._places:
             pool = graph_pool_handle() if self._given is None else self._given
-            self._places[ordinal] = pool, driver.new_stream()
-        pool, stream = self._places[ordinal]
+            self._places[number] = pool, driver.new_stream()
+        pool, stream = self._places[number]
         return (graph_pool_handle() if needs_grad else pool), stream
 
     def lane(self) -> _core.Lane | None:
@@ -50,7 +50,7 @@ class Places:
             return None
         ordinal = torch.cuda.current_device()
         if ordinal not in self._lanes:
-            pool, _ = self._places[ordinal]
+            pool, _ = self._places[_number()]
             self._lanes[ordinal] = _lane(ordinal, tuple(getattr(pool, "id", pool)))
         return self._lanes[ordinal]
 
@@ -66,7 +66,7 @@ class Places:
         if not is_shared or tensor.dim() == 0 or not tensor.is_contiguous():
             static = tensor.detach().clone()
         else:
-            form = (place, tensor.dtype, tensor.device, tensor.shape[1:])
+            form = (place, _number(), tensor.dtype, tensor.device, tensor.shape[1:])
             known = self._buffers.get(form)
             whole = None if known is None else known.get()
             if whole is not None and whole.nbytes() >= tensor.nbytes:
@@ -91,6 +91,12 @@ class Places:
 
 
 _lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.Lane] = weakref.WeakValueDictionary()
+
+
+def _number() -> tuple[int, int]:
+    """Tells the current devices of all drivers apart."""
+    is_gpu = _driver.current().device_type == "cuda"
+    return _driver.number(), torch.cuda.current_device() if is_gpu else 0
 
 
 def _lane(ordinal: int, handle: tuple[int, ...]) -> _core.Lane:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -102,3 +103,59 @@ def test_a_capture_that_is_abandoned_on_another_device_leaves_that_one_current()
             graph.reset()
             assert torch.cuda.current_device() == 1
     assert torch.cuda.current_device() == 0
+
+
+@pytest.mark.parametrize("kind", ["inference", "training", "break", "padded", "ahead", "step"])
+def test_a_graphed_function_runs_on_the_device_of_its_arguments(kind: str) -> None:
+    model, other = (nn.Linear(8, 8).to("cuda:1") for _ in range(2))
+    other.load_state_dict(model.state_dict())
+    first = cgraph.eager_break(torch.relu) if kind == "break" else torch.relu
+
+    def over(model: nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
+        optimizer = torch.optim.SGD(model.parameters(), 0.1)
+
+        def run(x: torch.Tensor) -> torch.Tensor:
+            y = model(first(x)) + torch.ones(8, device=x.device)
+            if kind == "step":
+                optimizer.zero_grad()
+                y.square().sum().backward()
+                optimizer.step()
+                return y.detach()
+            return y
+
+        return run
+
+    graphed, eager = (
+        cgraph.graphed(over(model), sizes=[4] if kind == "padded" else None),
+        over(other),
+    )
+    with torch.set_grad_enabled(kind in ("training", "step")):
+        if kind == "ahead":
+            graphed.capture(torch.randn(4, 8, device="cuda:1"), progress=False)
+        for rows in (4, 4, 3, 3) if kind == "padded" else (4, 4, 4):
+            x = torch.randn(rows, 8, device="cuda:1")
+            y, right = graphed(x), eager(x)
+            torch.testing.assert_close(y, right)
+            if kind == "training":
+                model.zero_grad(), other.zero_grad()
+                y.sum().backward(), right.sum().backward()
+                torch.testing.assert_close(model.weight.grad, other.weight.grad)
+            del y, right
+            with torch.cuda.device(1):
+                torch.testing.assert_close(graphed(x).detach(), eager(x).detach())
+    assert torch.cuda.current_device() == 0
+    assert {key.state for key in graphed.report().keys} == {"captured"}
+
+
+def test_a_function_that_works_on_two_devices_runs_eagerly() -> None:
+    first, second = nn.Linear(8, 8).to("cuda:0"), nn.Linear(8, 8).to("cuda:1")
+
+    def run(x: torch.Tensor) -> torch.Tensor:
+        return second(first(x).to("cuda:1"))
+
+    graphed = cgraph.graphed(run)
+    with torch.no_grad(), pytest.warns(UserWarning, match="works on several devices"):
+        for _ in range(3):
+            x = torch.randn(4, 8, device="cuda:0")
+            assert torch.equal(graphed(x), run(x))
+    assert {key.state for key in graphed.report().keys} == {"eager"}
