@@ -15,10 +15,10 @@ from cgraph._findings import fix_of
 from cgraph._held import Holding
 from cgraph._keys import Key, modules_in_words
 from cgraph._limits import Limits
-from cgraph._native import Surroundings, entry_of_call, entry_of_graph
+from cgraph._native import entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._places import Places
-from cgraph._reach import Reach
+from cgraph._reach import Reach, Surroundings
 from cgraph._ready import Ready
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record

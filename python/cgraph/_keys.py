@@ -12,7 +12,7 @@ import torch
 
 from cgraph import _core
 from cgraph._calls import Call
-from cgraph._native import Surroundings
+from cgraph._reach import Surroundings
 from cgraph._recorded import Recorded
 from cgraph._source import levels_to_user
 from cgraph._text import plural, short_place

@@ -60,7 +60,7 @@ class Plan:
         function: What is captured.
         name: Its name.
         pool: The pool of the capture.
-        stream: The stream that all captures are made on.
+        stream: The stream that captures without gradients are made on.
         mode: The capture error mode.
         warmup: How often the function is called before.
         preserve: Put back what the calls before, the capture and the timed replays change.

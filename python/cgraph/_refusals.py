@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from cgraph import _driver, _torch
 from cgraph._calls import Call, hides_tensors
-from cgraph._native import Surroundings
+from cgraph._reach import Surroundings
 from cgraph._source import levels_to_user
 
 __all__ = [

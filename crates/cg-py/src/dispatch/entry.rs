@@ -253,16 +253,10 @@ impl Entry {
         turn.try_take().map(Some).ok_or(turn)
     }
 
-    /// Refuses what breaks have let lie elsewhere than the segments behind them have read it.
-    fn require_unmoved(&self, py: Python<'_>) -> PyResult<()> {
-        match &self.fixed {
-            Some(fixed) if !fixed.get().is_in_place(py, false, false)? => Err(state(
-                "a break has moved or replaced a tensor that the graph reads where it lay, and the \
-                 segments behind it have read it there: let breaks write to tensors in place, or \
-                 move them before the call",
-            )),
-            _ => Ok(()),
-        }
+    /// Whether what it reads outside of the arguments is where it lay, so far as that can be told.
+    fn is_in_place(&self, py: Python<'_>) -> PyResult<bool> {
+        let fixed = self.fixed.as_ref();
+        fixed.map_or(Ok(true), |fixed| fixed.get().is_in_place(py, false, false))
     }
 
     /// Replays, and returns what the function would. The caller has the turn.
@@ -279,6 +273,8 @@ impl Entry {
             kwargs,
             found,
         };
+        // Where the capture itself has moved something, the next call captures anew.
+        let may_move = entry.has_breaks && entry.is_in_place(py)?;
         let tensors = || PyTuple::new(py, found.iter().map(|one| &one.tensor));
         let enter_lane = || match &entry.lane {
             Some(lane) => lane.get().enter(py),
@@ -308,8 +304,12 @@ impl Entry {
                 call.call(py, args, kwargs)?
             }
         };
-        if entry.has_breaks {
-            entry.require_unmoved(py)?;
+        if may_move && !entry.is_in_place(py)? {
+            return Err(state(
+                "a break has moved or replaced a tensor that the graph reads where it lay, and the \
+                 segments behind it have read it there: let breaks write to tensors in place, or \
+                 move them before the call",
+            ));
         }
         entry.replays.fetch_add(1, Ordering::Relaxed);
         let now = CLOCK.fetch_add(1, Ordering::Relaxed);
