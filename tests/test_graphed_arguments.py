@@ -57,13 +57,31 @@ def test_arguments_of_derived_classes_are_told_apart(lab: Lab, outputs: Any) -> 
     assert not missed
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
 def test_a_function_sees_the_attributes_of_its_argument(lab: Lab) -> None:
-    x: Any = fresh(lab, 3)
-    x.scale = 3
     graphed = cgraph.graphed(lambda x: x * getattr(x, "scale", 1))
-    for _ in range(2):
-        x.copy_(fresh(lab, 3))
-        assert torch.equal(graphed(x), x * 3)
+    for scale in (3, 4):
+        x: Any = fresh(lab, 3)
+        x.scale = scale
+        assert torch.equal(graphed(x), x * scale)
+        x.scale += 1
+        assert torch.equal(graphed(x), x * (scale + 1))
+    assert "attributes of a tensor" in str(graphed.report().keys[0].reason)
+
+
+class Named(nn.Parameter):
+    """A parameter of a class of its own."""
+
+
+def test_an_argument_is_of_the_class_of_its_parameter(lab: Lab) -> None:
+    def run(x: Tensor) -> Tensor:
+        return x * 2 + (1000 if isinstance(x, Named) else 0)
+
+    graphed = cgraph.graphed(run)
+    with torch.no_grad():
+        for _ in range(2):
+            x = Named(fresh(lab, 3), requires_grad=False)
+            assert torch.equal(graphed(x), run(x))
 
 
 def test_without_gradients_leaves_and_others_are_told_apart(lab: Lab) -> None:
@@ -151,6 +169,51 @@ def test_a_function_that_changes_a_value_deep_inside_changes_it_once_in_each_cal
         assert scale_of(value) == before + step
 
 
+@dataclasses.dataclass
+class Node:
+    """Part of a graph with circles."""
+
+    links: list[Node]
+    number: int
+
+
+def test_a_value_that_leads_back_to_itself_is_compared_in_time(lab: Lab) -> None:
+    one, two = Node([], 1), Node([], 2)
+    one.links += [two, two, one]
+    two.links += [one, one]
+    graphed = cgraph.graphed(lambda x, node: x * node.number)
+    for _ in range(2):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x, one), x)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
+def test_values_that_a_function_changes_stay_the_objects_that_they_are(lab: Lab) -> None:
+    def over(row: Row, parts: list[Any]) -> None:
+        row[:] = []
+        row.extend(parts)
+
+    def run(x: Tensor, row: Any) -> Tensor:
+        row.pop(0)
+        row[0].n += 1
+        row[0].inside[0].append(3)
+        return x * row[0].n
+
+    kept = [types.SimpleNamespace(n=n, inside=([n],)) for n in range(5)]
+    others = copy.deepcopy(kept)
+    row, other = Row(), Row()
+    over(row, kept)
+    over(other, others)
+    lists = [one.inside[0] for one in kept]
+    graphed = cgraph.graphed(run)
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x, row), run(x, other))
+        assert row == other and kept == others
+        assert all(one.inside[0] is known for one, known in zip(kept, lists, strict=True))
+        assert all(any(one is known for known in kept) for one in row)
+
+
 def test_modules_that_eager_calls_are_given_go(lab: Lab) -> None:
     graphed = cgraph.graphed(lambda module, x: module(x) * float(x.sum().item()), max_recording=1)
     alive = []
@@ -202,6 +265,39 @@ def test_a_graph_that_goes_while_a_call_is_compared_with_it_is_captured_anew(lab
     assert not failures
 
 
+class Resetting:
+    """Lets all graphs go while it is compared."""
+
+    reset: Callable[[], object] | None = None
+
+    def __eq__(self, other: object) -> bool:
+        act, Resetting.reset = Resetting.reset, None
+        if act is not None:
+            act()
+        return isinstance(other, Resetting)
+
+    def __hash__(self) -> int:
+        return 0
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
+def test_what_runs_eagerly_is_forgotten_also_while_it_is_compared(lab: Lab) -> None:
+    is_refused = True
+
+    def run(x: Tensor, one: Resetting) -> Tensor:
+        return x * float(x.sum().item()) if is_refused else x * 2
+
+    graphed = cgraph.graphed(run)
+    for _ in range(2):
+        graphed(fresh(lab, 3), Resetting())
+    assert states(graphed) == ["eager"]
+    is_refused, Resetting.reset = False, graphed.reset
+    for _ in range(3):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x, Resetting()), x * 2)
+    assert states(graphed) == ["captured"]
+
+
 def test_a_function_is_captured_anew_on_another_simulator() -> None:
     graphed = cgraph.graphed(lambda x: x * 2)
     for _ in range(3):
@@ -217,6 +313,8 @@ def test_a_graphed_module_stays_so_through_its_methods(lab: Lab) -> None:
     assert graphed.eval() is graphed.train(False) is graphed.requires_grad_(False) is graphed
     assert not graphed.training
     assert isinstance(graphed.state_dict(), dict)
+    graphed.__wrapped__.type = "a kind"
+    assert graphed.type == "a kind"
     x = fresh(lab, 3, 2)
     assert torch.equal(graphed(x), graphed.__wrapped__(x))
     assert states(graphed) == ["captured"]

@@ -85,7 +85,7 @@ def test_without_preserve_state_a_step_is_called_as_often_as_asked(lab: Lab, war
     graphed = cgraph.graphed(step, warmup=warmup, preserve_state=False, measure=False)
     graphed(fresh(lab, 2, 3))
     # A gradient that the capture would make is made by a call of its own.
-    assert count.item() == max(warmup, 0) + 1
+    assert count.item() == warmup + 1
 
 
 class Schedule:
@@ -125,16 +125,101 @@ def test_a_step_that_changes_the_learning_rate_runs_eagerly(
 ) -> None:
     ours, theirs = Schedule(lab, kind), Schedule(lab, kind)
     graphed = cgraph.graphed(ours.step, warmup=warmup)
-    x = fresh(lab, 2, 3)
-    with pytest.warns(UserWarning, match="the function changes (lr of an opt|the epoch of a)"):
-        assert near(graphed(x), theirs.step(x))
-    for _ in range(4):
-        x = fresh(lab, 2, 3)
-        assert near(graphed(x), theirs.step(x))
-        assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
+    with pytest.warns(UserWarning, match="of an optimizer or of a learning rate scheduler"):
+        for _ in range(6):
+            x = fresh(lab, 2, 3)
+            assert near(graphed(x), theirs.step(x))
+            assert ours.optimizer.param_groups[0]["lr"] == theirs.optimizer.param_groups[0]["lr"]
     assert near(ours.net.weight, theirs.net.weight)
     if ours.scheduler is not None:
         assert ours.scheduler.last_epoch == theirs.scheduler.last_epoch
+
+
+@pytest.mark.parametrize("kind", ["exponential", "chained", "plateau"])
+def test_a_scheduler_that_does_not_step_is_no_obstacle_and_stays_as_it_is(
+    lab: Lab, kind: str
+) -> None:
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(5)
+        net = nn.Linear(3, 3).to(lab.device)
+        optimizer = torch.optim.SGD(net.parameters(), 0.1)
+        rates = torch.optim.lr_scheduler
+        scheduler: Any = rates.ExponentialLR(optimizer, 0.5)
+        if kind == "chained":
+            scheduler = rates.ChainedScheduler([scheduler], optimizer)
+        elif kind == "plateau":
+            scheduler = rates.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        scheduler.history = [1]
+
+        def step(
+            x: Tensor, net: Any = net, optimizer: Any = optimizer, scheduler: Any = scheduler
+        ) -> Tensor:
+            optimizer.zero_grad()
+            loss = net(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach() * len(scheduler.history)  # type: ignore[no-any-return]
+
+        runs.append((net, scheduler, step))
+    (net, scheduler, step), (other, _, eager) = runs
+    history = scheduler.history
+    graphed = cgraph.graphed(step)
+    for _ in range(4):
+        x = fresh(lab, 2, 3)
+        assert near(graphed(x), eager(x))
+    assert near(net.weight, other.weight)
+    assert scheduler.history is history
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_a_learning_rate_that_each_call_sets_anew_is_set(lab: Lab, warmup: int) -> None:
+    ours, theirs = Schedule(lab, "by hand"), Schedule(lab, "by hand")
+
+    def over(one: Schedule) -> Any:
+        def step(x: Tensor) -> Tensor:
+            for group in one.optimizer.param_groups:
+                group["lr"] = 0.05
+            one.optimizer.zero_grad()
+            loss = one.net(x).square().sum()
+            loss.backward()
+            one.optimizer.step()
+            return loss.detach()
+
+        return step
+
+    graphed, eager = cgraph.graphed(over(ours), warmup=warmup), over(theirs)
+    for _ in range(4):
+        x = fresh(lab, 2, 3)
+        assert near(graphed(x), eager(x))
+        assert ours.optimizer.param_groups[0]["lr"] == 0.05
+    assert near(ours.net.weight, theirs.net.weight)
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_an_optimizer_that_the_first_call_makes_keeps_its_rate(lab: Lab, warmup: int) -> None:
+    ours, theirs = Trainer(lab), Trainer(lab)
+
+    def over(one: Trainer) -> Any:
+        def step(x: Tensor) -> Tensor:
+            loss = one.step(x)
+            assert one.optimizer is not None
+            one.optimizer.param_groups[0]["lr"] *= 0.5
+            return loss
+
+        return step
+
+    graphed, eager = cgraph.graphed(over(ours), warmup=warmup), over(theirs)
+    for _ in range(6):
+        x = fresh(lab, 2, 3)
+        assert near(graphed(x), eager(x))
+        assert ours.optimizer is not None and theirs.optimizer is not None
+        rates = [one.optimizer.param_groups[0]["lr"] for one in (ours, theirs)]  # type: ignore[union-attr]
+        assert rates[0] == rates[1]
+    assert states(graphed) == ["eager"]
 
 
 @pytest.mark.parametrize("how", ["no_grad", "detach", "requires"])

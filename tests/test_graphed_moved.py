@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import types
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -138,6 +140,68 @@ def test_another_item_of_a_container_does_not_matter(lab: Lab) -> None:
         kept["calls"] += 1
     (key,) = graphed.report().keys
     assert not key.rerecorded and key.replays == 4
+
+
+def test_containers_may_be_made_anew_with_what_they_have(lab: Lab) -> None:
+    kept: Any = types.SimpleNamespace(caches=[torch.rand(3, device=lab.device)], one={"seen": 0})
+    models: Any = {"a": nn.Linear(3, 3).to(lab.device)}
+
+    def run(x: Tensor) -> Tensor:
+        return models["a"](x) + kept.caches[0]  # type: ignore[no-any-return]
+
+    graphed = cgraph.graphed(run)
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for place in range(8):
+            x = fresh(lab, 2, 3)
+            assert torch.equal(graphed(x), run(x))
+            kept.caches = [*kept.caches, torch.rand(3, device=lab.device)]
+            models["b"] = nn.Linear(3, 3).to(lab.device)
+            models["n"] = place
+    (key,) = graphed.report().keys
+    assert key.replays == 8 and not key.rerecorded
+
+
+def test_a_tensor_in_two_containers_is_read_in_the_one_that_is_used(lab: Lab) -> None:
+    class Two:
+        def __init__(self) -> None:
+            self.first = [torch.rand(3, device=lab.device)]
+            self.other = self.first
+
+        def read(self, x: Tensor) -> Tensor:
+            return x + self.other[0]
+
+    two = Two()
+    graphed = cgraph.graphed(two.read)
+    for _ in range(3):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), two.read(x))
+        two.other = [torch.rand(3, device=lab.device)]
+
+
+def test_a_break_may_add_modules_that_no_segment_reads(lab: Lab) -> None:
+    class Growing(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(3, 3).to(lab.device)
+            self.calls = 0
+
+        @cgraph.eager_break
+        def grow(self) -> None:
+            self.calls += 1
+            if self.calls % 7 == 0:
+                self.linear.add_module(f"extra{self.calls}", nn.Identity())
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.grow()
+            return self.linear(x)  # type: ignore[no-any-return]
+
+    module = Growing()
+    graphed = cgraph.graphed(module)
+    with torch.no_grad():
+        for _ in range(9):
+            x = fresh(lab, 2, 3)
+            assert torch.equal(graphed(x), nn.functional.linear(x, *module.linear.parameters()))
 
 
 def test_a_module_that_is_exchanged_in_a_list_is_noticed(lab: Lab) -> None:

@@ -196,7 +196,7 @@ def test_functions_can_be_made_while_all_are_reported_on() -> None:
             thread.join()
 
 
-def test_threads_get_right_results_and_gradients(lab: Lab) -> None:
+def test_threads_get_right_results_of_calls_with_gradients(lab: Lab) -> None:
     net = torch.nn.Linear(16, 16).to(lab.device)
     function = cgraph.graphed(lambda x: net(x), outputs="clone", measure=False)
     inputs = [torch.full((4, 16), float(one), device=lab.device) for one in range(4)]

@@ -391,10 +391,9 @@ class Call:
 
 
 def as_argument(copy: torch.Tensor, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """Let what a function is given instead of a tensor be of its class, and have its attributes."""
-    if type(tensor) is torch.nn.Parameter:
-        copy = torch.nn.Parameter(copy, requires_grad=requires_grad)
-    vars(copy).update(vars(tensor))
+    """Let what a function is given instead of a tensor be of its class."""
+    if type(copy) is not type(tensor):
+        copy = _torch.in_class(copy, type(tensor))
     return copy.requires_grad_(requires_grad)
 
 

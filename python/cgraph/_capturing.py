@@ -23,7 +23,7 @@ from cgraph._ready import Ready
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
 from cgraph._source import place_of, user_line
-from cgraph._surroundings import Holder, tensors_held_by
+from cgraph._surroundings import Holder, holders_of_tensors
 from cgraph._text import first_line
 from cgraph._together import Together
 from cgraph._training import GradientBreakError, Trained, require_no_gradient, train_or_record
@@ -289,7 +289,7 @@ class Capturing:
             instantiates=together is None or measures or bool(self._options.debug),
             only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
-            held=functools.partial(tensors_held_by, self.function, surroundings.modules)
+            held=functools.partial(holders_of_tensors, self.function, surroundings.modules)
             if preserve
             else tuple,
             moved=surroundings.find_displaced,
@@ -383,6 +383,7 @@ class Capturing:
         self._reached = None
         self.places.clear()
         self._padding.clear()
+        self._told.clear()
         self._is_warm = False
 
     def _reason_against(self, call: Call) -> str | None:

@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+import itertools
 import sys
 import types
 import weakref
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Constant", "Same", "as_now", "is_array", "is_as_before", "is_loose", "put_back"]
+__all__ = ["Constant", "Same", "Snapshot", "as_now", "is_array", "is_loose"]
+
+
+# Values of more lists, dictionaries and the like are compared as objects.
+_MOST_PARTS = 1000
 
 
 class Constant:
@@ -73,35 +79,105 @@ def as_now(value: Any) -> Any:
 
     Objects of classes that compare nothing are what they are, whatever they consist of.
     """
-    if is_array(value):
-        return value.copy()
     try:
-        return _copied(value)
-    except Exception:  # whatever a class of the user's raises
+        return _copied(value, itertools.count())
+    except Exception:  # whatever a class of the user's raises, and what has no end
         return value
 
 
-def _copied(value: Any) -> Any:
-    if isinstance(value, set | bytearray):
+def _copied(value: Any, count: Iterator[int]) -> Any:
+    """A copy of what can change in a value; ``count`` counts the parts, in each place anew."""
+    if isinstance(value, set | bytearray) or is_array(value):
         return copy.copy(value)
     if type(value) is tuple:
-        items = tuple(map(as_now, value))
+        items = tuple(_copied(one, count) for one in value)
         is_same = all(one is two for one, two in zip(items, value, strict=True))
         return value if is_same else items
     inner = _items(value)
     if inner is None:
         return value
-    changing = {name: now for name, one in inner.items() if (now := as_now(one)) is not one}
-    is_frozen = _is_compared(value) and value.__dataclass_params__.frozen
-    if is_frozen and not changing:
+    if next(count) > _MOST_PARTS:
+        raise ValueError("too many parts, or one that leads back to itself")
+    copies = {name: _copied(one, count) for name, one in inner.items()}
+    changing = {name: one for name, one in copies.items() if one is not inner[name]}
+    if not changing and _is_frozen(value):
         return value
-    copied = copy.copy(value)
+    made = copy.copy(value)
     for name, one in changing.items():
         if _is_container(value):
-            copied[name] = one
+            made[name] = one
         else:
-            object.__setattr__(copied, name, one)
-    return copied
+            object.__setattr__(made, name, one)
+    return made
+
+
+class Snapshot:
+    """What a value consists of, as it is now: each part that can change, and what it holds."""
+
+    def __init__(self, value: Any) -> None:
+        self._parts: dict[int, tuple[Any, Any]] = {}
+        seen: dict[int, Any] = {}
+        waiting = [value]
+        while waiting:
+            one = waiting.pop()
+            if id(one) in seen:
+                continue
+            seen[id(one)] = one
+            held = _items(one)
+            if held is not None:
+                waiting += held.values()
+            elif type(one) is tuple:
+                waiting += one
+            if isinstance(one, set | bytearray) or is_array(one):
+                self._parts[id(one)] = one, copy.copy(one)
+            elif held is not None and not _is_frozen(one):
+                self._parts[id(one)] = one, held
+
+    def __bool__(self) -> bool:
+        """Whether there is anything that can change."""
+        return bool(self._parts)
+
+    @property
+    def changed(self) -> str | None:
+        """The name of something that is another now; None if nothing is."""
+        for value, held in self._parts.values():
+            now = _items(value)
+            if now is None:
+                if Constant(value) != Constant(held):
+                    return type(value).__name__
+                continue
+            for name in {**held, **now}:
+                if name not in now or name not in held or _differ(now[name], held[name]):
+                    return str(name)
+            if [*now] != [*held]:
+                return "the order"
+        return None
+
+    def put_back(self) -> None:
+        """Let all that is another now be as it was, in the same objects."""
+        for value, held in self._parts.values():
+            if isinstance(value, set):
+                value.clear()
+                value.update(held)
+            elif isinstance(value, bytearray):
+                value[:] = held
+            elif is_array(value):
+                value[...] = held
+            elif isinstance(value, dict):
+                value.clear()
+                value.update(held)
+            elif _is_container(value):
+                value.clear()
+                value.extend(held.values())
+            else:
+                if hasattr(value, "__dict__"):
+                    vars(value).clear()
+                for name, one in held.items():
+                    object.__setattr__(value, name, one)
+
+
+def _differ(now: Any, then: Any) -> bool:
+    return now is not then and Constant(now) != Constant(then)
 
 
 def _items(value: Any) -> dict[Any, Any] | None:
@@ -111,52 +187,14 @@ def _items(value: Any) -> dict[Any, Any] | None:
     if isinstance(value, list | deque):
         return dict(enumerate(value))
     if _is_compared(value):
-        names = [field.name for field in dataclasses.fields(value)]
-        return {name: getattr(value, name) for name in names} | getattr(value, "__dict__", {})
+        names = (field.name for field in dataclasses.fields(value))
+        held = {name: getattr(value, name) for name in names if hasattr(value, name)}
+        return held | getattr(value, "__dict__", {})
     return dict(vars(value)) if isinstance(value, types.SimpleNamespace) else None
 
 
 def _is_container(value: Any) -> bool:
     return isinstance(value, dict | list | deque)
-
-
-def is_as_before(value: Any, before: Any) -> bool:
-    """Whether a value is what :func:`as_now` has returned for it."""
-    now, then = _items(value), _items(before)
-    if now is None or then is None or is_array(value):
-        return Constant(value) == Constant(before)
-    return [*now] == [*then] and all(
-        now[name] is then[name] or Constant(now[name]) == Constant(then[name]) for name in now
-    )
-
-
-def put_back(value: Any, before: Any) -> None:
-    """Let a value be again what :func:`as_now` has returned for it."""
-    now, then = _items(value), _items(before)
-    if isinstance(value, set):
-        value.clear()
-        value.update(before)
-    elif isinstance(value, bytearray):
-        value[:] = before
-    elif is_array(value):
-        value[...] = before
-    elif now is not None and then is not None:
-        for name, one in then.items():
-            known = now.get(name)
-            if type(known) is type(one) and _items(known) is not None:
-                put_back(known, one)
-                then[name] = known
-        if isinstance(value, dict):
-            value.clear()
-            value.update(then)
-        elif _is_container(value):
-            value.clear()
-            value.extend(then.values())
-        else:
-            if hasattr(value, "__dict__"):
-                vars(value).clear()
-            for name, one in then.items():
-                object.__setattr__(value, name, one)
 
 
 def is_array(value: Any) -> bool:
@@ -180,7 +218,7 @@ def _exact(value: Any) -> Any:
     numpy = sys.modules.get("numpy")
     if numpy is not None and isinstance(value, numpy.ndarray | numpy.inexact):
         return kind, value.dtype.str, value.shape, value.tobytes()
-    if _is_compared(value) and value.__dataclass_params__.frozen:
+    if _is_frozen(value):
         fields = [field for field in dataclasses.fields(value) if field.compare]
         return kind, tuple(Constant(getattr(value, field.name)) for field in fields)
     return value
@@ -190,3 +228,7 @@ def _is_compared(value: Any) -> bool:
     """Whether a value is of a dataclass that compares fields, and no class itself."""
     parameters = getattr(value, "__dataclass_params__", None)
     return parameters is not None and parameters.eq and not isinstance(value, type)
+
+
+def _is_frozen(value: Any) -> bool:
+    return _is_compared(value) and bool(value.__dataclass_params__.frozen)

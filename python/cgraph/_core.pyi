@@ -540,7 +540,7 @@ class Fixed:
 
     def __new__(
         cls,
-        holders: Sequence[tuple[Any, Any, Any]],
+        holders: Sequence[tuple[Any, str, Any, tuple[Any, ...]]],
         owners: Sequence[dict[Any, Any]],
         hooks: tuple[object, Sequence[tuple[dict[str, Any], str, dict[int, Any]]]],
         tensors: list[Any],

@@ -40,8 +40,8 @@ class Gradients:
 
     def hooks(self) -> list[Holder]:
         """Where the hooks are that a backward pass runs for the leaves."""
-        leaves = [*(leaf for leaf, _ in self._replaced), *(leaf for leaf, *_ in self.added_to)]
-        return [hooks for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
+        leaves = [*(leaf for leaf, _ in self._replaced), *(one.owner for one in self.added_to)]
+        return [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
 
     @property
     def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -111,7 +111,7 @@ class Gradients:
                     " begin with zero_grad()"
                 )
             elif now is not None and (_version(now) != version or is_used(now)):
-                self.added_to.append((leaf, "grad", now))
+                self.added_to.append(Holder(leaf, "grad", now))
         changed = {id(leaf) for leaf, *_ in (*self._replaced, *self.added_to)}
         for static, name in zip(statics, names, strict=True):
             if id(static) in changed:

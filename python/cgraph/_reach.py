@@ -10,7 +10,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._attributes import dictionaries_of
-from cgraph._surroundings import Holder, held_now, holders_of, modules_of, tensors_of
+from cgraph._surroundings import Holder, holders_of, modules_of, tensors_of
 
 __all__ = ["Reach", "Surroundings"]
 
@@ -149,13 +149,13 @@ class Surroundings:
         other = copy.copy(self)
         holders = [*holders, *full]
         other._holders = [*self._holders, *holders]
-        tensors = (one for one in holders if isinstance(one[2], torch.Tensor))
-        strided = [one for one in tensors if one[2].layout is torch.strided]
-        other._names = [*self._names, *(_named(name) for _, name, _ in strided)]
-        other._tensors = [*self._tensors, *(tensor for *_, tensor in strided)]
-        other._addresses = [*self._addresses, *(one.data_ptr() for *_, one in strided)]
+        tensors = (one for one in holders if isinstance(one.value, torch.Tensor))
+        strided = [one for one in tensors if one.value.layout is torch.strided]
+        other._names = [*self._names, *(_words(one) for one in strided)]
+        other._tensors = [*self._tensors, *(one.value for one in strided)]
+        other._addresses = [*self._addresses, *(one.value.data_ptr() for one in strided)]
         # With what is in these, as the state of an optimizer is.
-        held = [value for *_, value in full if isinstance(value, dict)]
+        held = [one.value for one in full if isinstance(one.value, dict)]
         inner = (value for one in held for value in one.values())
         dictionaries = [*held, *(one for one in inner if isinstance(one, dict))]
         other._owners = [*self._owners, *dictionaries]
@@ -192,8 +192,8 @@ class Surroundings:
         if self.fixed.is_in_place(grad, hooks=False):
             return None
         for holder in self._holders:
-            if held_now(holder) is not holder[2]:
-                return _named(holder[1])
+            if holder.now is not holder.value:
+                return _words(holder)
         return self.find_displaced() or self._replaced()
 
     def find_displaced(self) -> str | None:
@@ -251,7 +251,8 @@ class Surroundings:
                 self._names.append(f"{path}.{name}" if path else name)
 
     def _replaced(self) -> str:
-        of_leaves = [one for _, name, one in self._holders if name in _torch.HOOKS_OF_LEAVES]
+        hooks = (one for one in self._holders if one.name in _torch.HOOKS_OF_LEAVES)
+        of_leaves = [one.value for one in hooks]
         for owner, known in zip(self._owners, self._items, strict=True):
             if any(owner is one for one in of_leaves) and [*owner.items()] != known:
                 return _NAMES["_backward_hooks"]
@@ -266,9 +267,9 @@ class Surroundings:
         return found if isinstance(found, str) else _NAMES["state"]
 
 
-def _named(name: object) -> str:
-    """What is held under a name, in words."""
-    return _NAMES.get(name, name) if isinstance(name, str) else f"item {name!r} of a container"
+def _words(holder: Holder) -> str:
+    """What is found there, in words."""
+    return _NAMES.get(holder.name, holder.name)
 
 
 _NAMES = {

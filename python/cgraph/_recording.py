@@ -24,7 +24,7 @@ from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
-from cgraph._surroundings import Chain, holders_in, modules_of, tensors_of
+from cgraph._surroundings import Holder, modules_of, tensors_of
 from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
@@ -43,6 +43,7 @@ __all__ = [
     "record",
     "require_state",
     "require_unmoved",
+    "used_of",
     "warn_uncompiled",
     "watched",
 ]
@@ -86,7 +87,7 @@ class Plan:
     instantiates: bool
     only_captures: bool
     dictionaries: Sequence[dict[str, Any]]
-    held: Callable[[], Sequence[Chain]]
+    held: Callable[[], Sequence[Holder]]
     moved: Callable[[], str | None]
     compiles: bool
 
@@ -160,7 +161,7 @@ def _record(
             rollback.notice(gradients.captures_now())
             # A call may have made some that were not there.
             held = plan.held()
-            rollback.notice(chain[-1][2] for chain in held)
+            rollback.notice(tensor for holder in held for tensor in holder.tensors)
             rollback.captures_now()
             steps.captures_now()
             require_unmoved(plan)
@@ -174,7 +175,6 @@ def _record(
                 of_capture.require_no_new_tensor()
                 _require_known_classes(outputs)
                 require_unmoved(plan)
-                steps.require_unchanged()
                 rollback.require_one_device()
                 gradients.note(statics, call.names, rollback.captures_use)
                 if gradients.has_made and not plan.warmup:
@@ -182,7 +182,7 @@ def _record(
                     raise NotReadyError("the function makes a gradient that was not there")
                 writes = rollback.captured_writes(statics)
                 if (reason := call.reason_beside(writes)) is not None:
-                    raise CaptureError(reason)
+                    raise NotReadyError(reason)
                 require_state(steps)
                 if rollback.is_state_made:
                     raise NotReadyError(
@@ -195,7 +195,7 @@ def _record(
             gradients.forget_before()
             recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients, recorded.writes = gradients, writes
-            recorded.used = holders_in(one for one in held if rollback.captures_name(one[-1][2]))
+            recorded.used = used_of(held, rollback)
             recorded.states = steps.states()
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
@@ -431,9 +431,17 @@ class WarmupError(Exception):
 
 
 def require_state(steps: Steps) -> None:
-    """Refuse a step that begins with the optimizer's state, which is made once."""
-    if (reason := steps.made) is not None:
+    """Refuse a step that begins with the optimizer's state, which is made once.
+
+    Also one that changes settings: the first call may set them, and later ones find them so.
+    """
+    if (reason := steps.made or steps.changed) is not None:
         raise NotReadyError(reason)
+
+
+def used_of(held: Sequence[Holder], rollback: Rollback) -> list[Holder]:
+    """Where what a capture uses is found."""
+    return [one for one in held if any(map(rollback.captures_name, one.tensors))]
 
 
 def require_unmoved(plan: Plan) -> None:

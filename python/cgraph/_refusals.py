@@ -42,6 +42,9 @@ def reason_against(call: Call) -> str | None:
             return f"no memory of its own: {leaf.name} is {kind}"
         if (form := _torch.form_of(leaf.value)) is not None:
             return f"more than its elements: {leaf.name} is {form}"
+        names = [name for name in vars(leaf.value) if not name.startswith("_")]
+        if leaf.kind == "tensor" and names:
+            return f"attributes of a tensor, which a copy has not: {leaf.name}.{names[0]}"
         if leaf.value.device.type != device_type:
             kind = "CPU tensor" if leaf.value.device.type == "cpu" else "tensor elsewhere"
             return f"{kind}: {leaf.name} is on {leaf.value.device}, not on {device_type}"

@@ -12,9 +12,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from cgraph import _torch
-from cgraph._constants import Constant, as_now
+from cgraph._constants import Snapshot
 from cgraph._surroundings import Holder, objects_of
-from cgraph.errors import CaptureError
 
 __all__ = ["Steps"]
 
@@ -32,17 +31,20 @@ class Steps:
         self._before: dict[int, _States] = {}
         scalers = objects_of(function, GradScaler) if puts_back else []
         self._scalers = [_Scaler(scaler) for scaler in scalers]
-        # One that steps has an optimizer that does, which is found there.
-        self._schedulers = [_Scheduler(one) for one in objects_of(function, LRScheduler)]
-        found = [one.optimizer for one in self._schedulers]
-        self._groups = [_Groups(one) for one in (*found, *objects_of(function, Optimizer))]
-        self._at_capture: list[_Groups | _Scheduler] = []
+        self._function = function
+        # What was found first comes last when it is put back.
+        self._settings = [self._settings_now()]
+        self._at_capture = Snapshot(None)
 
     @contextmanager
-    def watched(self) -> Iterator[None]:
+    def watched(self, *, leaves_settings: bool = True) -> Iterator[None]:
         """Note the optimizers that step inside the ``with`` block, on its thread.
 
         Steps in hooks of a backward pass count as well where it runs on threads of autograd's own.
+
+        Args:
+            leaves_settings: Put no settings of optimizers and schedulers back, unless the block
+                raises: a function that assigns them has done it as one call does.
         """
         thread = threading.get_ident()
 
@@ -51,37 +53,39 @@ class Steps:
                 threading.get_ident() == thread or _torch.is_autograds_thread()
             ):
                 self._before[id(optimizer)] = _States(optimizer)
+                self._settings.append(Snapshot(optimizer.param_groups))
 
         hook = register_optimizer_step_pre_hook(note)
         try:
             yield
+        except BaseException:
+            leaves_settings = False
+            raise
         finally:
             hook.remove()
             if self._puts_back:
                 for one in self._before.values():
                     one.put_back()
-                # An optimizer that several have found is put back as it was found first.
-                others: list[_Scaler | _Scheduler | _Groups] = [*self._scalers, *self._schedulers]
-                for other in (*others, *self._groups):
-                    other.put_back()
+                for scaler in self._scalers:
+                    scaler.put_back()
+                if not leaves_settings:
+                    for settings in reversed(self._settings):
+                        settings.put_back()
 
     def captures_now(self) -> None:
         """Note that calls end here, and that a capture comes next."""
-        self._at_capture = [_Groups(one.optimizer) for one in self._groups]
-        self._at_capture += [_Scheduler(one.scheduler) for one in self._schedulers]
+        self._at_capture = self._settings_now()
 
-    def require_unchanged(self) -> None:
-        """Refuse a function that has changed settings of optimizers since its capture began.
-
-        Raises:
-            CaptureError: It has: replays use what it was then.
-        """
-        for one in self._at_capture:
-            if (name := one.changed) is not None:
-                raise CaptureError(
-                    f"the function changes {name}, and replays do not: do it after the call, and"
-                    " let what changes be a tensor"
-                )
+    @property
+    def changed(self) -> str | None:
+        """What the capture has changed of settings, which no replay does; None if nothing."""
+        name = self._at_capture.changed
+        if name is None:
+            return None
+        return (
+            f"the function changes {name} of an optimizer or of a learning rate scheduler, and"
+            " replays do not: do it after the call, and let what changes be a tensor"
+        )
 
     @property
     def made(self) -> str | None:
@@ -95,7 +99,21 @@ class Steps:
     def states(self) -> list[Holder]:
         """Where the states of the optimizers are."""
         optimizers = (one.optimizer for one in self._before.values())
-        return [(optimizer, "state", optimizer.state) for optimizer in optimizers]
+        return [Holder(one, "state", one.state) for one in optimizers]
+
+    def _settings_now(self) -> Snapshot:
+        """The groups of optimizers, and what schedulers count, with those that they consist of."""
+        waiting = objects_of(self._function, LRScheduler)
+        optimizers = [*objects_of(self._function, Optimizer)]
+        optimizers += [one.optimizer for one in self._before.values()]
+        counts: list[Any] = []
+        while waiting:
+            one = waiting.pop()
+            counts.append(vars(one))
+            # One that steps has an optimizer that does, which may be found there alone.
+            optimizers += [one.optimizer] if hasattr(one, "optimizer") else []
+            waiting += getattr(one, "_schedulers", ())
+        return Snapshot([*counts, *(one.param_groups for one in optimizers)])
 
 
 class _Scaler:
@@ -119,54 +137,6 @@ class _Scaler:
         """Let it be as it was."""
         for name, value in self._known.items():
             setattr(self._scaler, name, value)
-
-
-class _Scheduler:
-    """What a learning rate scheduler counts, as it is now."""
-
-    def __init__(self, scheduler: LRScheduler) -> None:
-        self.optimizer: Optimizer = scheduler.optimizer
-        self.scheduler = scheduler
-        self._known = {name: as_now(value) for name, value in vars(scheduler).items()}
-        self._parts = [_Scheduler(one) for one in getattr(scheduler, "_schedulers", ())]
-
-    @property
-    def changed(self) -> str | None:
-        """What of it is another now, in words; None if nothing is."""
-        now = self.scheduler.last_epoch
-        is_same = now == self._known["last_epoch"]
-        return None if is_same else f"the epoch of a {type(self.scheduler).__name__}"
-
-    def put_back(self) -> None:
-        """Let it be as it was."""
-        vars(self.scheduler).clear()
-        vars(self.scheduler).update(self._known)
-        for part in self._parts:
-            part.put_back()
-
-
-class _Groups:
-    """The settings of an optimizer, as they are now."""
-
-    def __init__(self, optimizer: Optimizer) -> None:
-        self.optimizer = optimizer
-        self._known = [(group, dict(group)) for group in optimizer.param_groups]
-
-    @property
-    def changed(self) -> str | None:
-        """One that is another now, in words; None if none is."""
-        for group, before in self._known:
-            for name, now in group.items():
-                then = before.get(name)
-                if now is not then and Constant(now) != Constant(then):
-                    return f"{name} of an optimizer"
-        return None
-
-    def put_back(self) -> None:
-        """Let them be as they were; tensors as far as they are the same."""
-        for group, before in self._known:
-            group.clear()
-            group.update(before)
 
 
 class _States:

@@ -6,7 +6,7 @@ import dis
 import functools
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -16,30 +16,56 @@ from cgraph import _core
 from cgraph._torch import tree_iter
 
 __all__ = [
-    "Chain",
     "Holder",
     "attributes_of",
-    "held_now",
-    "holders_in",
     "holders_of",
+    "holders_of_tensors",
     "modules_of",
     "objects_of",
-    "tensors_held_by",
     "tensors_of",
     "vars_of",
 ]
 
 Kind = TypeVar("Kind")
 
-Holder = tuple[Any, Any, Any]
-"""A dictionary, a list or an object; the key, place or name of an item or attribute; and what is
-there."""
-
-Chain = tuple[Holder, ...]
-"""Where something is found: each but the first is an item of what the one before it holds."""
-
-# Longer lists and dictionaries are of data.
+# So many items of lists and dictionaries are looked at behind one name: longer ones are of data.
 _MOST_ITEMS = 4096
+
+
+class Holder(NamedTuple):
+    """Where something is found.
+
+    Attributes:
+        owner: A dictionary or an object.
+        name: The name of an item or attribute.
+        value: What is there, or at the end of the path.
+        path: Keys of dictionaries and places in lists that lead on from there.
+    """
+
+    owner: Any
+    name: str
+    value: Any
+    path: tuple[Any, ...] = ()
+
+    @property
+    def now(self) -> Any:
+        """What is there now; None if nothing is."""
+        try:
+            value = _item(self.owner, self.name)
+            for name in self.path:
+                value = _item(value, name)
+        except (AttributeError, LookupError, TypeError, ValueError):  # the last: an empty cell
+            return None
+        return value
+
+    @property
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What is there, or the parameters and buffers of a module that is."""
+        if isinstance(self.value, torch.nn.Module):
+            yield from self.value.parameters()
+            yield from self.value.buffers()
+        elif isinstance(self.value, torch.Tensor):
+            yield self.value
 
 
 def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tensor]:
@@ -73,62 +99,61 @@ def objects_of(objects: object, kind: type[Kind]) -> list[Kind]:
 
 
 def holders_of(function: object) -> list[Holder]:
-    """Where a function finds modules besides its arguments, or one that it has or names does."""
-    return holders_in(_held_by(function, torch.nn.Module, set()))
+    """Where a function finds modules besides its arguments, or one that it has or names does.
+
+    Not those in lists and dictionaries, of which it may use one.
+    """
+    return list(_held_by(function, (torch.nn.Module,), set()))
 
 
-def tensors_held_by(function: object, modules: Iterable[torch.nn.Module]) -> list[Chain]:
-    """Where a function finds tensors likewise, and those that modules have as plain attributes."""
-    seen: set[int] = set()
-    found = [*_held_by(function, torch.Tensor, seen)]
+def holders_of_tensors(function: object, modules: Iterable[torch.nn.Module]) -> list[Holder]:
+    """Where a function finds tensors likewise, and those that modules have as plain attributes.
+
+    Also tensors and modules in lists and dictionaries there.
+    """
+    kinds = (torch.Tensor, list, dict)
+    found = list(_held_by(function, kinds, set()))
     for module in modules:
         for part in module.modules():
-            for holder in _items(vars(part)):
-                if holder[1] not in _OF_MODULES:
-                    found += _inside((holder,), torch.Tensor, seen)
-    return found
+            items = (one for one in _items(vars(part)) if one.name not in _OF_MODULES)
+            found += [one for one in items if isinstance(one.value, kinds)]
+    return [item for holder in found for item in _inside(holder)]
 
 
-def holders_in(chains: Iterable[Chain]) -> list[Holder]:
-    """The holders of chains, each once."""
-    return list({(id(one[0]), one[1]): one for chain in chains for one in chain}.values())
-
-
-def held_now(holder: Holder) -> Any:
-    """What is there now; None if nothing is."""
-    owner, name, _ = holder
-    try:
-        if isinstance(owner, dict):
-            return owner.get(name)
-        return owner[name] if isinstance(owner, list) else getattr(owner, name)
-    except (AttributeError, IndexError, ValueError):  # the last one of an empty cell
-        return None
-
-
-def _held_by(function: object, kind: type, seen: set[int]) -> Iterator[Chain]:
-    """Where a function, or one that it has or names, finds objects of a kind."""
+def _held_by(function: object, kinds: tuple[type, ...], seen: set[int]) -> Iterator[Holder]:
+    """Where a function, or one that it has or names, finds objects of some kinds."""
     if id(function) in seen:
         return
     seen.add(id(function))
     for holder in _places_of(function):
-        if isinstance(holder[2], _FUNCTIONS):
-            yield from _held_by(holder[2], kind, seen)
-        else:
-            yield from _inside((holder,), kind, seen)
+        if isinstance(holder.value, kinds):
+            yield holder
+        elif isinstance(holder.value, _FUNCTIONS):
+            yield from _held_by(holder.value, kinds, seen)
 
 
-def _inside(chain: Chain, kind: type, seen: set[int]) -> Iterator[Chain]:
-    """A chain, if it ends with an object of a kind, or those that go on with the items there."""
-    value = chain[-1][2]
-    if isinstance(value, kind):
-        yield chain
-    if not isinstance(value, dict | list) or id(value) in seen or len(value) > _MOST_ITEMS:
-        return
-    seen.add(id(value))
-    items = value.items() if isinstance(value, dict) else enumerate(value)
-    for name, one in [*items]:
-        if isinstance(one, kind | dict | list):
-            yield from _inside((*chain, (value, name, one)), kind, seen)
+def _inside(root: Holder) -> Iterator[Holder]:
+    """What a holder has, or the tensors and modules in a container that it has."""
+    left = _MOST_ITEMS
+    waiting = [(root, frozenset[int]())]
+    while waiting:
+        holder, around = waiting.pop()
+        value = holder.value
+        if isinstance(value, torch.Tensor | torch.nn.Module):
+            yield holder
+        elif isinstance(value, dict | list) and id(value) not in around and len(value) <= left:
+            left -= len(value)
+            items = list(value.items() if isinstance(value, dict) else enumerate(value))
+            around |= {id(value)}
+            waiting += [
+                (holder._replace(value=one, path=(*holder.path, name)), around)
+                for name, one in items
+                if isinstance(one, torch.Tensor | torch.nn.Module | dict | list)
+            ]
+
+
+def _item(owner: Any, name: Any) -> Any:
+    return owner[name] if isinstance(owner, dict | list) else getattr(owner, name)
 
 
 def _places_of(function: object) -> Iterator[Holder]:
@@ -145,11 +170,12 @@ def _places_of(function: object) -> Iterator[Holder]:
     elif isinstance(function, types.FunctionType):
         for cell in function.__closure__ or ():
             if cell != _UNASSIGNED:
-                yield cell, "cell_contents", cell.cell_contents
+                yield Holder(cell, "cell_contents", cell.cell_contents)
         code, scope = function.__code__, function.__globals__
         # Torch's own name nothing of the user's, and a great many functions.
         if str(scope.get("__name__")).partition(".")[0] not in ("torch", "cgraph"):
-            yield from ((scope, name, scope[name]) for name in _names_in(code) if name in scope)
+            known = (name for name in _names_in(code) if name in scope)
+            yield from (Holder(scope, name, scope[name]) for name in known)
         defaults = reversed(function.__defaults__ or ())
         names = reversed(code.co_varnames[: code.co_argcount])
         yield from _constants(zip(names, defaults, strict=False))
@@ -172,14 +198,14 @@ def _names_in(code: types.CodeType) -> tuple[str, ...]:
 
 
 def _items(values: dict[str, Any]) -> list[Holder]:
-    return [(values, name, one) for name, one in values.items()]
+    return [Holder(values, name, one) for name, one in values.items()]
 
 
 def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
     """Places whose values stay, as long as nobody assigns a function's defaults: each has a
     dictionary of its own.
     """  # noqa: D205
-    return [({name: one}, name, one) for name, one in values]
+    return [Holder({name: one}, name, one) for name, one in values]
 
 
 def attributes_of(function: object) -> dict[str, Any]:
@@ -213,7 +239,7 @@ def _surroundings(leaf: Any) -> list[object]:
     if isinstance(leaf, types.MethodType):
         return [leaf.__self__, leaf.__func__]
     if isinstance(leaf, types.FunctionType | _core.Dispatcher):
-        found = [value for *_, value in _places_of(leaf)]
+        found = [holder.value for holder in _places_of(leaf)]
     elif isinstance(leaf, type | types.ModuleType):
         return []
     else:

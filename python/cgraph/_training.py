@@ -19,6 +19,7 @@ from cgraph._drawing import draws_on
 from cgraph._held import Holding, Lent
 from cgraph._recorded import Recorded
 from cgraph._recording import (
+    NotReadyError,
     Plan,
     WarmupError,
     again_compiled,
@@ -26,11 +27,12 @@ from cgraph._recording import (
     record,
     require_state,
     require_unmoved,
+    used_of,
     warn_uncompiled,
     watched,
 )
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import Chain, Holder, holders_in, objects_of, tensors_of
+from cgraph._surroundings import Holder, objects_of, tensors_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -357,7 +359,7 @@ def train(
         steps = last.enter_context(watched(plan, rollback))
         last.push(Attributes(plan.dictionaries).put_back_after_error)
         last.push(functools.partial(_put_back_after_error, [(one, one.grad) for one in leaves]))
-        held: list[Chain] = []
+        held: list[Holder] = []
         before: list[Attributes] = []
 
         def begins() -> None:
@@ -365,7 +367,7 @@ def train(
             held[:] = plan.held()
             steps.captures_now()
             before[:] = [Attributes(plan.dictionaries)]
-            rollback.notice(chain[-1][2] for chain in held)
+            rollback.notice(tensor for holder in held for tensor in holder.tensors)
 
         passes = _Passes()
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
@@ -395,7 +397,6 @@ def train(
                 )
             passes.require_none()
             require_state(steps)
-            steps.require_unchanged()
             rollback.require_one_device()
             require_unmoved(plan)
             for attributes in before:
@@ -437,10 +438,10 @@ def train(
             )
     writes = rollback.captured_writes(statics)
     if (reason := call.reason_beside(writes)) is not None:
-        raise CallableError(reason)
+        raise NotReadyError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = holders_in(one for one in held if rollback.captures_name(one[-1][2]))
+    trained.used = used_of(held, rollback)
     trained.writes = writes
     return trained
 

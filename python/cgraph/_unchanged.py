@@ -9,7 +9,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._calls import Call
-from cgraph._constants import as_now, is_as_before, put_back
+from cgraph._constants import Snapshot
 from cgraph.errors import CaptureError
 
 __all__ = ["Unchanged"]
@@ -27,8 +27,8 @@ class Unchanged:
         self._call = call
         self._statics = statics
         constants = [leaf for leaf in call.leaves if leaf.kind == "constant"]
-        copies = [(leaf.name, leaf.value, as_now(leaf.value)) for leaf in constants]
-        self._constants = [one for one in copies if one[1] is not one[2]]
+        known = [(leaf.name, leaf.value, Snapshot(leaf.value)) for leaf in constants]
+        self._constants = [one for one in known if one[2]]
         fixed = [(leaf.name, leaf.value) for leaf in call.leaves if leaf.kind == "fixed"]
         tensors = [*zip(call.names, statics, strict=True), *fixed]
         self._tensors = [(name, one, _torch.place_of(one)) for name, one in tensors]
@@ -43,9 +43,9 @@ class Unchanged:
         Raises:
             CaptureError: It has; values that are no tensors are as they were again.
         """
-        changed = [one for one in self._constants if not is_as_before(one[1], one[2])]
-        for _, value, before in changed:
-            put_back(value, before)
+        changed = [one for one in self._constants if one[2].changed is not None]
+        for _, _, snapshot in changed:
+            snapshot.put_back()
         for name, value, _ in changed:
             raise CaptureError(
                 f"the function changes {name}, a {type(value).__qualname__}, and replays do not:"

@@ -130,7 +130,7 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     with ExitStack() as last:
         last.callback(rollback.undo)
-        last.enter_context(Steps(function).watched())
+        last.enter_context(Steps(function).watched(leaves_settings=False))
         last.callback(captured.reset)
         with rollback, record_memory():
             warm = time.perf_counter()

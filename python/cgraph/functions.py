@@ -137,7 +137,8 @@ def graphed(
             for graphs with gradients or breaks. ``max_bytes`` counts templates, which go first.
         max_recording: How often a key is captured anew because one argument or parameter moved.
             Then its calls run eagerly.
-        warmup: Calls before the first capture; before later ones there is one. With 0 there is one
+        warmup: Calls before the first capture; before later ones there is one. With gradients there
+            are two at least, the first one without a backward pass. With 0 there is one
             if the function has a break, as captures with breaks run it: what that writes is put
             back, but with ``preserve_state=False``.
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
@@ -396,8 +397,8 @@ class GraphedFunction(_core.Dispatcher):
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         found = getattr(self._fn, name)
-        if isinstance(self._fn, torch.nn.Module) and name in _OF_ITSELF:
-            return functools.partial(self._itself, found)
+        if isinstance(self._fn, torch.nn.Module) and getattr(found, "__self__", None) is self._fn:
+            return functools.update_wrapper(functools.partial(self._itself, found), found)
         return found
 
     def _itself(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -428,15 +429,6 @@ class GraphedFunction(_core.Dispatcher):
 
     def __repr__(self) -> str:
         return f"<graphed {self._name}: {len(self.entries_by_use)} graphs>"
-
-
-# Methods of modules that return the module.
-_OF_ITSELF = frozenset(
-    {
-        *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_"),
-        *("share_memory", "to", "to_empty", "train", "type"),
-    }
-)
 
 
 def _is_capturing() -> bool:

@@ -39,7 +39,7 @@ _followers: list[tuple[Follow, Follow]] = []
 
 
 def fixed(
-    holders: Sequence[tuple[Any, str, Any]],
+    holders: Sequence[tuple[Any, str, Any, tuple[Any, ...]]],
     owners: Sequence[dict[str, Any]],
     hooks: Sequence[tuple[dict[str, Any], str, dict[int, Any]]],
     tensors: list[torch.Tensor],

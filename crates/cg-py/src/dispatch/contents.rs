@@ -75,9 +75,24 @@ impl Contents {
     pub(crate) fn is_same(&self, py: Python<'_>) -> bool {
         self.of.iter().all(|content| content.is_same(py))
     }
+
+    /// Whether all still hold what they held, maybe with more.
+    pub(crate) fn still_have(&self, py: Python<'_>) -> bool {
+        let mut all = self.of.iter();
+        all.all(|content| content.is_same(py) || content.still_has(py))
+    }
 }
 
 impl Content {
+    /// Whether what it held is still there, maybe with more.
+    fn still_has(&self, py: Python<'_>) -> bool {
+        let dict = self.dict.bind(py);
+        self.items.iter().all(|(key, value)| {
+            let now = dict.get_item(key).ok().flatten();
+            now.is_some_and(|now| now.is(value))
+        })
+    }
+
     #[inline]
     fn is_same(&self, py: Python<'_>) -> bool {
         let dict = self.dict.bind(py);

@@ -67,7 +67,9 @@ impl Entry {
     /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
     /// held, neighbours)`, see [`Outputs::new`]. `written` are start and end of each piece of memory
-    /// that it writes and that is not its own: no call fits whose tensors lie there.
+    /// that it writes and that is not its own: no call fits whose tensors lie there. Without `turn`
+    /// several threads may make a call at a time. `has_breaks` says whether Python code of the user's
+    /// runs in between.
     #[new]
     #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn, written=Vec::new(), has_breaks=false))]
     #[expect(
@@ -256,7 +258,7 @@ impl Entry {
     /// Whether what it reads outside of the arguments is where it lay, so far as that can be told.
     fn is_in_place(&self, py: Python<'_>) -> PyResult<bool> {
         let fixed = self.fixed.as_ref();
-        fixed.map_or(Ok(true), |fixed| fixed.get().is_in_place(py, false, false))
+        fixed.map_or(Ok(true), |fixed| fixed.get().are_found(py))
     }
 
     /// Replays, and returns what the function would. The caller has the turn.

@@ -70,18 +70,28 @@ struct Lists {
 /// Where a function finds something: by its name, in a cell of a closure or in a container.
 struct Holder {
     owner: Py<PyAny>,
-    name: Py<PyAny>,
+    name: Py<PyString>,
     value: Py<PyAny>,
+    path: Vec<Step>,
 }
+
+/// A key of a dictionary or a place in a list.
+struct Step {
+    key: Py<PyAny>,
+    place: Option<usize>,
+}
+
+/// Owner, name, value and path of a holder.
+type FoundAt = (Py<PyAny>, Py<PyString>, Py<PyAny>, Vec<Py<PyAny>>);
 
 #[pymethods]
 impl Fixed {
     /// What the dictionaries hold now; the tensors and their addresses, which `reader` compares, or
-    /// else `are_equal`. A holder is a dictionary, a list or an object, the key, place or name of an
-    /// item or attribute, and the value.
+    /// else `are_equal`. A holder is a dictionary or an object, the name of an item or attribute, the
+    /// value, and the keys and places that lead to it from there.
     #[new]
     fn new(
-        holders: Vec<(Py<PyAny>, Py<PyAny>, Py<PyAny>)>,
+        holders: Vec<FoundAt>,
         owners: Vec<Bound<'_, PyDict>>,
         hooks: KnownHooks<'_>,
         tensors: Bound<'_, PyList>,
@@ -98,7 +108,7 @@ impl Fixed {
             with_address.map(|(tensor, address)| Ok((tensor.unbind(), address.extract()?)));
         Ok(Self {
             holders: holders
-                .map(|(owner, name, value)| Holder { owner, name, value })
+                .map(|found| Holder::new(tensors.py(), found))
                 .collect(),
             requires_grad: flags,
             owners: Contents::new(owners),
@@ -140,10 +150,28 @@ impl Fixed {
         }
     }
 
+    /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
+    pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
+        for holder in &self.holders {
+            if !holder.is_same(py)? {
+                return Ok(false);
+            }
+        }
+        if !self.owners.still_have(py) {
+            return Ok(false);
+        }
+        let are_there = self.reader.get().are_at(py, &self.tensors);
+        are_there.map_or_else(|| self.lists.are_equal(py), Ok)
+    }
+
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         for holder in &self.holders {
             visit.call(&holder.owner)?;
             visit.call(&holder.value)?;
+            holder
+                .path
+                .iter()
+                .try_for_each(|step| visit.call(&step.key))?;
         }
         self.owners.__traverse__(visit)?;
         self.hooks.traverse(&visit)?;
@@ -230,17 +258,47 @@ impl Lists {
 }
 
 impl Holder {
+    fn new(py: Python<'_>, (owner, name, value, path): FoundAt) -> Self {
+        let step = |key: Py<PyAny>| Step {
+            place: key.extract(py).ok(),
+            key,
+        };
+        Self {
+            owner,
+            name,
+            value,
+            path: path.into_iter().map(step).collect(),
+        }
+    }
+
     #[inline]
     fn is_same(&self, py: Python<'_>) -> PyResult<bool> {
         let (owner, name) = (self.owner.bind(py), self.name.bind(py));
-        let now = if let Ok(dict) = owner.cast::<PyDict>() {
-            dict.get_item(name)?
-        } else if let Ok(list) = owner.cast::<PyList>() {
-            list.get_item(name.extract()?).ok()
-        } else {
+        let mut now = match owner.cast::<PyDict>() {
+            Ok(dict) => dict.get_item(name)?,
             // A cell that is empty by now has nothing.
-            owner.getattr_opt(name.cast::<PyString>()?).ok().flatten()
+            Err(_) => owner.getattr_opt(name).ok().flatten(),
         };
+        for step in &self.path {
+            now = now.and_then(|container| step.of(&container));
+        }
         Ok(now.is_some_and(|now| now.is(&self.value)))
+    }
+}
+
+impl Step {
+    /// What is there in a dictionary or a list.
+    #[inline]
+    fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        match container.cast::<PyList>() {
+            Ok(list) => list.get_item(self.place?).ok(),
+            // What cannot be looked up is another one.
+            Err(_) => container
+                .cast::<PyDict>()
+                .ok()?
+                .get_item(&self.key)
+                .ok()
+                .flatten(),
+        }
     }
 }

@@ -97,7 +97,7 @@ impl Dispatcher {
             let entry = entry.bind(py);
             match entry.get().try_take() {
                 // Another thread may have taken it out in the meantime.
-                Ok(Some(_)) if !this.has(place, entry) => {}
+                Ok(_) if !this.has(entry) => {}
                 Ok(_turn) => {
                     if place > 0 {
                         this.put_first(entry);
@@ -184,12 +184,9 @@ impl Dispatcher {
         Ok(None)
     }
 
-    /// Whether an entry that was at a place is still there, or anywhere else.
     #[inline]
-    fn has(&self, place: usize, entry: &Bound<'_, Entry>) -> bool {
-        let entries = self.lock();
-        let is_there = entries.get(place).is_some_and(|one| one.is(entry));
-        is_there || entries.iter().any(|one| one.is(entry))
+    fn has(&self, entry: &Bound<'_, Entry>) -> bool {
+        self.lock().iter().any(|one| one.is(entry))
     }
 
     fn put_first(&self, entry: &Bound<'_, Entry>) {

@@ -135,7 +135,7 @@ impl Pattern {
     /// Shows the garbage collector what this owns.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {
-            Self::Tensor(_) | Self::Fixed(_) => Ok(()),
+            Self::Tensor(slot) | Self::Fixed(slot) => visit.call(&slot.class),
             Self::Constant(value) | Self::Same(value) => visit.call(value),
             Self::Tuple(patterns) | Self::List(patterns) => {
                 patterns.iter().try_for_each(|one| one.traverse(visit))
