@@ -13,6 +13,13 @@ from graphed_calls import near, states
 from lab import Lab, fresh
 
 
+@pytest.fixture(autouse=True)
+def libraries(lab: Lab) -> None:
+    """Loads what a first capture without warm-up cannot, as torch's own cannot."""
+    net = nn.Linear(3, 3).to(lab.device)
+    net(torch.ones(2, 3, device=lab.device)).sum().backward()
+
+
 class Trainer:
     """Makes its optimizer in the first call with gradients."""
 

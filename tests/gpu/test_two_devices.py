@@ -147,15 +147,21 @@ def test_a_graphed_function_runs_on_the_device_of_its_arguments(kind: str) -> No
     assert {key.state for key in graphed.report().keys} == {"captured"}
 
 
-def test_a_function_that_works_on_two_devices_runs_eagerly() -> None:
+@pytest.mark.parametrize("are_joined", [False, True])
+def test_a_function_that_works_on_two_devices_runs_eagerly(are_joined: bool) -> None:
     first, second = nn.Linear(8, 8).to("cuda:0"), nn.Linear(8, 8).to("cuda:1")
+    other = torch.randn(4, 8, device="cuda:1")
 
-    def run(x: torch.Tensor) -> torch.Tensor:
-        return second(first(x).to("cuda:1"))
+    def run(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = first(x)
+        return y, second(y.to("cuda:1") if are_joined else other)
 
     graphed = cgraph.graphed(run)
-    with torch.no_grad(), pytest.warns(UserWarning, match="works on several devices"):
+    match = "uncaptured work in another" if are_joined else "works on several devices"
+    with torch.no_grad(), pytest.warns(UserWarning, match=match):
         for _ in range(3):
             x = torch.randn(4, 8, device="cuda:0")
-            assert torch.equal(graphed(x), run(x))
+            other.normal_()
+            for one, right in zip(graphed(x), run(x), strict=True):
+                assert torch.equal(one, right)
     assert {key.state for key in graphed.report().keys} == {"eager"}
