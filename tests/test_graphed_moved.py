@@ -117,7 +117,7 @@ def test_a_break_that_moves_what_segments_read_is_told(
     assert states(graphed) == ["captured"]
 
 
-@pytest.mark.parametrize("where", ["list", "dict", "nested", "global", "module"])
+@pytest.mark.parametrize("where", ["list", "dict", "nested", "tuple", "global", "module"])
 def test_a_tensor_that_is_exchanged_in_a_container_is_read(lab: Lab, where: str) -> None:
     holder = _Holder(lab, where)
     graphed = cgraph.graphed(holder.read)
@@ -179,6 +179,38 @@ def test_a_tensor_in_two_containers_is_read_in_the_one_that_is_used(lab: Lab) ->
         two.other = [torch.rand(3, device=lab.device)]
 
 
+@pytest.mark.parametrize("kind", ["gru", "list", "dict"])
+def test_parameters_that_a_module_also_has_in_a_container_have_not_moved(
+    lab: Lab, kind: str
+) -> None:
+    class Listed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.linear = nn.Linear(4, 4)
+            self.weights: Any = []
+
+        def forward(self, x: Tensor) -> Tensor:
+            if kind == "list":
+                self.weights = [self.linear.weight]
+                return nn.functional.linear(x, self.weights[0])
+            self.weights = dict(self.named_parameters())
+            return nn.functional.linear(x, self.weights["linear.weight"])
+
+    net = (nn.GRU(4, 4) if kind == "gru" else Listed()).to(lab.device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    graphed = cgraph.graphed(net)
+    for _ in range(8):
+        x = fresh(lab, 5, 2, 4)
+        y, right = (run(x)[0] if kind == "gru" else run(x) for run in (graphed, net))
+        torch.testing.assert_close(y, right)
+        optimizer.zero_grad()
+        y.sum().backward()
+        optimizer.step()
+        del y, right
+    (key,) = graphed.report().keys
+    assert key.state == "captured" and not key.rerecorded
+
+
 def test_a_break_may_add_modules_that_no_segment_reads(lab: Lab) -> None:
     class Growing(nn.Module):
         def __init__(self) -> None:
@@ -232,6 +264,7 @@ class _Holder:
         self.items = [self.tensor]
         self.table = {"one": self.tensor}
         self.deep = {"layers": [{"k": self.tensor}]}
+        self.pairs: Any = {"kv": [(self.tensor, self.tensor)]}
         self.module = nn.Module()
         self.module.caches = [self.tensor]  # type: ignore[assignment]
         TABLE["it"] = self.items
@@ -243,6 +276,8 @@ class _Holder:
             return x + self.table["one"]
         if self.where == "nested":
             return x + self.deep["layers"][0]["k"]
+        if self.where == "tuple":
+            return x + self.pairs["kv"][0][1]
         if self.where == "global":
             return x + TABLE["it"][0]
         return x + self.module.caches[0]  # type: ignore[index,operator]
@@ -251,5 +286,6 @@ class _Holder:
         self.tensor = tensor
         self.items[0] = self.table["one"] = tensor
         self.deep["layers"] = [{"k": tensor}]
+        self.pairs["kv"] = [(tensor, tensor)]
         self.module.caches = [tensor]  # type: ignore[assignment]
         TABLE["it"] = [tensor]

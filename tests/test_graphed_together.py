@@ -332,18 +332,24 @@ def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(si
     assert len(fallible) == len(SIZES)
     gc.collect()
     baseline = simulator.live()
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    simulator.fail_call(fallible[2], 2)
-    try:
-        with pytest.raises(CgraphError) as caught:
+    # What went before is let go among these calls, now here, now there.
+    for number in range(fallible[2], fallible[-1] + 20):
+        function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+        simulator.fail_call(number, 2)
+        try:
             function.capture(x)
-    finally:
-        simulator.clear_faults()
-    assert isinstance(caught.value, InstantiateError)
+        except InstantiateError:
+            break
+        except CgraphError:
+            pass
+        finally:
+            simulator.clear_faults()
+    else:
+        pytest.fail("no instantiation has failed")
     assert states(function).count("captured") == len(SIZES) - 1
     require_right(function, sim, SIZES)
     assert states(function) == ["captured"] * len(SIZES)
-    del function, caught
+    del function
     gc.collect()
     simulator.synchronize()
     assert simulator.live() == baseline

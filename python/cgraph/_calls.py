@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._constants import Constant, Same, as_now, is_array, is_loose
+from cgraph._constants import Constant, Same, as_now, is_compared_here, is_loose
 from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
 from cgraph.errors import ArgumentError
 
@@ -379,9 +379,7 @@ class Call:
 
     def _add(self, value: Any, name: str, static: bool) -> None:
         kind = "constant"
-        # Nothing native compares the elements of an array, or numbers in a set by their bits.
-        self.is_native &= not is_array(value) and not is_opaque(value)
-        self.is_native &= not (is_loose(value) and as_now(value) is not value)
+        self.is_native &= not is_compared_here(value) and not is_opaque(value)
         if isinstance(value, torch.Tensor):
             # Nothing native knows where it lies, or what is in it.
             self.is_native &= _torch.memory_of(value) is not None

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import Any
 
-__all__ = ["Constant", "Same", "Snapshot", "as_now", "is_array", "is_loose"]
+__all__ = ["Constant", "Same", "Snapshot", "as_now", "is_array", "is_compared_here", "is_loose"]
 
 
 # Values of more lists, dictionaries and the like are compared as objects.
@@ -57,6 +57,13 @@ def is_loose(value: Any) -> bool:
         return _exact(value) is not value and type(value) is not float
     except Exception:  # whatever a class of the user's raises
         return True
+
+
+def is_compared_here(value: Any) -> bool:
+    """Whether only :class:`Constant` tells a value from others, and it is not just the same one."""
+    if isinstance(value, set):
+        return any(type(one) is not str for one in value)
+    return is_array(value) or (_is_frozen(value) and as_now(value) is not value)
 
 
 class Same:

@@ -440,8 +440,9 @@ def require_state(steps: Steps) -> None:
 
 
 def used_of(held: Sequence[Holder], rollback: Rollback) -> list[Holder]:
-    """Where what a capture uses is found."""
-    return [one for one in held if any(map(rollback.captures_name, one.tensors))]
+    """Where what a capture uses is found, and stays: calls to come find what they put there."""
+    there = (one for one in held if one.now is one.value)
+    return [one for one in there if any(map(rollback.captures_name, one.tensors))]
 
 
 def require_unmoved(plan: Plan) -> None:

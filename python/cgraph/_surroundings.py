@@ -39,7 +39,7 @@ class Holder(NamedTuple):
         owner: A dictionary or an object.
         name: The name of an item or attribute.
         value: What is there, or at the end of the path.
-        path: Keys of dictionaries and places in lists that lead on from there.
+        path: Keys of dictionaries and places in lists and tuples that lead on from there.
     """
 
     owner: Any
@@ -109,9 +109,9 @@ def holders_of(function: object) -> list[Holder]:
 def holders_of_tensors(function: object, modules: Iterable[torch.nn.Module]) -> list[Holder]:
     """Where a function finds tensors likewise, and those that modules have as plain attributes.
 
-    Also tensors and modules in lists and dictionaries there.
+    Also tensors and modules in lists, tuples and dictionaries there.
     """
-    kinds = (torch.Tensor, list, dict)
+    kinds = (torch.Tensor, list, dict, tuple)
     found = list(_held_by(function, kinds, set()))
     for module in modules:
         for part in module.modules():
@@ -134,6 +134,7 @@ def _held_by(function: object, kinds: tuple[type, ...], seen: set[int]) -> Itera
 
 def _inside(root: Holder) -> Iterator[Holder]:
     """What a holder has, or the tensors and modules in a container that it has."""
+    containers = (dict, list, tuple)
     left = _MOST_ITEMS
     waiting = [(root, frozenset[int]())]
     while waiting:
@@ -141,19 +142,19 @@ def _inside(root: Holder) -> Iterator[Holder]:
         value = holder.value
         if isinstance(value, torch.Tensor | torch.nn.Module):
             yield holder
-        elif isinstance(value, dict | list) and id(value) not in around and len(value) <= left:
+        elif isinstance(value, containers) and id(value) not in around and len(value) <= left:
             left -= len(value)
             items = list(value.items() if isinstance(value, dict) else enumerate(value))
             around |= {id(value)}
             waiting += [
                 (holder._replace(value=one, path=(*holder.path, name)), around)
                 for name, one in items
-                if isinstance(one, torch.Tensor | torch.nn.Module | dict | list)
+                if isinstance(one, (torch.Tensor, torch.nn.Module, *containers))
             ]
 
 
 def _item(owner: Any, name: Any) -> Any:
-    return owner[name] if isinstance(owner, dict | list) else getattr(owner, name)
+    return owner[name] if isinstance(owner, dict | list | tuple) else getattr(owner, name)
 
 
 def _places_of(function: object) -> Iterator[Holder]:

@@ -397,9 +397,8 @@ class GraphedFunction(_core.Dispatcher):
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         found = getattr(self._fn, name)
-        if isinstance(self._fn, torch.nn.Module) and getattr(found, "__self__", None) is self._fn:
-            return functools.update_wrapper(functools.partial(self._itself, found), found)
-        return found
+        is_method = name in _OF_ITSELF and getattr(found, "__self__", None) is self._fn
+        return functools.partial(self._itself, found) if is_method else found
 
     def _itself(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a module's method; this one stands where it returns the module."""
@@ -429,6 +428,15 @@ class GraphedFunction(_core.Dispatcher):
 
     def __repr__(self) -> str:
         return f"<graphed {self._name}: {len(self.entries_by_use)} graphs>"
+
+
+# Methods of modules that return the module.
+_OF_ITSELF = frozenset(
+    {
+        *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_"),
+        *("share_memory", "to", "to_empty", "train", "type"),
+    }
+)
 
 
 def _is_capturing() -> bool:

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString};
+use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::{Contents, Items, items_of};
@@ -75,7 +75,7 @@ struct Holder {
     path: Vec<Step>,
 }
 
-/// A key of a dictionary or a place in a list.
+/// A key of a dictionary or a place in a list or a tuple.
 struct Step {
     key: Py<PyAny>,
     place: Option<usize>,
@@ -287,18 +287,16 @@ impl Holder {
 }
 
 impl Step {
-    /// What is there in a dictionary or a list.
+    /// What is there in a dictionary, a list or a tuple. What cannot be looked up is another one.
     #[inline]
     fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        match container.cast::<PyList>() {
-            Ok(list) => list.get_item(self.place?).ok(),
-            // What cannot be looked up is another one.
-            Err(_) => container
-                .cast::<PyDict>()
-                .ok()?
-                .get_item(&self.key)
-                .ok()
-                .flatten(),
+        if let Ok(list) = container.cast::<PyList>() {
+            return list.get_item(self.place?).ok();
         }
+        if let Ok(tuple) = container.cast::<PyTuple>() {
+            return tuple.get_item(self.place?).ok();
+        }
+        let dict = container.cast::<PyDict>().ok()?;
+        dict.get_item(&self.key).ok().flatten()
     }
 }
