@@ -163,8 +163,9 @@ def _record(
             held = plan.held()
             rollback.notice(tensor for holder in held for tensor in holder.tensors)
             rollback.captures_now()
-            steps.captures_now()
-            require_unmoved(plan)
+            if plan.warmup:
+                steps.captures_now()
+                require_unmoved(plan)
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
                 capture = functools.partial(_captured, run, plan, call, statics, driver, drawn)

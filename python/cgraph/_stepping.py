@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,9 @@ from cgraph._surroundings import Holder, objects_of
 __all__ = ["Steps"]
 
 
+_KINDS = (GradScaler, LRScheduler, Optimizer)
+
+
 class Steps:
     """The steps of optimizers in a block, and the gradient scalers that a function reaches.
 
@@ -29,12 +32,13 @@ class Steps:
     def __init__(self, function: object, *, puts_back: bool = True) -> None:
         self._puts_back = puts_back
         self._before: dict[int, _States] = {}
-        scalers = objects_of(function, GradScaler) if puts_back else []
-        self._scalers = [_Scaler(scaler) for scaler in scalers]
         self._function = function
+        found = objects_of(function, _KINDS)
+        scalers = [one for one in found if isinstance(one, GradScaler)] if puts_back else []
+        self._scalers = [_Scaler(scaler) for scaler in scalers]
+        self._at_capture = self._settings_of(found)
         # What was found first comes last when it is put back.
-        self._settings = [self._settings_now()]
-        self._at_capture = Snapshot(None)
+        self._settings = [self._at_capture]
 
     @contextmanager
     def watched(self, *, leaves_settings: bool = True) -> Iterator[None]:
@@ -74,7 +78,7 @@ class Steps:
 
     def captures_now(self) -> None:
         """Note that calls end here, and that a capture comes next."""
-        self._at_capture = self._settings_now()
+        self._at_capture = self._settings_of(objects_of(self._function, _KINDS))
 
     @property
     def changed(self) -> str | None:
@@ -101,11 +105,15 @@ class Steps:
         optimizers = (one.optimizer for one in self._before.values())
         return [Holder(one, "state", one.state) for one in optimizers]
 
-    def _settings_now(self) -> Snapshot:
-        """The groups of optimizers, and what schedulers count, with those that they consist of."""
-        waiting = objects_of(self._function, LRScheduler)
-        optimizers = [*objects_of(self._function, Optimizer)]
-        optimizers += [one.optimizer for one in self._before.values()]
+    def _settings_of(self, found: Iterable[object]) -> Snapshot:
+        """The groups of optimizers, and what schedulers count, with those that they consist of.
+
+        Args:
+            found: The optimizers and schedulers, among others. Those that have stepped are known.
+        """
+        found = [*found, *(one.optimizer for one in self._before.values())]
+        waiting = [one for one in found if isinstance(one, LRScheduler)]
+        optimizers = [one for one in found if isinstance(one, Optimizer)]
         counts: list[Any] = []
         while waiting:
             one = waiting.pop()

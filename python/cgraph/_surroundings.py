@@ -6,7 +6,7 @@ import dis
 import functools
 import types
 from collections.abc import Iterable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import torch
 from torch.amp.grad_scaler import GradScaler
@@ -25,8 +25,6 @@ __all__ = [
     "tensors_of",
     "vars_of",
 ]
-
-Kind = TypeVar("Kind")
 
 # So many items of lists and dictionaries are looked at behind one name: longer ones are of data.
 _MOST_ITEMS = 4096
@@ -93,9 +91,9 @@ def modules_of(objects: object) -> list[torch.nn.Module]:
     return [one for one in _leaves_of(objects, set()) if isinstance(one, torch.nn.Module)]
 
 
-def objects_of(objects: object, kind: type[Kind]) -> list[Kind]:
+def objects_of(objects: object, kinds: tuple[type, ...]) -> list[Any]:
     """Optimizers, their schedulers or gradient scalers in containers, closures and objects."""
-    return [one for one in _leaves_of(objects, set()) if isinstance(one, kind)]
+    return [one for one in _leaves_of(objects, set()) if isinstance(one, kinds)]
 
 
 def holders_of(function: object) -> list[Holder]:

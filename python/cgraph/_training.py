@@ -408,7 +408,7 @@ def train(
         try:
             surface = captured()
         except WarmupError:
-            if plan.warmup or not objects_of(plan.function, GradScaler):
+            if plan.warmup or not objects_of(plan.function, (GradScaler,)):
                 raise
             # They look for the gradients of the real parameters, not of the stand-ins.
             raise NoGradientError from None

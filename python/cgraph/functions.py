@@ -90,8 +90,11 @@ def graphed(
     gradients of a backward pass inside it, which the next call of the key overwrites. A call with
     an argument that shares memory with a tensor which the function writes and finds elsewhere runs
     eagerly. A function that changes containers or sets among its arguments, or the shape of a
-    tensor, runs eagerly, and so does the first call of one that writes to tensors which it makes
-    then and keeps as attributes; what it changes inside other objects is not noticed. What it
+    tensor, or that gives a parameter other memory, runs eagerly, and so does one that changes
+    settings of an optimizer, as a learning rate scheduler does, and the first call of one that
+    writes to tensors which it makes then and keeps as attributes; what it changes inside other
+    objects is not noticed. A copied argument has no ``.grad``, and one with attributes of its own
+    runs eagerly, unless they came after the capture. What it
     raises in a warm-up call is raised, and the next call tries again. One that seeds a generator,
     or sets its state, runs eagerly as well.
 
