@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -245,6 +245,10 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
         for name, real in part._parameters.items()
         if real is not None
     ]
+    # torch's own note which parameters they have, as recurrent ones do.
+    parts = [part for module in modules for part in module.modules()]
+    noted = [vars(part) for part in parts if type(part).__module__.startswith("torch.nn.")]
+    before = [dict(one) for one in noted]
     made: dict[int, torch.nn.Parameter] = {}
     for _, _, real in places:
         if id(real) not in made:
@@ -253,12 +257,11 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
         for owner, name, real in places:
             owner[name] = made[id(real)]
         yield {id(made[id(real)]): real for _, _, real in places}
-        for _, name, real in places:
-            if real.layout is torch.strided and made[id(real)].data_ptr() != real.data_ptr():
-                raise has_moved(name)
     finally:
         for owner, name, real in places:
             owner[name] = real
+        for attributes, known in zip(noted, before, strict=True):
+            attributes.update(known)
 
 
 def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
@@ -395,6 +398,9 @@ def train(
                     preserve_state=plan.preserve,
                     clone_outputs=copies,
                 )
+                if not plan.warmup:
+                    # No call has shown what becomes of the real ones.
+                    _require_in_place(modules, parameters)
             passes.require_none()
             require_state(steps)
             rollback.require_one_device()
@@ -444,6 +450,19 @@ def train(
     trained.used = used_of(held, rollback)
     trained.writes = writes
     return trained
+
+
+def _require_in_place(
+    modules: Sequence[torch.nn.Module], parameters: Mapping[int, torch.nn.Parameter]
+) -> None:
+    """Refuse a function that has let stand-ins lie elsewhere than the parameters."""
+    for module in modules:
+        for name, made in module.named_parameters():
+            real = parameters.get(id(made))
+            if real is None or _torch.memory_of(real) is None:
+                continue
+            if _torch.place_of(made) != _torch.place_of(real):
+                raise has_moved(name)
 
 
 def _put_back_after_error(

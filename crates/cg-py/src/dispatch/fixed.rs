@@ -150,20 +150,6 @@ impl Fixed {
         }
     }
 
-    /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
-    pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
-        for holder in &self.holders {
-            if !holder.is_same(py)? {
-                return Ok(false);
-            }
-        }
-        if !self.owners.still_have(py) {
-            return Ok(false);
-        }
-        let are_there = self.reader.get().are_at(py, &self.tensors);
-        are_there.map_or_else(|| self.lists.are_equal(py), Ok)
-    }
-
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         for holder in &self.holders {
             visit.call(&holder.owner)?;
@@ -179,6 +165,22 @@ impl Fixed {
             visit.call(tensor)?;
         }
         visit.call(&self.lists.tensors)
+    }
+}
+
+impl Fixed {
+    /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
+    pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
+        for holder in &self.holders {
+            if !holder.is_same(py)? {
+                return Ok(false);
+            }
+        }
+        if !self.owners.still_have(py) {
+            return Ok(false);
+        }
+        let are_there = self.reader.get().are_at(py, &self.tensors);
+        are_there.map_or_else(|| self.lists.are_equal(py), Ok)
     }
 }
 
