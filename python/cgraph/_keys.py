@@ -155,7 +155,7 @@ class Key:
         """How often it was captured anew for this reason and argument."""
         return sum(
             count
-            for (why, what, _), count in self._again.items()
+            for (why, what, _), count in list(self._again.items())
             if (why, what) == (reason, argument)
         )
 
@@ -198,7 +198,7 @@ class Key:
             eager_calls += self.entry.replays
         again = [
             Rerecording(reason, argument, where, count)
-            for (reason, argument, where), count in self._again.items()
+            for (reason, argument, where), count in list(self._again.items())
         ]
         facts: dict[str, Any] = {
             "nodes": None,
