@@ -211,6 +211,23 @@ def test_parameters_that_a_module_also_has_in_a_container_have_not_moved(
     assert key.state == "captured" and not key.rerecorded
 
 
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_a_capture_copies_the_weights_of_no_recurrent_module(
+    lab: Lab, warmup: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = nn.Sequential(nn.GRU(4, 4)).to(lab.device)
+    copied: list[nn.Module] = []
+    monkeypatch.setattr(nn.GRU, "flatten_parameters", lambda self: copied.append(self))
+    with torch.no_grad():
+        net(fresh(lab, 5, 2, 4))
+    graphed = cgraph.graphed(net, warmup=warmup)
+    for _ in range(3):
+        graphed(fresh(lab, 5, 2, 4))[0].sum().backward()
+        net(fresh(lab, 5, 2, 4))[0].sum().backward()
+    assert states(graphed) == ["captured"]
+    assert not copied
+
+
 def test_a_break_may_add_modules_that_no_segment_reads(lab: Lab) -> None:
     class Growing(nn.Module):
         def __init__(self) -> None:

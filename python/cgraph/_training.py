@@ -245,10 +245,9 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
         for name, real in part._parameters.items()
         if real is not None
     ]
-    # torch's own note which parameters they have, as recurrent ones do.
     parts = [part for module in modules for part in module.modules()]
-    noted = [vars(part) for part in parts if type(part).__module__.startswith("torch.nn.")]
-    before = [dict(one) for one in noted]
+    noting = [part for part in parts if _torch.knows_its_weights(part)]
+    notes = [dict(vars(part)) for part in noting]
     made: dict[int, torch.nn.Parameter] = {}
     for _, _, real in places:
         if id(real) not in made:
@@ -256,12 +255,14 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
     try:
         for owner, name, real in places:
             owner[name] = made[id(real)]
+        for part in noting:
+            _torch.note_weights(part)
         yield {id(made[id(real)]): real for _, _, real in places}
     finally:
         for owner, name, real in places:
             owner[name] = real
-        for attributes, known in zip(noted, before, strict=True):
-            attributes.update(known)
+        for part, known in zip(noting, notes, strict=True):
+            vars(part).update(known)
 
 
 def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
@@ -398,9 +399,7 @@ def train(
                     preserve_state=plan.preserve,
                     clone_outputs=copies,
                 )
-                if not plan.warmup:
-                    # No call has shown what becomes of the real ones.
-                    _require_in_place(modules, parameters)
+                _require_in_place(modules, parameters)
             passes.require_none()
             require_state(steps)
             rollback.require_one_device()
@@ -455,7 +454,10 @@ def train(
 def _require_in_place(
     modules: Sequence[torch.nn.Module], parameters: Mapping[int, torch.nn.Parameter]
 ) -> None:
-    """Refuse a function that has let stand-ins lie elsewhere than the parameters."""
+    """Refuse a function that has let stand-ins lie elsewhere than the parameters.
+
+    What it has then read is a copy, in which replays find the weights of the capture.
+    """
     for module in modules:
         for name, made in module.named_parameters():
             real = parameters.get(id(made))

@@ -55,6 +55,8 @@ from cgraph._torch.modules import (
     hooks_of,
     hooks_of_leaf,
     hooks_of_users,
+    knows_its_weights,
+    note_weights,
 )
 from cgraph._torch.pools import (
     PoolKeeper,
@@ -169,6 +171,7 @@ __all__ = [
     "is_transformed",
     "keep_from_tracing",
     "keeps_state_of_captures",
+    "knows_its_weights",
     "lazy_view",
     "leaf_names",
     "leave_mode",
@@ -180,6 +183,7 @@ __all__ = [
     "modes_inside_out",
     "names_in",
     "new_pool_handle",
+    "note_weights",
     "on_stream",
     "outlive",
     "overlaps_itself",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -22,6 +23,8 @@ __all__ = [
     "hooks_of",
     "hooks_of_leaf",
     "hooks_of_users",
+    "knows_its_weights",
+    "note_weights",
 ]
 
 HooksOf = tuple[dict[str, Any], str]
@@ -49,6 +52,26 @@ def fixed(
     are_equal = torch._C._tensors_data_ptrs_at_indices_equal
     counted = RemovableHandle, hooks
     return _core.Fixed(holders, owners, counted, tensors, addresses, tensor_reader(), are_equal)
+
+
+def knows_its_weights(module: torch.nn.Module) -> bool:
+    """Whether a module of torch's keeps notes about its parameters, as recurrent ones do."""
+    return isinstance(module, torch.nn.RNNBase) or type(module).__module__.startswith("torch.nn.")
+
+
+def note_weights(module: torch.nn.Module) -> None:
+    """Let a recurrent module take the parameters that it has for those of its last call.
+
+    It would copy them to other memory, where a replay finds what they were at the capture.
+    """
+    if not isinstance(module, torch.nn.RNNBase):
+        return
+    weights = [getattr(module, name, None) for name in module._flat_weights_names]
+    notes = vars(module)
+    notes["_flat_weights"] = weights
+    if "_flat_weight_refs" in notes:
+        references = [None if one is None else weakref.ref(one) for one in weights]
+        notes["_flat_weight_refs"] = references
 
 
 def hooks_of(module: torch.nn.Module | None) -> list[HooksOf]:
