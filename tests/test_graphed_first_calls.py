@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from typing import Any
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from cgraph import _driver
 from graphed_calls import near, states
 from lab import Lab, fresh
 
@@ -286,3 +288,67 @@ def test_a_graphed_function_in_a_hook_of_a_backward_pass_is_part_of_the_step(
         ours, theirs = (one.grad for one in weights)
         assert ours is not None and theirs is not None and near(ours, theirs)
         assert counts[0].item() == counts[1].item()
+
+
+class Library:
+    """Makes something for each thread at its first use, which a capture does not allow.
+
+    So do cuBLAS and others, whose words these are.
+    """
+
+    def __init__(self, words: str) -> None:
+        self.words = words
+        self.threads: set[int] = set()
+        self.is_broken = False
+
+    def double(self, x: Tensor) -> Tensor:
+        if threading.get_ident() not in self.threads or self.is_broken:
+            if _driver.current().is_capturing():
+                raise RuntimeError(self.words)
+            self.threads.add(threading.get_ident())
+        return x * 2
+
+
+WORDS = [
+    "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+    "cusolver error: CUSOLVER_STATUS_INTERNAL_ERROR, when calling `cusolverDnCreate(handle)`.",
+    "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    "cuFFT error: CUFFT_INTERNAL_ERROR",
+]
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("on_fail", ["eager", "raise"])
+def test_a_first_call_that_makes_a_library_ready_runs_eagerly_and_the_next_one_is_captured(
+    lab: Lab, words: str, on_fail: Any
+) -> None:
+    library = Library(words)
+    graphed = cgraph.graphed(library.double, warmup=0, measure=False, on_fail=on_fail)
+    found: list[bool] = []
+
+    def call() -> None:
+        with torch.no_grad():
+            x = fresh(lab, 3)
+            found.append(torch.equal(graphed(x), x * 2))
+
+    call()
+    assert states(graphed) == ["eager"]
+    call()
+    call()
+    assert found == [True] * 3 and states(graphed) == ["captured"]
+    (key,) = graphed.report().keys
+    assert key.eager_calls == 1 and key.reason is None
+
+
+def test_a_library_that_is_never_ready_is_told_after_a_few_calls(lab: Lab) -> None:
+    library = Library(WORDS[0])
+    library.is_broken = True
+    graphed = cgraph.graphed(library.double, warmup=0, measure=False)
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), x * 2)
+        with pytest.warns(UserWarning, match="cublasCreate"):
+            assert torch.equal(graphed(x), x * 2)
+    (key,) = graphed.report().keys
+    assert key.state == "eager" and key.reason is not None and "cublasCreate" in key.reason

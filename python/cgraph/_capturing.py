@@ -11,7 +11,7 @@ from cgraph import _core, _driver, _refusals, _torch
 from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._claims import PoolBusyError, claimed
-from cgraph._findings import fix_of
+from cgraph._findings import fix_of, is_of_first_use
 from cgraph._held import Holding
 from cgraph._keys import Key, modules_in_words
 from cgraph._limits import Limits
@@ -187,15 +187,12 @@ class Capturing:
             return functools.partial(self.function, *args, **kwargs)
         except NotReadyError as error:
             # It is after this call, unless each one makes something new.
-            key.waits += 1
-            if key.waits > _WAITS:
-                return self._failed(
-                    key, call, CaptureError(f"{error}, anew each time"), args, kwargs
-                )
-            key.eager_calls += 1
-            return functools.partial(self.function, *args, **kwargs)
+            failure = CaptureError(f"{error}, anew each time")
+            return self._later(key, call, failure, args, kwargs)
         except Exception as error:
-            return self._failed(key, call, error, args, kwargs)
+            if not is_of_first_use(error):
+                return self._failed(key, call, error, args, kwargs)
+            return self._later(key, call, error, args, kwargs)
         if key.state == "captured":
             self.limits.captured(key)
             self._padding.learn(call)
@@ -424,6 +421,22 @@ class Capturing:
             self._told.add(reason)
             _refusals.warn_of_call(self._name, reason)
         key.eager_calls += 1
+        return functools.partial(self.function, *args, **kwargs)
+
+    def _later(
+        self,
+        key: Key,
+        call: Call,
+        error: Exception,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Callable[[], Any]:
+        """Let a call run eagerly, so that the next one may be captured; not too often."""
+        key.waits += 1
+        if key.waits > _WAITS:
+            return self._failed(key, call, error, args, kwargs)
+        key.eager_calls += 1
+        traceback.clear_frames(error.__traceback__)
         return functools.partial(self.function, *args, **kwargs)
 
     def _failed(

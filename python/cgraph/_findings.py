@@ -16,7 +16,7 @@ from cgraph import _source
 from cgraph._text import short_place
 from cgraph.errors import CaptureError, CgraphError
 
-__all__ = ["KINDS", "OPERATORS", "Finding", "Log", "blame", "fix_of"]
+__all__ = ["KINDS", "OPERATORS", "Finding", "Log", "blame", "fix_of", "is_of_first_use"]
 
 
 class Advice(NamedTuple):
@@ -100,6 +100,12 @@ KINDS = {
         "reads a number from a tensor on the host: replays keep it, and all branches on it",
         "keep the number in a tensor on the device, or capture a graph for each value",
     ),
+    "first use": Advice(
+        "refused",
+        "uses a library of CUDA's for the first time, in this thread or for such a shape, and it"
+        " takes memory of its own",
+        "call the function once before the capture, in the same thread",
+    ),
     "unknown": Advice(
         "refused",
         "does what a stream must not do while it captures",
@@ -138,6 +144,10 @@ _TEXTS = {
     "legacy stream": "default stream",
     "STREAM_CAPTURE_IMPLICIT": "default stream",
     "STREAM_CAPTURE_UNJOINED": "unjoined stream",
+    # cuBLAS, cuSOLVER and cuSPARSE; cuDNN; cuFFT, which has a plan for each shape.
+    "Create(handle)": "first use",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": "first use",
+    "CUFFT_INTERNAL_ERROR": "first use",
 }
 _UNPINNED = "unless the CPU tensor is pinned"
 _CAPTURE_CODES = range(900, 909)
@@ -247,6 +257,12 @@ def fix_of(error: BaseException) -> str | None:
     return None if kind == "unknown" else KINDS[kind].fix
 
 
+def is_of_first_use(error: BaseException) -> bool:
+    """Whether a library of CUDA's was not ready, which it is after one call without a capture."""
+    is_torchs = isinstance(error, RuntimeError) and not isinstance(error, CgraphError)
+    return is_torchs and _has_first_use(_text(error) or "")
+
+
 def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] | None:
     """The kind of a capture's failure, and the user's innermost frame."""
     text = _text(error)
@@ -278,7 +294,12 @@ def _is_of_capture(
         return False
     if isinstance(error, CgraphError):
         return isinstance(error, CaptureError) or error.code in _CAPTURE_CODES
-    return (is_broken or "captur" in (text or "")) and not _is_raised_by_user(last)
+    is_told = "captur" in (text or "") or _has_first_use(text or "")
+    return (is_broken or is_told) and not _is_raised_by_user(last)
+
+
+def _has_first_use(text: str) -> bool:
+    return any(part in text for part, kind in _TEXTS.items() if kind == "first use")
 
 
 def _kind(text: str, level: TracebackType, inner: list[str]) -> str:

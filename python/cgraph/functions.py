@@ -143,7 +143,8 @@ def graphed(
         warmup: Calls before the first capture; before later ones there is one. With gradients there
             are two at least, the first one without a backward pass. With 0 there is one
             if the function has a break, as captures with breaks run it: what that writes is put
-            back, but with ``preserve_state=False``.
+            back, but with ``preserve_state=False``; and a library of CUDA's that the thread has not
+            used yet, as cuBLAS, makes the first call run eagerly, and the next one capture.
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
             have their own. Of functions that share one, one thread at a time may call any.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
