@@ -99,3 +99,46 @@ def test_gradients_that_are_used_and_taken_away_run_eagerly_with_advice(lab: Lab
             function()
             torch.testing.assert_close(weight.detach(), torch.ones_like(weight) - 0.2 * count)
     assert weight.grad is None
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
+def test_a_key_of_frozen_weights_that_runs_eagerly_leaves_the_graph_of_others_alone(
+    lab: Lab,
+) -> None:
+    net = nn.Linear(2, 2).to(lab.device)
+    calls: list[bool] = []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append(net.weight.requires_grad)
+        result = net(x)
+        if not net.weight.requires_grad:
+            result.sum().item()
+        return result  # type: ignore[no-any-return]
+
+    graphed = cgraph.graphed(function)
+    graphed(fresh(lab, 1, 2))
+    net.weight.requires_grad_(False)
+    for _ in range(2):
+        graphed(fresh(lab, 1, 2))
+    net.weight.requires_grad_(True)
+    before = len(calls)
+    for _ in range(3):
+        x = fresh(lab, 1, 2)
+        assert torch.allclose(graphed(x), net(x))
+    assert len(calls) == before
+    assert states(graphed) == ["captured", "eager"]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
+@pytest.mark.parametrize("warmup", [0, 1])
+def test_a_module_keeps_the_flags_that_a_function_sets(lab: Lab, warmup: int) -> None:
+    net = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2))).to(lab.device)
+
+    def function(x: Tensor) -> Tensor:
+        net.eval()
+        return net(x)  # type: ignore[no-any-return]
+
+    graphed = cgraph.graphed(function, warmup=warmup)
+    x = fresh(lab, 1, 2)
+    assert torch.allclose(graphed(x), net(x))
+    assert not any(part.training for part in net.modules())

@@ -306,3 +306,27 @@ class _Holder:
         self.pairs["kv"] = [(tensor, tensor)]
         self.module.caches = [tensor]  # type: ignore[assignment]
         TABLE["it"] = [tensor]
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_parameter_that_the_first_call_makes_anew_is_followed_beside_other_tensors(
+    lab: Lab, grad: bool
+) -> None:
+    net = nn.Linear(2, 2, bias=False).to(lab.device)
+    other = fresh(lab, 2)
+    calls: list[int] = []
+
+    def function(x: Tensor) -> Tensor:
+        if not calls:
+            net.weight = nn.Parameter(net.weight.detach().clone())
+        calls.append(1)
+        return net(x) + other  # type: ignore[no-any-return]
+
+    graphed = cgraph.graphed(function)
+    with torch.set_grad_enabled(grad):
+        for turn in range(5):
+            if turn == 3:
+                net.weight.data = fresh(lab, 2, 2)
+            x = fresh(lab, 1, 2)
+            assert torch.allclose(graphed(x), net(x) + other)
+    assert states(graphed) == ["captured"]

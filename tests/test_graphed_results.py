@@ -373,3 +373,42 @@ def test_clone_in_inference_mode_leaves_a_result_what_it_is(lab: Lab) -> None:
     assert not kept.is_inference()
     (kept * weight).sum().backward()
     assert_close(weight.grad, x * 2)
+
+
+class Marked(Tensor):
+    """A class that a caller may give a result."""
+
+
+def test_what_a_caller_has_done_to_a_result_is_not_on_the_next_one(lab: Lab) -> None:
+    graphed = cgraph.graphed(twice)
+    for change in (
+        lambda one: setattr(one, "mark", 1),
+        lambda one: setattr(one, "__class__", Marked),
+    ):
+        for _ in range(3):
+            result = graphed(fresh(lab, 3))
+            assert type(result) is Tensor and not vars(result)
+            change(result)
+            del result
+
+
+def test_a_result_that_refers_to_its_function_keeps_nothing_alive(lab: Lab) -> None:
+    class Token:
+        pass
+
+    def make() -> weakref.ref[Token]:
+        token = Token()
+
+        def function(x: Tensor) -> Tensor:
+            assert token is not None
+            return x * 2
+
+        graphed = cgraph.graphed(function)
+        for _ in range(2):
+            result = graphed(fresh(lab, 3))
+        result.owner = graphed  # type: ignore[attr-defined]
+        return weakref.ref(token)
+
+    reference = make()
+    gc.collect()
+    assert reference() is None

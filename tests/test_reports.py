@@ -97,7 +97,7 @@ def test_a_key_saves_what_eager_takes_longer_than_the_graph() -> None:
 def test_a_function_sums_its_keys_and_leaves_out_what_was_not_measured() -> None:
     first, second = some_key(), some_key(state="evicted")
     unknown = some_key(graph_seconds=None, memory_bytes=None)
-    function = of(first, second, unknown, eager_key("frozen"))
+    function = of(first, second, unknown, eager_key("raised"))
     assert function.captured == 2
     assert function.replays == first.replays + second.replays + unknown.replays
     captures = [key.capture_seconds for key in (first, second, unknown)]
@@ -209,7 +209,7 @@ def test_the_cells_of_a_key_are_its_numbers() -> None:
 
 
 def test_what_is_not_known_is_a_dash_and_what_was_lost_is_negative() -> None:
-    unknown = eager_key("frozen")
+    unknown = eager_key("raised")
     loss = some_key(graph_seconds=41e-6, eager_seconds=38.5e-6, replays=1000)
     lost, dashes = printed_rows(of(unknown, loss))
     assert (lost["saved µs"], lost["saved in all"]) == ("-2.50", "-2.5 ms")
@@ -221,7 +221,7 @@ def test_what_is_not_known_is_a_dash_and_what_was_lost_is_negative() -> None:
 def test_keys_are_in_the_order_of_what_they_saved_and_the_unknown_last() -> None:
     keys = [some_key(key=f"key {number}") for number in range(9)]
     keys.append(some_key(key="slow", graph_seconds=1e-3, eager_seconds=1e-6))
-    keys.append(eager_key("frozen", key="unknown"))
+    keys.append(eager_key("raised", key="unknown"))
     CHANCE.shuffle(keys)
     function = of(*keys)
     totals = {key.key: key.total_saved_seconds for key in keys}
@@ -247,18 +247,18 @@ def test_bars_are_as_long_as_the_times() -> None:
         pytest.approx(eager, rel=0.01),
     ]
     assert "width" not in "".join(
-        each.get("style", "") for each in root(of(eager_key("frozen"))).iter()
+        each.get("style", "") for each in root(of(eager_key("raised"))).iter()
     )
 
 
 def test_reasons_rerecordings_breaks_and_advice_are_said_in_words() -> None:
     function = of(
-        eager_key("frozen: float(x)\n waits", where="/home/me/app/model.py:33"),
+        eager_key("raised: float(x)\n waits", where="/home/me/app/model.py:33"),
         some_key(rerecorded=(moved(4), moved(1, None, "evicted")), breaks=("a.py:1", "b.py:2")),
     )
     words = [
-        ("why", "frozen: float(x) waits (app/model.py:33)"),
-        ("advice", FIXES["frozen"]),
+        ("why", "raised: float(x) waits (app/model.py:33)"),
+        ("advice", FIXES["raised"]),
         ("captured again", "4 times: argument cache moved (model.py:31)"),
         ("captured again", "once: evicted (model.py:31)"),
         ("eager breaks", "a.py:1, b.py:2"),
@@ -286,7 +286,7 @@ def test_a_function_tells_its_sums_and_where_it_is() -> None:
 
 
 def test_a_report_of_several_functions_begins_with_their_sums() -> None:
-    one, two = of(some_key(), name="one"), of(some_key(), eager_key("frozen"), name="two")
+    one, two = of(some_key(), name="one"), of(some_key(), eager_key("raised"), name="two")
     report = Report((one, two))
     first = str(report).splitlines()[0]
     assert first.startswith("2 functions: 2 of 3 keys captured, in ")
@@ -345,7 +345,7 @@ def test_no_word_of_a_user_becomes_a_part_of_the_page_or_tears_the_table() -> No
 
 
 def test_a_page_needs_nothing_from_elsewhere() -> None:
-    text = Report((of(some_key()), of(eager_key("frozen")))).html()
+    text = Report((of(some_key()), of(eager_key("raised")))).html()
     assert text.startswith("<!DOCTYPE html>")
     assert not re.search(r"https?:|<script|<link|<img|@import|url\(|\bsrc=|\bhref=|\bon\w+=", text)
     assert "default-src 'none'" in text

@@ -17,9 +17,9 @@ FIXES = {
     " the arguments that have some: dim={name: 0}",
     "too many keys": "give sizes=, so that calls share graphs, and give as tensors the numbers that"
     " change",
-    "frozen": "capture this key before freeze(), with .capture()",
-    "moved too often": "write to it in place, with copy_(), so that it stays where it is; an"
-    " argument need not be declared static, and hooks are best added once, before the first call",
+    "moved too often": "write to it in place, with copy_(), so that it stays where it is; let a"
+    " number that changes, as a learning rate, be a tensor; an argument need not be declared"
+    " static, and hooks are best added once, before the first call",
     "tensors inside": "pass them as arguments of their own, or register the class with"
     " torch.utils._pytree.register_pytree_node",
     "no memory of its own": "pass the tensors that it consists of, or a dense copy",

@@ -22,12 +22,9 @@ __all__ = [
     "Call",
     "Leaf",
     "Mode",
-    "Pattern",
     "as_argument",
     "copied",
-    "dense_like",
     "hides_tensors",
-    "is_opaque",
 ]
 
 # So many letters of a constant are shown.

@@ -1,17 +1,15 @@
-"""What a graphed function does with a call that no native entry fits."""
+"""The keys of a graphed function, and how they are captured."""
 
 from __future__ import annotations
 
 import functools
-import traceback
 from collections.abc import Callable, Hashable
 from typing import Any
 
 from cgraph import _core, _driver, _refusals, _torch
 from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
-from cgraph._claims import PoolBusyError, claimed
-from cgraph._findings import fix_of, is_of_first_use
+from cgraph._claims import claimed
 from cgraph._held import Holding
 from cgraph._keys import Key, modules_in_words
 from cgraph._limits import Limits
@@ -22,18 +20,14 @@ from cgraph._reach import Reach, Surroundings
 from cgraph._ready import Ready
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
-from cgraph._source import place_of, user_line
+from cgraph._rows import Rows
+from cgraph._source import user_line
 from cgraph._surroundings import Holder, holders_of_tensors
-from cgraph._text import first_line
 from cgraph._together import Together
-from cgraph._training import GradientBreakError, Trained, require_no_gradient, train_or_record
-from cgraph._trying import Padding
-from cgraph.errors import CaptureError, StateError, add_note
+from cgraph._training import Trained, require_no_gradient, train_or_record
+from cgraph.errors import CaptureError, StateError
 
 __all__ = ["Capturing"]
-
-# So often in a row a call may make what a graph would use.
-_WAITS = 3
 
 
 class Capturing:
@@ -48,11 +42,13 @@ class Capturing:
 
     Attributes:
         function: What is captured.
+        name: Its name.
         holding: Who is told of results that a caller still has.
         keys: Those that are remembered, the first one first.
         limits: How many of them are captured and kept.
         ready: Which of them have graphs.
         places: Where captures are made.
+        rows: Where calls have rows.
     """
 
     def __init__(
@@ -68,20 +64,17 @@ class Capturing:
         self._arguments = arguments
         self.function = function
         self._options = options
-        self._name = getattr(function, "__qualname__", type(function).__qualname__)
-        self.holding = None if options.on_held == "ignore" else Holding(self._name, options.on_held)
+        self.name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.holding = None if options.on_held == "ignore" else Holding(self.name, options.on_held)
         self._reach = Reach(function, turn)
         # Of the call whose key was asked for last.
         self._reached: Surroundings | None = None
-        self._turn = turn
-        self._padding = Padding(self, options)
+        self.rows = Rows(options)
         self.places = Places(options.pool)
         self._copies = options.outputs == "clone"
         self._is_warm = False
-        # What was said of calls that run eagerly.
-        self._told: set[str] = set()
         self.limits = Limits(self.keys, dispatcher, options)
-        self.ready = Ready(self._name, self.limits, dispatcher, options.max_recording)
+        self.ready = Ready(self.name, self.limits, dispatcher, options.max_recording)
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
         """A call, taken apart."""
@@ -94,109 +87,6 @@ class Capturing:
             call: A call, among whose arguments there may be modules.
         """
         return self._reach.known(() if call is None else call.modules)
-
-    def serve(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
-    ) -> _core.Entry | Callable[[], Any]:
-        """What answers a call: an entry whose work is to be done in this turn, or a callable.
-
-        Args:
-            call: The call, taken apart.
-            args: Its positional arguments.
-            kwargs: Its keyword arguments.
-            is_frozen: Whether captures are forbidden.
-        """
-        served = None
-        if call.odd_one is None:
-            served = self._padding.serve(call, args, kwargs, is_frozen)
-        if served is not None:
-            return served
-        key = self.key(call)
-        instead = self.ensure(key, call, call, args, kwargs, is_frozen)
-        if instead is not None:
-            return instead
-        assert key.entry is not None
-        return key.entry
-
-    def ensure(
-        self,
-        key: Key,
-        whole: Call,
-        call: Call,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        is_frozen: bool,
-    ) -> Callable[[], Any] | None:
-        """See that a key is captured; what answers the call where it cannot be.
-
-        Args:
-            key: The key.
-            whole: A call of it.
-            call: The call, which may have fewer rows.
-            args: The call's positional arguments.
-            kwargs: Its keyword arguments.
-            is_frozen: Whether captures are forbidden.
-        """
-        if not self.ready.has_graph(key, whole, is_frozen):
-            instead = self._captured(key, whole, call, args, kwargs, is_frozen)
-            if instead is not None:
-                return instead
-        reason = None if key.recorded is None else call.reason_beside(key.recorded.writes)
-        if reason is None:
-            return None
-        if self._options.on_fail == "raise":
-            raise CaptureError(reason)
-        return self._once_eagerly(key, args, kwargs, reason)
-
-    def _captured(
-        self,
-        key: Key,
-        whole: Call,
-        call: Call,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-        is_frozen: bool,
-    ) -> Callable[[], Any] | None:
-        """The same for a key that has no graph."""
-        if recurs := self.limits.is_recurring(key):
-            key.reason = None
-        if key.reason is not None:
-            key.eager_calls += 1
-            return functools.partial(self.function, *args, **kwargs)
-        if not self._arguments.fit(args, kwargs):
-            # Python says what is wrong with them.
-            self.keys.pop(self.identity(whole), None)
-            return functools.partial(self.function, *args, **kwargs)
-        self.ready.require_thawed(key, is_frozen)
-        reason = self._reason_against(whole) or (None if recurs else self.limits.explosion(key))
-        if reason is not None:
-            return self.eagerly(call, args, kwargs, reason)
-        if _refusals.is_saved_elsewhere(whole, self._reached or self.surroundings(whole)):
-            return self._once_eagerly(key, args, kwargs, _refusals.OF_SAVING)
-        try:
-            self.capture(key, whole)
-        except WarmupError as error:
-            if whole is not call or _refusals.is_of_old_torch(error.cause):
-                # Never called with so many rows by the user, or refused only where a mode looks.
-                return self._failed(key, call, error.cause, args, kwargs)
-            # Nothing of a capture: what the function raises, the caller gets.
-            self.limits.forget_unused(key)
-            raise self._with_note(error.cause, key) from None
-        except PoolBusyError:
-            key.eager_calls += 1
-            return functools.partial(self.function, *args, **kwargs)
-        except NotReadyError as error:
-            # It is after this call, unless each one makes something new.
-            failure = CaptureError(f"{error}, anew each time")
-            return self._later(key, call, failure, args, kwargs)
-        except Exception as error:
-            if not is_of_first_use(error):
-                return self._failed(key, call, error, args, kwargs)
-            return self._later(key, call, error, args, kwargs)
-        if key.state == "captured":
-            self.limits.captured(key)
-            self._padding.learn(call)
-        return None
 
     def ahead(self, call: Call, is_frozen: bool, together: Together | None = None) -> None:
         """Capture the key of a call, unless it is; errors come out.
@@ -220,6 +110,7 @@ class Capturing:
             raise error.cause from None
         except NotReadyError as error:
             raise CaptureError(f"{error}: call the function once before") from None
+        self.rows.learn(call)
 
     def key(self, call: Call) -> Key:
         """The key of a call, which may be a new one."""
@@ -243,14 +134,18 @@ class Capturing:
         Raises:
             CaptureError: It is.
         """
-        reason = self._reason_against(call)
+        reason = self.reason_against(call)
         if reason is not None:
-            raise CaptureError(f"{self._name} cannot be captured for ({call}): {reason}")
+            raise CaptureError(f"{self.name} cannot be captured for ({call}): {reason}")
 
-    def is_eager(self, call: Call) -> bool:
-        """Whether it is decided that calls of this key run eagerly."""
-        key = self.keys.get(self.identity(call))
-        return key is not None and key.reason is not None
+    def reason_against(self, call: Call) -> str | None:
+        """Why a call of the key that was asked for last is better not captured."""
+        reached = self._reached or self.surroundings(call)
+        return _refusals.reason_against(call) or reached.reason_against
+
+    def is_saved_elsewhere(self, call: Call) -> bool:
+        """Whether somebody sees what autograd saves in such a call, and would in its warm-up."""
+        return _refusals.is_saved_elsewhere(call, self._reached or self.surroundings(call))
 
     def identity(
         self, call: Call, surroundings: Surroundings | None = None
@@ -262,10 +157,13 @@ class Capturing:
         return call.key(), training, requires_grad, _driver.number()
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
-        """Capture a key that was just asked for; nothing has changed if that fails."""
+        """Capture a key that was just asked for; nothing has changed if that fails.
+
+        It has no graph either if something in the capture has let it be forgotten.
+        """
         _torch.keep_from_tracing()
         driver = _driver.current()
-        again = "evicted" if key.state == "evicted" else None
+        was_evicted = key.state == "evicted"
         surroundings = self._reached
         assert surroundings is not None
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
@@ -275,7 +173,7 @@ class Capturing:
         preserve = self._options.preserve_state
         plan = Plan(
             function=self.function,
-            name=self._name,
+            name=self.name,
             pool=pool,
             stream=stream,
             mode=self._options.capture_error_mode,
@@ -318,7 +216,8 @@ class Capturing:
             if not isinstance(recorded, Trained):
                 gradients = recorded.gradients
                 full = [*recorded.states, *gradients.added_to, *gradients.hooks()]
-            if recorded.used or full:
+            # Where the call itself has moved something, the next one captures anew.
+            if (recorded.used or full) and surroundings.moved is None:
                 surroundings = surroundings.with_holders(recorded.used, full)
             if self._options.debug:
                 self._debug(plan, key, call, recorded, surroundings.storages)
@@ -329,9 +228,9 @@ class Capturing:
         if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
             together.add(key, recorded, hold)
         else:
-            hold()
-        if again is not None:
-            key.again(again, None, user_line())
+            self.limits.hold_unless_gone(key, recorded, hold)
+        if was_evicted:
+            key.again("evicted", None, user_line())
 
     def _hold(
         self,
@@ -369,7 +268,7 @@ class Capturing:
         """Forget everything."""
         if any(key.is_running for key in self.keys.values()):
             raise StateError(
-                f"{self._name} was to be reset inside one of its own breaks: call reset() after the"
+                f"{self.name} was to be reset inside one of its own breaks: call reset() after the"
                 " call"
             )
         for key in self.keys.values():
@@ -379,13 +278,8 @@ class Capturing:
         self._reach.clear()
         self._reached = None
         self.places.clear()
-        self._padding.clear()
-        self._told.clear()
+        self.rows.clear()
         self._is_warm = False
-
-    def _reason_against(self, call: Call) -> str | None:
-        reached = self._reached or self.surroundings(call)
-        return _refusals.reason_against(call) or reached.reason_against
 
     def _debug(
         self,
@@ -403,7 +297,7 @@ class Capturing:
             # A backward pass reads what its forward pass left in memory that counts as free.
             return not any(isinstance(one.recorded, Trained) for one in self.keys.values())
 
-        how = self._options.debug, plan, self._name, key.text, call
+        how = self._options.debug, plan, self.name, key.text, call
         try:
             if isinstance(recorded, Trained):
                 recorded.debugged = debugged_call(*how, recorded, self.taken)
@@ -412,88 +306,3 @@ class Capturing:
         except BaseException:
             recorded.reset()
             raise
-
-    def _once_eagerly(
-        self, key: Key, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
-    ) -> Callable[[], Any]:
-        """Let one call run eagerly, which others of its key need not."""
-        if reason not in self._told:
-            self._told.add(reason)
-            _refusals.warn_of_call(self._name, reason)
-        key.eager_calls += 1
-        return functools.partial(self.function, *args, **kwargs)
-
-    def _later(
-        self,
-        key: Key,
-        call: Call,
-        error: Exception,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Callable[[], Any]:
-        """Let a call run eagerly, so that the next one may be captured; not too often."""
-        key.waits += 1
-        if key.waits > _WAITS:
-            return self._failed(key, call, error, args, kwargs)
-        key.eager_calls += 1
-        traceback.clear_frames(error.__traceback__)
-        return functools.partial(self.function, *args, **kwargs)
-
-    def _failed(
-        self,
-        key: Key,
-        call: Call,
-        error: Exception,
-        args: tuple[Any, ...],
-        kwargs: dict[str, Any],
-    ) -> Callable[[], Any]:
-        """Go on after a capture that failed; what the function itself raises comes out."""
-        if self._options.on_fail == "raise":
-            raise self._with_note(error, key)
-
-        reason = first_line(error)
-        if not isinstance(error, GradientBreakError):
-            reason = f"raised in the capture: {type(error).__name__}: {reason}"
-        where, fix = place_of(error), fix_of(error)
-        # What the frames still hold of the capture would meet the eager call in autograd.
-        traceback.clear_frames(error.__traceback__)
-
-        def run() -> Any:
-            # What it raises here is its own affair, and the next call may go well.
-            result = self.function(*args, **kwargs)
-            with self._turn:
-                # Another thread may have captured or forgotten it meanwhile.
-                if key in self.keys.values() and key.recorded is None:
-                    self._stay_eager(key, call, reason, where, fix)
-            return result
-
-        return run
-
-    def _with_note(self, error: Exception, key: Key) -> Exception:
-        """An error that names the key, where errors are to come out."""
-        if self._options.on_fail == "raise":
-            add_note(error, f"cgraph: {self._name} was being captured for the key ({key.text})")
-        return error
-
-    def eagerly(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], reason: str
-    ) -> Callable[[], Any]:
-        """Let the key of a call run eagerly from now on; this call of it."""
-        self._stay_eager(self.key(call), call, reason, user_line())
-        return functools.partial(self.function, *args, **kwargs)
-
-    def _stay_eager(
-        self, key: Key, call: Call, reason: str, where: str | None, fix: str | None = None
-    ) -> None:
-        entry = None
-        self.limits.drop(key, "eager")
-        # An entry would keep modules that are new in each call.
-        if call.is_native and not call.modules and not reason.startswith(Limits.TOO_MANY):
-            reached = self.surroundings(call)
-            entry = entry_of_call(self.function, call, reached, reached.flags)
-            self._dispatcher.add(entry)
-        is_new = not any(one.reason == reason for one in self.keys.values())
-        key.run_eagerly(reason, where, entry, fix)
-        key.eager_calls += 1
-        if is_new:
-            key.warn(self._name)

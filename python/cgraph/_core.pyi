@@ -590,7 +590,7 @@ class Turn:
 class Storage:
     """A storage of torch's, and how many references it has while no caller has one."""
 
-    def __new__(cls, address: int, use_count: Callable[[int], int]) -> Self: ...
+    def __new__(cls, address: int, use_count: Callable[[int], int], weak: object) -> Self: ...
     @property
     def is_held(self) -> bool:
         """Whether somebody has a reference that is not ours."""

@@ -118,6 +118,11 @@ class Cuda:
         """The segments and the blocks in use of any living pool."""
         return _cuda_pools.state(handle)
 
+    def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
+        """Whether a tensor lies in memory of a living pool."""
+        address, segments = tensor.data_ptr(), _torch.pool_segments(handle)
+        return any(0 <= address - one["address"] < one["total_size"] for one in segments)
+
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""
         self.synchronize()

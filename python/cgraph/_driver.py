@@ -160,6 +160,9 @@ class Driver(Protocol):
     def pool_state(self, handle: Handle) -> PoolState:
         """The segments and the blocks in use of any living pool."""
 
+    def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
+        """Whether a tensor lies in memory of a living pool."""
+
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF, which is NaN; waits before."""
 

@@ -24,6 +24,9 @@ from cgraph.segments import SegmentedGraph
 __all__ = ["Key", "Tried", "modules_in_words"]
 
 
+# So many replays are worth a capture, whatever has to be captured anew then.
+_WORTH_CAPTURE = 64
+
 Tried = tuple[list[int | None] | None, str | None]
 """For each leaf of the result the dimension of the rows, or None; or how padding rows show."""
 
@@ -69,6 +72,8 @@ class Key:
         self._addresses: dict[str, int] = {}
         self.surroundings: Surroundings | None = None
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
+        self._moves: Counter[str] = Counter()
+        self._replays_at_capture = 0
 
     @property
     def replays(self) -> int:
@@ -80,7 +85,9 @@ class Key:
     @property
     def entries(self) -> list[_core.Entry]:
         """Those of its own rows and of fewer."""
-        return [*([self.entry] if self.entry is not None else []), *self.padded.values()]
+        # Read once: another thread may let it go.
+        entry = self.entry
+        return [*([] if entry is None else [entry]), *self.padded.values()]
 
     @property
     def last_use(self) -> int:
@@ -131,6 +138,7 @@ class Key:
         self._addresses = _addresses(call)
         self.recorded, self.entry = recorded, entry
         self.capture_seconds += recorded.seconds
+        self._replays_at_capture = self.replays
 
     def run_eagerly(
         self, reason: str, where: str | None, entry: _core.Entry | None, fix: str | None
@@ -151,13 +159,12 @@ class Key:
         """Count a new capture."""
         self._again[reason, argument, short_place(where)] += 1
 
-    def times(self, reason: str, argument: str | None) -> int:
-        """How often it was captured anew for this reason and argument."""
-        return sum(
-            count
-            for (why, what, _), count in list(self._again.items())
-            if (why, what) == (reason, argument)
-        )
+    def moves(self, what: str) -> int:
+        """Count that this is not where the graph reads it; how often that came soon, before now."""
+        before = self._moves[what]
+        if self.replays - self._replays_at_capture < _WORTH_CAPTURE:
+            self._moves[what] += 1
+        return before
 
     def put_away(self, known: list[_core.Entry]) -> None:
         """Let the exec go; ``known`` are the entries that the dispatcher had."""
@@ -176,8 +183,8 @@ class Key:
         known, self.state, self.away = self.away, "captured", None
         return known
 
-    def drop(self, state: State) -> list[_core.Entry]:
-        """Let the graph go; its entries, which are to be taken out."""
+    def drop(self, state: State) -> None:
+        """Let the graph go, whose entries nobody finds any more."""
         entries = self.entries
         if self.state == "eager":
             self.eager_calls += sum(one.replays for one in entries)
@@ -185,17 +192,16 @@ class Key:
             self._past_replays += sum(one.replays for one in entries)
         self.state, self.entry, self.padded, self.away = state, None, {}, None
         self.surroundings, self._addresses, self.tried = None, {}, {}
-        if self.recorded is not None:
-            self.recorded.reset()
-            self.recorded = None
-        return entries
+        recorded, self.recorded = self.recorded, None
+        if recorded is not None:
+            recorded.reset()
 
     def report(self) -> KeyReport:
         """All of it in numbers and words."""
         recorded = self.recorded
         eager_calls = self.eager_calls
-        if self.state == "eager" and self.entry is not None:
-            eager_calls += self.entry.replays
+        if self.state == "eager":
+            eager_calls += sum(one.replays for one in self.entries)
         again = [
             Rerecording(reason, argument, where, count)
             for (reason, argument, where), count in list(self._again.items())

@@ -10,8 +10,8 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from cgraph._calls import Call
 from cgraph._capturing import Capturing
 from cgraph._collector import gc_frozen
-from cgraph._options import Options, Pad
-from cgraph._padding import fit, resized
+from cgraph._options import Options, Pad, checked_sizes
+from cgraph._padding import resized
 from cgraph._together import instantiated_together
 from cgraph.errors import ArgumentError
 
@@ -41,14 +41,14 @@ def capture_ladder(
     Raises:
         ArgumentError: The call has no rows, of which those of the sizes could be made.
     """
-    wanted = Options.of({"sizes": sizes}).sizes if sizes is not None else options.sizes
+    wanted = checked_sizes(sizes) if sizes is not None else options.sizes
     if wanted is None:
         with gc_frozen():
             capturing.ahead(call, is_frozen)
         return
     if call.odd_one is not None:
         capturing.require_no_reason_against(call)
-    found = fit(Options(sizes=wanted, dim=options.dim), call)
+    found = capturing.rows.fit(call, wanted)
     if found is None:
         raise ArgumentError(
             f"no tensor among the arguments of {name} has the dimension dim={options.dim!r}, along"

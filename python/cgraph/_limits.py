@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Hashable, Iterable
+from collections.abc import Callable, Hashable, Iterable
 
 import torch
 
@@ -11,6 +11,8 @@ from cgraph import _core
 from cgraph._keys import Key
 from cgraph._options import Options
 from cgraph._recorded import Recorded
+from cgraph._training import Trained
+from cgraph.reports import State
 
 __all__ = ["Limits"]
 
@@ -21,6 +23,8 @@ _FRUITLESS = 8
 _RECURRING = 3
 # So many keys without a graph are remembered.
 _WITHOUT_GRAPH = 256
+# What the reason begins with where there are too many; see :data:`cgraph.reports.FIXES`.
+_TOO_MANY = "too many keys"
 
 
 class Limits:
@@ -31,9 +35,6 @@ class Limits:
         dispatcher: Finds native entries.
         options: The function's options.
     """
-
-    TOO_MANY = "too many keys"
-    """What the reason of a key begins with that is not captured, as no key is used twice."""
 
     def __init__(
         self, keys: dict[Hashable, Key], dispatcher: _core.Dispatcher, options: Options
@@ -51,7 +52,11 @@ class Limits:
             return None
         if any(one.replays > 1 for one in self._newest):
             return None
-        return f"{self.TOO_MANY}: each of the last calls had a new one"
+        return f"{_TOO_MANY}: each of the last calls had a new one"
+
+    def is_of_many(self, reason: str) -> bool:
+        """Whether it is the reason of a key that is not captured, as no key is used twice."""
+        return reason.startswith(_TOO_MANY)
 
     def captured(self, key: Key) -> None:
         """Count a key that was captured for a call."""
@@ -59,7 +64,8 @@ class Limits:
 
     def is_recurring(self, key: Key) -> bool:
         """Whether a key ran eagerly as there are too many, and has come often enough now."""
-        return self._is_of_many(key) and key.eager_calls + 1 >= _RECURRING
+        is_of_many = key.reason is not None and self.is_of_many(key.reason)
+        return is_of_many and key.eager_calls + 1 >= _RECURRING
 
     def forget(self, new: Key) -> None:
         """Forget the oldest keys that have no graph, as far as these are too many.
@@ -88,6 +94,12 @@ class Limits:
         """Whether a key is remembered."""
         return any(one is key for one in self._keys.values())
 
+    def has_another(self, key: Key) -> bool:
+        """Whether another key has a graph and the same words, maybe in another order."""
+        others = (one for one in self._keys.values() if one is not key and one.state == "captured")
+        words = sorted(key.text.split(", "))
+        return any(sorted(one.text.split(", ")) == words for one in others)
+
     def have_room(self, count: int) -> bool:
         """Whether so many keys more can be captured, and none has to go."""
         captured = sum(key.state == "captured" for key in self._keys.values())
@@ -112,18 +124,32 @@ class Limits:
             if self._has_too_much():
                 self.drop(key, "evicted")
 
-    def drop(self, key: Key, state: str) -> None:
+    def hold_unless_gone(
+        self, key: Key, recorded: Recorded | Trained, hold: Callable[[], None]
+    ) -> None:
+        """Let a key have a graph, unless hooks have captured it, or let it be forgotten.
+
+        Args:
+            key: The key.
+            recorded: The graph.
+            hold: Lets the key have it.
+        """
+        if key.recorded is None and self.knows(key):
+            hold()
+        else:
+            recorded.reset()
+
+    def drop(self, key: Key, state: State) -> None:
         """Let the graph of a key go."""
-        for entry in key.drop(state):  # type: ignore[arg-type]
+        # First, so that no call finds a graph that is gone, whatever hooks of it raise.
+        for entry in key.entries:
             self._dispatcher.remove(entry)
+        key.drop(state)
 
     def clear(self) -> None:
         """Forget everything."""
         self._newest.clear()
         self._away.clear()
-
-    def _is_of_many(self, key: Key) -> bool:
-        return key.reason is not None and key.reason.startswith(self.TOO_MANY)
 
     def _has_too_much(self) -> bool:
         most = self._options.max_bytes

@@ -12,7 +12,7 @@ import torch
 from cgraph.cudagraph import require_mode
 from cgraph.errors import ArgumentError
 
-__all__ = ["DEBUG", "OnHeld", "Options", "Pad"]
+__all__ = ["OnHeld", "Options", "Pad", "checked_sizes"]
 
 DEBUG = ("sync", "eager", "compare", "poison")
 """What debug replays may do; see :mod:`cgraph._debug`."""
@@ -81,12 +81,24 @@ class Options:
             )
         return replace(
             made,
-            sizes=_sizes(made.sizes),
+            sizes=None if made.sizes is None else checked_sizes(made.sizes),
             dim=_dim(made.dim),
             static_argnums=_all("static_argnums", made.static_argnums, int),
             static_argnames=_all("static_argnames", made.static_argnames, str),
             debug=_debug(given.get("debug")),
         )
+
+
+def checked_sizes(given: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of rows, the smallest first, each once.
+
+    Raises:
+        ArgumentError: They are none, or none that rows can have.
+    """
+    sizes = _all("sizes", given, int)
+    if not sizes or min(sizes) < 1:
+        raise ArgumentError(f"sizes is {given!r}, expected numbers of rows, each at least 1")
+    return tuple(sorted(set(sizes)))
 
 
 def _choose(name: str, given: object, *choices: str) -> None:
@@ -111,15 +123,6 @@ def _pool(given: Any) -> None:
         raise ArgumentError(
             f"pool is {given!r}, expected a cgraph.MemPool, graph_pool_handle() or other.pool()"
         )
-
-
-def _sizes(given: Sequence[int] | None) -> tuple[int, ...] | None:
-    if given is None:
-        return None
-    sizes = _all("sizes", given, int)
-    if not sizes or min(sizes) < 1:
-        raise ArgumentError(f"sizes is {given!r}, expected numbers of rows, each at least 1")
-    return tuple(sorted(set(sizes)))
 
 
 def _dim(given: int | Mapping[str, int]) -> int | Mapping[str, int]:

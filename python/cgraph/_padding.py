@@ -2,84 +2,32 @@
 
 from __future__ import annotations
 
-import bisect
 import functools
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
 
-from cgraph._calls import Call
 from cgraph._leaving import Leaving
 from cgraph._noise import Noise, is_near, same_rows
-from cgraph._options import Options, Pad
+from cgraph._options import Pad
 from cgraph._recorded import Recorded
+from cgraph._rows import Fit
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import ArgumentError
 
 __all__ = [
     "AnyPad",
-    "Fit",
     "Leak",
     "Padded",
     "cut",
     "cut_leaves",
-    "fit",
     "leaks",
     "resized",
 ]
 
 AnyPad = Pad | Literal["first", "above", "below"]
 """What padding contains; for a trial, also the first row again, or more or less than in any row."""
-
-
-@dataclass(frozen=True)
-class Fit:
-    """Where a call's rows are.
-
-    Attributes:
-        rows: How many it has.
-        size: The size that it is padded to; None if it has more rows than all sizes.
-        dims: For each tensor the dimension of the rows; None for a tensor without.
-        without: The names of tensors that have another length there.
-    """
-
-    rows: int
-    size: int | None
-    dims: tuple[int | None, ...]
-    without: tuple[str, ...] = ()
-
-
-def fit(options: Options, call: Call, without: Collection[str] = ()) -> Fit | None:
-    """The rows of a call; None if no tensor has any.
-
-    The first tensor that has the dimension says how many rows there are. Another one has rows if it
-    is as long there, and never was of another length.
-
-    Args:
-        options: The sizes, and the dimension.
-        call: The call.
-        without: The names of tensors that are known to have no rows.
-    """
-    assert options.sizes is not None
-    dims: list[int | None] = []
-    rows: int | None = None
-    others: list[str] = []
-    for tensor, name in zip(call.tensors, call.names, strict=True):
-        dim = options.dim if isinstance(options.dim, int) else options.dim.get(_root(name))
-        if dim is None or tensor.dim() <= dim or name in without:
-            dims.append(None)
-            continue
-        rows = tensor.shape[dim] if rows is None else rows
-        dims.append(dim if tensor.shape[dim] == rows else None)
-        if tensor.shape[dim] != rows:
-            others.append(name)
-    if rows is None:
-        return None
-    place = bisect.bisect_left(options.sizes, rows)
-    size = options.sizes[place] if place < len(options.sizes) else None
-    return Fit(rows, size, tuple(dims), tuple(others))
 
 
 def resized(
@@ -313,8 +261,3 @@ def _checked(padded: object, tensor: torch.Tensor, shape: list[int]) -> torch.Te
             f" {list(tensor.shape)}, expected {expected}"
         )
     return padded
-
-
-def _root(name: str) -> str:
-    """The argument that a leaf belongs to."""
-    return name.split("[", 1)[0].split(".", 1)[0]

@@ -142,6 +142,8 @@ class Surroundings:
     def with_holders(self, holders: Sequence[Holder], full: Sequence[Holder]) -> Surroundings:
         """The same, with what must still be there, and tensors where they are.
 
+        Nothing may have moved: all else is as it is now, too.
+
         Args:
             holders: Where it is.
             full: Likewise, with all that is in dictionaries there.
@@ -225,7 +227,7 @@ class Surroundings:
         self.fixed: _core.Fixed | None = None
         if self._owners or self._holders:
             self.fixed = _torch.fixed(
-                self._holders,
+                ((one.owner, one.name, one.value, one.path) for one in self._holders),
                 self._owners,
                 [(*one, known) for _, one, known in self._hooks],
                 self._tensors,
@@ -257,12 +259,14 @@ class Surroundings:
             if any(owner is one for one in of_leaves) and [*owner.items()] != known:
                 return _NAMES["_backward_hooks"]
         names = (
-            name
-            for owner, known in zip(self._owners, self._items, strict=True)
+            # A group of an optimizer has its settings beside the parameters.
+            name if "params" not in owner else f"the setting {name} of an optimizer"
+            for owner, known in zip(self._owners, map(dict, self._items), strict=True)
             for name, now in owner.items()
-            if all(now is not one for _, one in known)
+            if name not in known or known[name] is not now
         )
-        found = next(names, "a parameter")
+        is_of_list = any(one.path for one in self._holders)
+        found = next(names, "the length of a list" if is_of_list else "a parameter")
         # The state of an optimizer is found by its parameters.
         return found if isinstance(found, str) else _NAMES["state"]
 
@@ -276,5 +280,6 @@ _NAMES = {
     "cell_contents": "what the function closes over",
     "grad": "a gradient",
     "state": "the state of an optimizer",
+    "param_groups": "a group of an optimizer",
     **dict.fromkeys(_torch.HOOKS_OF_LEAVES, "a hook of a tensor"),
 }

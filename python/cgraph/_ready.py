@@ -73,9 +73,15 @@ class Ready:
                     " others: give max_graphs= or max_bytes= more room, or keep_templates=True, or"
                     " call reset()"
                 )
+            instead = "capture it before freeze(), or call reset()"
+            if self._limits.has_another(key):
+                instead = (
+                    "it was captured with its arguments given in another way (by place or by name,"
+                    f" with a default or without): give them so, {instead}"
+                )
             raise StateError(
                 f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"
-                " capture it before freeze(), or call reset()"
+                f" {instead}"
             )
 
     def _is_in_place(self, key: Key, call: Call, is_frozen: bool) -> bool:
@@ -84,8 +90,8 @@ class Ready:
         if moved is None:
             return True
         self._require_unmoved(key, moved, is_frozen)
+        count = key.moves(moved)
         self._limits.drop(key, "eager")
-        count = key.times("moved", moved)
         if count < self._max_recording:
             key.again("moved", moved, user_line())
         else:

@@ -17,6 +17,7 @@ from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
     from cgraph._debug import Debugged
+    from cgraph._driver import Handle
     from cgraph._footprint import Footprint
 
 __all__ = ["Recorded"]
@@ -39,7 +40,7 @@ class Recorded:
         has_added_hooks: Whether a hook was added to something during the capture.
         gradients: What becomes of the ``.grad`` of leaves.
         used: Where those of the tensors are that the function may find which the graph uses.
-        states: Where the states of optimizers are that step in it.
+        states: Where the states and settings of optimizers are that step in it.
         neighbours: The graphs of the same pool, and the number of this one among them.
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
@@ -94,6 +95,11 @@ class Recorded:
         if number not in self._storages:
             self._storages[number] = _torch.storage_of(tensor)
         return self._storages[number]
+
+    @property
+    def pool(self) -> Handle:
+        """The pool of its memory."""
+        return self.graph.pool()
 
     @property
     def breaks(self) -> tuple[str, ...]:

@@ -24,7 +24,7 @@ from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
-from cgraph._surroundings import Holder, modules_of, tensors_of
+from cgraph._surroundings import Holder, modules_of, tensors_of, used_of
 from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
@@ -43,7 +43,6 @@ __all__ = [
     "record",
     "require_state",
     "require_unmoved",
-    "used_of",
     "warn_uncompiled",
     "watched",
 ]
@@ -196,7 +195,7 @@ def _record(
             gradients.forget_before()
             recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients, recorded.writes = gradients, writes
-            recorded.used = used_of(held, rollback)
+            recorded.used = used_of(held, rollback.captures_name)
             recorded.states = steps.states()
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
@@ -438,12 +437,6 @@ def require_state(steps: Steps) -> None:
     """
     if (reason := steps.made or steps.changed) is not None:
         raise NotReadyError(reason)
-
-
-def used_of(held: Sequence[Holder], rollback: Rollback) -> list[Holder]:
-    """Where what a capture uses is found, and stays: calls to come find what they put there."""
-    there = (one for one in held if one.now is one.value)
-    return [one for one in there if any(map(rollback.captures_name, one.tensors))]
 
 
 def require_unmoved(plan: Plan) -> None:

@@ -101,9 +101,13 @@ class Steps:
         return None
 
     def states(self) -> list[Holder]:
-        """Where the states of the optimizers are."""
-        optimizers = (one.optimizer for one in self._before.values())
-        return [Holder(one, "state", one.state) for one in optimizers]
+        """Where the states and the settings of the optimizers are."""
+        found: list[Holder] = []
+        for optimizer in (one.optimizer for one in self._before.values()):
+            found.append(Holder(optimizer, "state", optimizer.state))
+            groups = enumerate(optimizer.param_groups)
+            found += [Holder(optimizer, "param_groups", one, (place,)) for place, one in groups]
+        return found
 
     def _settings_of(self, found: Iterable[object]) -> Snapshot:
         """The groups of optimizers, and what schedulers count, with those that they consist of.

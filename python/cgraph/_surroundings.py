@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import dis
 import functools
+import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -23,11 +25,13 @@ __all__ = [
     "modules_of",
     "objects_of",
     "tensors_of",
-    "vars_of",
+    "used_of",
 ]
 
 # So many items of lists and dictionaries are looked at behind one name: longer ones are of data.
 _MOST_ITEMS = 4096
+# So many attributes of objects are looked at in all, and so many steps away.
+_MOST_ATTRIBUTES, _MOST_STEPS = 4096, 6
 
 
 class Holder(NamedTuple):
@@ -37,13 +41,16 @@ class Holder(NamedTuple):
         owner: A dictionary or an object.
         name: The name of an item or attribute.
         value: What is there, or at the end of the path.
-        path: Keys of dictionaries and places in lists and tuples that lead on from there.
+        path: Keys of dictionaries, places in lists and tuples, and attributes of objects that lead
+            on from there.
+        is_deep: Whether there are attributes of objects among them.
     """
 
     owner: Any
     name: str
     value: Any
     path: tuple[Any, ...] = ()
+    is_deep: bool = False
 
     @property
     def now(self) -> Any:
@@ -107,15 +114,30 @@ def holders_of(function: object) -> list[Holder]:
 def holders_of_tensors(function: object, modules: Iterable[torch.nn.Module]) -> list[Holder]:
     """Where a function finds tensors likewise, and those that modules have as plain attributes.
 
-    Also tensors and modules in lists, tuples and dictionaries there.
+    Also tensors and modules in lists, tuples, dictionaries and objects there.
     """
-    kinds = (torch.Tensor, list, dict, tuple)
-    found = list(_held_by(function, kinds, set()))
+    found = list(_held_by(function, (object,), set()))
     for module in modules:
         for part in module.modules():
-            items = (one for one in _items(vars(part)) if one.name not in _OF_MODULES)
-            found += [one for one in items if isinstance(one.value, kinds)]
-    return [item for holder in found for item in _inside(holder)]
+            found += [one for one in _items(vars(part)) if one.name not in _OF_MODULES]
+            found += _of_class(part)
+    # The object of a method is where its attributes are found, not another one.
+    objects = _Objects()
+    return [item for holder in found for item in _inside(holder, objects)]
+
+
+def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> list[Holder]:
+    """Where what a capture uses is found, and stays: calls to come find what they put there.
+
+    Args:
+        held: Where tensors were found before it.
+        uses: Whether it uses one.
+    """
+    there = (one for one in held if one.now is one.value)
+    used = [one for one in there if any(map(uses, one.tensors))]
+    # An object may be one of many that lead to a tensor, and another one the next time.
+    near = {id(tensor) for one in used if not one.is_deep for tensor in one.tensors}
+    return [one for one in used if not one.is_deep or any(id(t) not in near for t in one.tensors)]
 
 
 def _held_by(function: object, kinds: tuple[type, ...], seen: set[int]) -> Iterator[Holder]:
@@ -124,19 +146,39 @@ def _held_by(function: object, kinds: tuple[type, ...], seen: set[int]) -> Itera
         return
     seen.add(id(function))
     for holder in _places_of(function):
-        if isinstance(holder.value, kinds):
-            yield holder
-        elif isinstance(holder.value, _FUNCTIONS):
+        if isinstance(holder.value, _FUNCTIONS):
             yield from _held_by(holder.value, kinds, seen)
+        elif isinstance(holder.value, kinds):
+            yield holder
 
 
-def _inside(root: Holder) -> Iterator[Holder]:
-    """What a holder has, or the tensors and modules in a container that it has."""
+class _Objects:
+    """The objects that were looked into, each once, until there are too many attributes."""
+
+    def __init__(self) -> None:
+        self._seen: set[int] = set()
+        self._left = _MOST_ATTRIBUTES
+
+    def enter(self, value: object) -> dict[str, Any]:
+        """The attributes of an object; none if it is of no class of the user's."""
+        kind = type(value)
+        root = kind.__module__.partition(".")[0]
+        is_users = kind is types.SimpleNamespace or root not in _NOT_USERS
+        if not is_users or isinstance(value, (*_LEAVES, type)) or id(value) in self._seen:
+            return {}
+        self._seen.add(id(value))
+        found = vars_of(value)
+        self._left -= len(found)
+        return found if self._left >= 0 else {}
+
+
+def _inside(root: Holder, objects: _Objects) -> Iterator[Holder]:
+    """What a holder has, or the tensors and modules in a container or an object that it has."""
     containers = (dict, list, tuple)
     left = _MOST_ITEMS
-    waiting = [(root, frozenset[int]())]
+    waiting = deque([(root, frozenset[int]())])
     while waiting:
-        holder, around = waiting.pop()
+        holder, around = waiting.popleft()
         value = holder.value
         if isinstance(value, torch.Tensor | torch.nn.Module):
             yield holder
@@ -147,7 +189,13 @@ def _inside(root: Holder) -> Iterator[Holder]:
             waiting += [
                 (holder._replace(value=one, path=(*holder.path, name)), around)
                 for name, one in items
-                if isinstance(one, (torch.Tensor, torch.nn.Module, *containers))
+                if not isinstance(one, _PLAIN)
+            ]
+        elif not isinstance(value, containers) and len(holder.path) < _MOST_STEPS:
+            waiting += [
+                (Holder(holder.owner, holder.name, one, (*holder.path, name), True), around)
+                for name, one in objects.enter(value).items()
+                if not isinstance(one, _PLAIN)
             ]
 
 
@@ -165,6 +213,7 @@ def _places_of(function: object) -> Iterator[Holder]:
         yield from _constants([("__wrapped__", function.__wrapped__)])  # type: ignore[attr-defined]
     elif isinstance(function, types.MethodType):
         yield from _items(vars_of(function.__self__))
+        yield from _of_class(function.__self__)
         yield from _constants([("__func__", function.__func__)])
     elif isinstance(function, types.FunctionType):
         for cell in function.__closure__ or ():
@@ -181,6 +230,7 @@ def _places_of(function: object) -> Iterator[Holder]:
         yield from _items(function.__kwdefaults__ or {})
     elif not isinstance(function, torch.nn.Module):
         yield from _items(vars_of(function))
+        yield from _of_class(function)
         if callable(function):
             yield from _constants([("__call__", type(function).__call__)])
 
@@ -198,6 +248,22 @@ def _names_in(code: types.CodeType) -> tuple[str, ...]:
 
 def _items(values: dict[str, Any]) -> list[Holder]:
     return [Holder(values, name, one) for name, one in values.items()]
+
+
+def _of_class(one: object) -> list[Holder]:
+    """What an object, or a class itself, has as attributes of its class and is no function."""
+    kind = one if isinstance(one, type) else type(one)
+    own = {} if one is kind else getattr(one, "__dict__", {})
+    found: dict[str, Any] = {}
+    for base in kind.__mro__:
+        if base.__module__.partition(".")[0] not in _NOT_USERS:
+            found = {**vars(base), **found}
+    kinds = (torch.Tensor, dict, list, tuple)
+    return [
+        Holder(one, name, value)
+        for name, value in found.items()
+        if isinstance(value, kinds) and name not in own and not name.startswith("__")
+    ]
 
 
 def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
@@ -248,6 +314,10 @@ def _surroundings(leaf: Any) -> list[object]:
 
 
 _UNASSIGNED = types.CellType()
+# Values that have no tensors, of which there are many.
+_PLAIN = (int, float, str, bytes, type(None), type)
+# Classes of these are not looked into: there is no end to what their objects refer to.
+_NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
 # What each module keeps its parts and hooks in.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")

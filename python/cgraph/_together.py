@@ -45,7 +45,7 @@ class Together:
                 the processor's cache.
         """
         if not self.holds:
-            self._hold_unless_gone(key, recorded, hold)
+            self._limits.hold_unless_gone(key, recorded, hold)
         key.is_awaited = self.holds
         self._waiting.append(_Waiting(key, recorded, hold if self.holds else None))
 
@@ -82,14 +82,7 @@ class Together:
             raise error
         one.recorded.was_instantiated()
         if one.hold is not None:
-            self._hold_unless_gone(one.key, one.recorded, one.hold)
-
-    def _hold_unless_gone(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
-        """Let a key have a graph, unless hooks have captured it, or let it be forgotten."""
-        if key.recorded is None and self._limits.knows(key):
-            hold()
-        else:
-            recorded.reset()
+            self._limits.hold_unless_gone(one.key, one.recorded, one.hold)
 
     def _let_go(self, one: _Waiting) -> None:
         if one.key.recorded is one.recorded:

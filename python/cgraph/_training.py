@@ -27,12 +27,11 @@ from cgraph._recording import (
     record,
     require_state,
     require_unmoved,
-    used_of,
     warn_uncompiled,
     watched,
 )
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import Holder, objects_of, tensors_of
+from cgraph._surroundings import Holder, objects_of, tensors_of, used_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -44,7 +43,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GradientBreakError",
-    "NoGradientError",
     "Trained",
     "require_no_gradient",
     "stand_ins",
@@ -120,6 +118,11 @@ class Trained:
     def parameters(self) -> tuple[torch.Tensor, ...]:
         """The parameters that get gradients, in the order of the autograd node."""
         return graphed_of(self._surface).parameters
+
+    @property
+    def pool(self) -> _driver.Handle:
+        """The pool of their memory."""
+        return self._graphs[0].pool()
 
     @property
     def nodes(self) -> int:
@@ -247,7 +250,8 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
     ]
     parts = [part for module in modules for part in module.modules()]
     noting = [part for part in parts if _torch.knows_its_weights(part)]
-    notes = [dict(vars(part)) for part in noting]
+    # What else the function assigns, it assigns as in any call.
+    notes = [_with_tensors(vars(part)) for part in noting]
     made: dict[int, torch.nn.Parameter] = {}
     for _, _, real in places:
         if id(real) not in made:
@@ -263,6 +267,11 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
             owner[name] = real
         for part, known in zip(noting, notes, strict=True):
             vars(part).update(known)
+
+
+def _with_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
+    """The items that are tensors, or lists of which some may be."""
+    return {name: one for name, one in values.items() if isinstance(one, torch.Tensor | list)}
 
 
 def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
@@ -446,7 +455,7 @@ def train(
         raise NotReadyError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = used_of(held, rollback)
+    trained.used = used_of(held, rollback.captures_name)
     trained.writes = writes
     return trained
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,9 +18,10 @@ from cgraph._leaving import Leaving
 from cgraph._native import entry_of_call, returned
 from cgraph._noise import same_rows
 from cgraph._options import Options, Pad
-from cgraph._padding import AnyPad, Fit, Leak, Padded, cut, cut_leaves, fit, leaks, resized
+from cgraph._padding import AnyPad, Leak, Padded, cut, cut_leaves, leaks, resized
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
+from cgraph._rows import Fit
 from cgraph._source import levels_to_user
 from cgraph._surroundings import tensors_of
 from cgraph._text import first_line
@@ -29,6 +31,7 @@ from cgraph._writes import Writes
 
 if TYPE_CHECKING:
     from cgraph._capturing import Capturing
+    from cgraph._serving import Request, Serving
 
 __all__ = ["Padding"]
 
@@ -42,77 +45,77 @@ class Padding:
     """Calls that are padded to a size.
 
     Args:
-        capturing: Captures the sizes.
+        serving: Sees that sizes are captured, and answers calls that cannot be padded.
+        capturing: The keys of the sizes.
         options: The function's options.
     """
 
-    def __init__(self, capturing: Capturing, options: Options) -> None:
+    def __init__(self, serving: Serving, capturing: Capturing, options: Options) -> None:
+        self._serving = serving
         self._capturing = capturing
         self._options = options
-        self._without: set[str] = set()
         # Whether it was said that sizes have no effect.
         self._has_told = False
 
-    def serve(
-        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], is_frozen: bool
-    ) -> _core.Entry | Callable[[], Any] | None:
+    def serve(self, request: Request) -> _core.Entry | Callable[[], Any] | None:
         """What answers a call that has the rows of no size; None for any other call."""
-        options, capturing = self._options, self._capturing
+        options, capturing, serving = self._options, self._capturing, self._serving
+        call = request.call
         if options.sizes is None:
             return None
-        found = fit(options, call, self._without)
+        found = capturing.rows.fit(call, options.sizes)
         if found is None:
             self._tell_of_no_effect(call)
             return None
         if found.rows == found.size or found.rows == 0:
             return None
-        if capturing.is_eager(call):
+        if serving.is_eager(call):
             return None
+
+        def eagerly(reason: str) -> Callable[[], Any]:
+            return serving.eagerly(capturing.key(call), request, reason)
+
         if found.size is None:
             most = options.sizes[-1] if options.sizes else 0
-            reason = f"larger than all sizes: the largest one is {most}"
-            return capturing.eagerly(call, args, kwargs, reason)
+            return eagerly(f"larger than all sizes: the largest one is {most}")
         try:
             tensors = resized(call.tensors, found, found.size, options.pad)
         except (RuntimeError, TypeError) as error:
             if callable(options.pad):
                 raise
-            reason = f"padding to {found.size} rows failed: {first_line(error)}"
-            return capturing.eagerly(call, args, kwargs, reason)
+            return eagerly(f"padding to {found.size} rows failed: {first_line(error)}")
         whole = call.replaced(tensors)
         large = capturing.key(whole)
-        instead = capturing.ensure(large, whole, call, args, kwargs, is_frozen)
+        if large.reason is not None and not capturing.limits.is_of_many(large.reason):
+            return eagerly(large.reason)
+        instead = serving.ensure(large, request.padded(whole))
         if instead is not None:
             return instead
+        identity = capturing.identity(call)
+        if identity in large.padded:
+            return large.padded[identity]
         batched, leak = large.tried.get(found.dims, (None, None))
         if batched is None and leak is None:
             # Trials overwrite what the last call has returned.
             large.release()
-            if self._options.check_padding:
-                batched, leak = self._tried(large, call, found)
-            else:
-                batched = self._assumed(large, call, found)
+            assert large.recorded is not None
+            with _apart(large.recorded, call) as apart:
+                if self._options.check_padding:
+                    batched, leak = self._tried(large, apart, found)
+                else:
+                    batched = self._assumed(large, apart, found)
             # A row that is repeated has the same mean: more rows are to show what that does.
             if found.rows > 1 or options.pad != "repeat":
                 large.tried[found.dims] = batched, leak
         if batched is None:
-            reason = f"padding to {found.size} rows is not safe: {leak}"
-            return capturing.eagerly(call, args, kwargs, reason)
-        identity = capturing.identity(call)
-        if identity not in large.padded:
-            large.padded[identity] = self._entry(large, call, found, batched)
-            capturing.add(call, large.padded[identity])
-        return large.padded[identity]
-
-    def learn(self, call: Call) -> None:
-        """Note which tensors have no rows, from a call that was captured."""
-        if self._options.sizes is not None:
-            found = fit(self._options, call, self._without)
-            self._without.update(() if found is None else found.without)
+            return eagerly(f"padding to {found.size} rows is not safe: {leak}")
+        large.padded[identity] = entry = self._entry(large, call, found, batched)
+        capturing.add(call, entry)
+        return entry
 
     def clear(self) -> None:
-        """Forget what calls have shown."""
-        self._without.clear()
+        """Forget what was said."""
+        self._has_told = False
 
     def _tell_of_no_effect(self, call: Call) -> None:
         """Say once that no tensor has rows; scalars are not meant to have any."""
@@ -132,8 +135,11 @@ class Padding:
         recorded, surroundings = large.recorded, large.surroundings
         assert recorded is not None and surroundings is not None
         if isinstance(recorded, Trained):
-            run = _PaddedCall(recorded, call, found, self._options.pad, batched, self._capturing)
-            return entry_of_call(run, call, surroundings, surroundings.flags, trained=recorded)
+            run = _PaddedCall(recorded, found, self._options.pad, batched, self._capturing)
+            lane = self._capturing.places.lane()
+            return entry_of_call(
+                run, call, surroundings, surroundings.flags, lane, trained=recorded
+            )
 
         def outputs() -> list[Any]:
             cut = cut_leaves(recorded.outputs, batched, found.rows)
@@ -287,7 +293,6 @@ class _PaddedCall:
     def __init__(
         self,
         recorded: Trained,
-        call: Call,
         found: Fit,
         pad: Pad,
         batched: Sequence[int | None],
@@ -309,6 +314,25 @@ class _PaddedCall:
         result = cut(whole, self._batched, self._found.rows)
         lent = self._recorded.lent
         return result if lent is None else lent.remember(result)
+
+
+@contextmanager
+def _apart(recorded: Recorded | Trained, call: Call) -> Iterator[Call]:
+    """A call whose tensors no replay overwrites; the given ones are as before at the end.
+
+    They may be views of what the graph, or another one of its pool, has returned.
+    """
+    driver, pool = _driver.current(), recorded.pool
+    copies = [
+        copied(one) if one.numel() and driver.is_in_pool(one, pool) else one for one in call.tensors
+    ]
+    try:
+        yield call.replaced(copies)
+    finally:
+        for tensor, copy in zip(call.tensors, copies, strict=True):
+            if copy is not tensor:
+                # It is the same to autograd, which may have saved it.
+                tensor.data.copy_(copy.detach())
 
 
 def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:

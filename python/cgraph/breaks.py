@@ -141,7 +141,7 @@ def require_work_in_call(fn: Callable[..., Any]) -> None:
         inspect.iscoroutinefunction,
         inspect.isasyncgenfunction,
     )
-    bodies = (fn, getattr(fn, "forward", None), vars(type(fn)).get("__call__"))
+    bodies = (fn, getattr(fn, "forward", None), inspect.getattr_static(type(fn), "__call__", None))
     if any(kind(body) for kind in kinds for body in bodies):
         raise ArgumentError(
             f"fn is {fn!r}, whose body runs after the call, expected a function that does its work"

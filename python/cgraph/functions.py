@@ -29,6 +29,7 @@ from cgraph._calls import Arguments
 from cgraph._capturing import Capturing
 from cgraph._ladder import capture_ladder
 from cgraph._options import OnHeld, Options, Pad
+from cgraph._serving import Request, Serving
 from cgraph._text import short_place
 from cgraph.breaks import require_work_in_call
 from cgraph.errors import ArgumentError, CaptureError
@@ -75,14 +76,15 @@ def graphed(
     gradients are recorded, which of their tensors require one. The first call of a key warms up,
     captures and replays. Modules are found among what the function is, has, closes over, names or
     is given; their parameters and buffers are read where they lie, and so are tensors that the
-    function, or one that it names, closes over, names or has as a default, or that its object or
-    such a module has as an attribute. A call after one that the graph uses has moved, or after a
-    module was exchanged, captures anew, and so does one after a module, or a leaf of a backward
-    pass inside, got or lost a hook. If the result requires a gradient,
-    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
-    come from one node of autograd then, so that hooks of one do not see what goes through another,
-    and an argument that is returned is another tensor. A training step with its backward pass and
-    optimizer inside is one graph.
+    function, or one that it names, closes over, names or has as a default, or that its object, an
+    object there or such a module has as an attribute. A call after one that the graph uses has
+    moved, or after a module was exchanged, captures anew, and so does one after a module, or a leaf
+    of a backward pass inside, got or lost a hook, or a setting of an optimizer was changed. An
+    attribute that was None, and a dictionary that grows, are not looked at again. If the result
+    requires a gradient, backward passes are graphs too, as those of
+    :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
+    hooks of one do not see what goes through another, and an argument that is returned is another
+    tensor. A training step with its backward pass and optimizer inside is one graph.
 
     Whatever else the function reads, as torch's default dtype, is as it was at the capture: Python
     runs only then. Tensors
@@ -121,7 +123,9 @@ def graphed(
             random whatever all paddings do to it alike.
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
             them: always one of the same key, maybe one of a key that was captured before it in the
-            same pool. ``"clone"``: results are copies.
+            same pool. So do the gradients that a backward pass hands out, which the next one
+            overwrites unless they are the ``.grad`` of a parameter then: ``on_held`` does not look
+            for them. ``"clone"``: results and gradients are copies.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
@@ -138,7 +142,8 @@ def graphed(
         keep_templates: Keep the template of a graph that is one too many, and its memory in the
             pool: the next call of its key instantiates it, which takes less than a capture. Not
             for graphs with gradients or breaks. ``max_bytes`` counts templates, which go first.
-        max_recording: How often a key is captured anew because one argument or parameter moved.
+        max_recording: How often a key is captured anew because one argument, parameter or setting
+            of an optimizer is another one or lies elsewhere, fewer than 64 replays after a capture.
             Then its calls run eagerly.
         warmup: Calls before the first capture; before later ones there is one. With gradients there
             are two at least, the first one without a backward pass. With 0 there is one
@@ -268,6 +273,7 @@ class GraphedFunction(_core.Dispatcher):
         self._is_found = False
         self._turn = _core.Turn()
         self._capturing = Capturing(self, fn, arguments, options, self._turn)
+        self._serving = Serving(self._capturing, arguments, options, self._turn)
         self._is_frozen = False
         self.__wrapped__ = fn
         for name in ("__module__", "__name__", "__qualname__", "__doc__"):
@@ -304,10 +310,10 @@ class GraphedFunction(_core.Dispatcher):
                 f"{self._name} was to be captured inside a transform of torch.func or forward-mode"
                 " differentiation, where calls run eagerly: capture it before"
             )
-        if _driver.current().is_capturing():
+        if _is_capturing():
             raise CaptureError(
-                f"{self._name} was to be captured inside another capture, and captures cannot be"
-                " nested: capture it before"
+                f"{self._name} was to be captured inside another capture, or a call that prepares"
+                " one, and captures cannot be nested: capture it before"
             )
         with self._turn:
             call = self._capturing.taken(args, kwargs)
@@ -338,6 +344,7 @@ class GraphedFunction(_core.Dispatcher):
         """Let all graphs go. Calls capture anew, also after :meth:`freeze`."""
         with self._turn:
             self._capturing.reset()
+            self._serving.clear()
             self._is_frozen = False
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -352,7 +359,8 @@ class GraphedFunction(_core.Dispatcher):
         with self._turn:
             call = self._capturing.taken(args, kwargs)
             with call.on_device():
-                answer = self._capturing.serve(call, args, kwargs, self._is_frozen)
+                request = Request.of(call, args, kwargs, self._is_frozen)
+                answer = self._serving.serve(request)
                 if isinstance(answer, _core.Entry):
                     return answer.call(args, kwargs, call.tensors)
         return answer()
@@ -364,7 +372,8 @@ class GraphedFunction(_core.Dispatcher):
     @property
     def _is_method(self) -> bool:
         """Whether it gets the object that it is called on."""
-        return hasattr(self._fn, "__get__") and not isinstance(self._fn, staticmethod)
+        is_bound = isinstance(self._fn, _BOUND)
+        return hasattr(type(self._fn), "__get__") and not is_bound
 
     def __set_name__(self, owner: type, name: str) -> None:
         """Learn the name of the method that this is."""
@@ -389,7 +398,10 @@ class GraphedFunction(_core.Dispatcher):
             return bound
         if isinstance(instance, type):
             return types.MethodType(self, instance)
-        bound = GraphedFunction(self._fn.__get__(instance), self._options)
+        # As Python does: a method forwards attributes to its function.
+        bind: Any = type(self._fn)
+        method = bind.__get__(self._fn, instance, type(instance))
+        bound = GraphedFunction(method, self._options)
         bound._attribute, bound._kept_as, bound._is_found = self._attribute, self._kept_as, True
         # Of several threads that come here first, one is heard.
         kept = instance.__dict__.setdefault(self._kept_as, bound)
@@ -441,6 +453,12 @@ _OF_ITSELF = frozenset(
         *("share_memory", "to", "to_empty", "train", "type"),
     }
 )
+
+
+# What stays as it is as an attribute of a class. From Python 3.14 on partial functions are methods.
+_BOUND: tuple[type, ...] = (staticmethod, types.MethodType)
+if sys.version_info < (3, 14):
+    _BOUND = (*_BOUND, functools.partial)
 
 
 def _is_capturing() -> bool:

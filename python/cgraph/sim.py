@@ -28,6 +28,8 @@ from cgraph._driver import Handle, Pool
 from cgraph.errors import ArgumentError, CaptureError, ForeignError
 
 if TYPE_CHECKING:
+    import torch
+
     from cgraph._footprint import PoolState
     from cgraph._labels import Recorder
     from cgraph.mempool import MemPool
@@ -158,6 +160,10 @@ class Simulator:
     def pool_state(self, handle: Handle) -> PoolState:
         """The segments and the blocks in use of a living pool."""
         return self.pools.known[handle[0], handle[1]].state()
+
+    def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
+        """Whether a tensor lies in memory of a living pool."""
+        return self.pools.known[handle[0], handle[1]].find(tensor) is not None
 
     def poison(self, handle: Handle) -> None:
         """Set all bytes of a living pool that no block uses to 0xFF."""

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cgraph import _core
-from cgraph._torch.tensors import tensor_reader
+from cgraph._torch.tensors import WeakStorage, tensor_reader
 
 __all__ = [
     "autocast_state",
@@ -90,7 +90,7 @@ def storage_of(tensor: torch.Tensor) -> _core.Storage:
     """The storage of a tensor. The references that it has now count as ours."""
     # The object that stands for it in Python is a reference, which goes at once.
     address = tensor.untyped_storage()._cdata
-    return _core.Storage(address, torch._C._storage_Use_Count)
+    return _core.Storage(address, torch._C._storage_Use_Count, WeakStorage(tensor))
 
 
 def wait_between(last: int, now: int) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -42,7 +42,7 @@ _followers: list[tuple[Follow, Follow]] = []
 
 
 def fixed(
-    holders: Sequence[tuple[Any, str, Any, tuple[Any, ...]]],
+    holders: Iterable[tuple[Any, str, Any, tuple[Any, ...]]],
     owners: Sequence[dict[str, Any]],
     hooks: Sequence[tuple[dict[str, Any], str, dict[int, Any]]],
     tensors: list[torch.Tensor],
@@ -51,11 +51,14 @@ def fixed(
     """Modules: where they were found, the dictionaries that hold their tensors, and their hooks."""
     are_equal = torch._C._tensors_data_ptrs_at_indices_equal
     counted = RemovableHandle, hooks
-    return _core.Fixed(holders, owners, counted, tensors, addresses, tensor_reader(), are_equal)
+    return _core.Fixed([*holders], owners, counted, tensors, addresses, tensor_reader(), are_equal)
 
 
 def knows_its_weights(module: torch.nn.Module) -> bool:
-    """Whether a module of torch's keeps notes about its parameters, as recurrent ones do."""
+    """Whether a module's own code may keep what it has made of its parameters: one of torch's.
+
+    Recurrent ones keep lists of them, and a norm of weights what it has computed.
+    """
     return isinstance(module, torch.nn.RNNBase) or type(module).__module__.startswith("torch.nn.")
 
 

@@ -1,7 +1,7 @@
 //! `Contents`: what dictionaries held at one moment.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyString};
+use pyo3::types::{PyDict, PyFloat, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw;
@@ -89,7 +89,7 @@ impl Content {
         let dict = self.dict.bind(py);
         self.items.iter().all(|(key, value)| {
             let now = dict.get_item(key).ok().flatten();
-            now.is_some_and(|now| now.is(value))
+            now.is_some_and(|now| is_same(&now, value.bind(dict.py())))
         })
     }
 
@@ -99,16 +99,27 @@ impl Content {
         raw::has_just(dict, &self.items) || self.is_equal(dict)
     }
 
-    /// The same where a name is another string that is equal, as hardly any is.
+    /// The same where a name is another string that is equal, as hardly any is, or a value another
+    /// number, as the learning rate of a scheduler that has come to the same one.
     #[cold]
     fn is_equal(&self, dict: &Bound<'_, PyDict>) -> bool {
         let py = dict.py();
         let mut pairs = dict.iter().zip(&self.items);
         dict.len() == self.items.len()
             && pairs.all(|((key, now), (name, then))| {
-                now.is(then) && (key.is(name) || are_equal_strings(&key, name.bind(py)))
+                is_same(&now, then.bind(py))
+                    && (key.is(name) || are_equal_strings(&key, name.bind(py)))
             })
     }
+}
+
+/// Whether a value is the very same object, or a number of Python's of the same bits.
+fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
+    let bits = |one: &Bound<'_, PyAny>| {
+        let number = one.cast_exact::<PyFloat>().ok()?;
+        Some(number.value().to_bits())
+    };
+    now.is(then) || bits(now).is_some_and(|now| bits(then) == Some(now))
 }
 
 /// Whether two names are equal strings. Others might run Python code that changes the dictionary.

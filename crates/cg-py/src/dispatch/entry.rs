@@ -1,4 +1,4 @@
-//! `Entry`: one captured graph of a function, and the calls that are replays of it.
+//! `Entry`: what answers the calls of a function that fit it, as one captured graph.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -21,7 +21,7 @@ use crate::graph::Graph;
 use crate::segments::Segments;
 use crate::signature::Match;
 
-/// A graph with the arguments that it takes and what it returns.
+/// A graph, or what calls are handed on to, with the arguments that it takes and what it returns.
 #[pyclass(frozen, weakref, module = "cgraph._core")]
 pub(crate) struct Entry {
     args: Vec<Pattern>,
@@ -163,7 +163,7 @@ impl Entry {
         }
     }
 
-    /// How many calls were replays of it.
+    /// How many calls it has answered.
     #[getter]
     fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)

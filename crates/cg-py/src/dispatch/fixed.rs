@@ -75,10 +75,12 @@ struct Holder {
     path: Vec<Step>,
 }
 
-/// A key of a dictionary or a place in a list or a tuple.
+/// A key of a dictionary, a place in a list or a tuple, or the name of an attribute.
 struct Step {
     key: Py<PyAny>,
     place: Option<usize>,
+    /// How many items a list had.
+    length: Option<usize>,
 }
 
 /// Owner, name, value and path of a holder.
@@ -88,7 +90,7 @@ type FoundAt = (Py<PyAny>, Py<PyString>, Py<PyAny>, Vec<Py<PyAny>>);
 impl Fixed {
     /// What the dictionaries hold now; the tensors and their addresses, which `reader` compares, or
     /// else `are_equal`. A holder is a dictionary or an object, the name of an item or attribute, the
-    /// value, and the keys and places that lead to it from there.
+    /// value, and the keys, places and attributes that lead to it from there.
     #[new]
     fn new(
         holders: Vec<FoundAt>,
@@ -129,7 +131,7 @@ impl Fixed {
     #[pyo3(signature = (grad, hooks=true))]
     pub(crate) fn is_in_place(&self, py: Python<'_>, grad: bool, hooks: bool) -> PyResult<bool> {
         for holder in &self.holders {
-            if !holder.is_same(py)? {
+            if !holder.is_same(py) {
                 return Ok(false);
             }
         }
@@ -164,7 +166,8 @@ impl Fixed {
         for (tensor, _) in &self.tensors {
             visit.call(tensor)?;
         }
-        visit.call(&self.lists.tensors)
+        visit.call(&self.reader)?;
+        self.lists.traverse(&visit)
     }
 }
 
@@ -172,7 +175,7 @@ impl Fixed {
     /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
     pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
         for holder in &self.holders {
-            if !holder.is_same(py)? {
+            if !holder.is_same(py) {
                 return Ok(false);
             }
         }
@@ -231,6 +234,7 @@ impl Hooks {
     }
 
     fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.handle)?;
         for one in self.some.iter().chain(&self.none) {
             visit.call(&one.owner)?;
             for (_, hook) in &one.items {
@@ -252,6 +256,12 @@ impl HooksOfOne {
 }
 
 impl Lists {
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        let lists = [&self.tensors, &self.addresses, &self.places];
+        lists.into_iter().try_for_each(|one| visit.call(one))?;
+        visit.call(&self.are_equal)
+    }
+
     #[cold]
     fn are_equal(&self, py: Python<'_>) -> PyResult<bool> {
         let lists = (&self.tensors, &self.addresses, &self.places);
@@ -261,44 +271,62 @@ impl Lists {
 
 impl Holder {
     fn new(py: Python<'_>, (owner, name, value, path): FoundAt) -> Self {
-        let step = |key: Py<PyAny>| Step {
-            place: key.extract(py).ok(),
-            key,
+        let mut now = at(owner.bind(py), name.bind(py));
+        let step = |key: Py<PyAny>| {
+            let list = now.as_ref().map(|container| container.cast::<PyList>());
+            let step = Step {
+                place: key.extract(py).ok(),
+                length: list.and_then(|list| Some(list.ok()?.len())),
+                key,
+            };
+            now = now.take().and_then(|container| step.of(&container));
+            step
         };
+        let path = path.into_iter().map(step).collect();
         Self {
             owner,
             name,
             value,
-            path: path.into_iter().map(step).collect(),
+            path,
         }
     }
 
     #[inline]
-    fn is_same(&self, py: Python<'_>) -> PyResult<bool> {
-        let (owner, name) = (self.owner.bind(py), self.name.bind(py));
-        let mut now = match owner.cast::<PyDict>() {
-            Ok(dict) => dict.get_item(name)?,
-            // A cell that is empty by now has nothing.
-            Err(_) => owner.getattr_opt(name).ok().flatten(),
-        };
+    fn is_same(&self, py: Python<'_>) -> bool {
+        let mut now = at(self.owner.bind(py), self.name.bind(py));
         for step in &self.path {
             now = now.and_then(|container| step.of(&container));
         }
-        Ok(now.is_some_and(|now| now.is(&self.value)))
+        now.is_some_and(|now| now.is(&self.value))
     }
 }
 
+/// An item of a dictionary or an attribute. A cell that is empty by now has nothing.
+#[inline]
+fn at<'py>(owner: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> Option<Bound<'py, PyAny>> {
+    let found = match owner.cast::<PyDict>() {
+        Ok(dict) => dict.get_item(name),
+        Err(_) => owner.getattr_opt(name),
+    };
+    found.ok().flatten()
+}
+
 impl Step {
-    /// What is there in a dictionary, a list or a tuple. What cannot be looked up is another one.
+    /// What is there in a container or an object. What cannot be looked up is another one.
     #[inline]
     fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
         if let Ok(list) = container.cast::<PyList>() {
-            return list.get_item(self.place?).ok();
+            // One that has grown may be gone through to its end.
+            let is_as_long = self.length.is_none_or(|length| length == list.len());
+            return is_as_long.then(|| list.get_item(self.place?).ok())?;
         }
         if let Ok(tuple) = container.cast::<PyTuple>() {
             return tuple.get_item(self.place?).ok();
         }
-        let dict = container.cast::<PyDict>().ok()?;
-        dict.get_item(&self.key).ok().flatten()
+        if let Ok(dict) = container.cast::<PyDict>() {
+            return dict.get_item(&self.key).ok().flatten();
+        }
+        let name = self.key.bind(container.py()).cast::<PyString>().ok()?;
+        container.getattr_opt(name).ok().flatten()
     }
 }

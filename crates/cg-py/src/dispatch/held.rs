@@ -51,6 +51,8 @@ pub(crate) struct Storage {
     address: u64,
     /// torch's count of the references to a storage, by its address.
     use_count: Py<PyAny>,
+    /// Keeps what lies at the address, of which the count is part; not the memory.
+    _weak: Py<PyAny>,
     at_rest: AtomicI64,
     /// Those of all outputs that lie in it, also of other entries: their rows overlap.
     lents: Mutex<Vec<Arc<Lent>>>,
@@ -85,12 +87,13 @@ pub(crate) type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
 
 #[pymethods]
 impl Storage {
-    /// The references that it has now stay as long as this object.
+    /// The references that it has now are not the caller's. `weak` is a weak one.
     #[new]
-    fn new(py: Python<'_>, address: u64, use_count: Py<PyAny>) -> PyResult<Self> {
+    fn new(py: Python<'_>, address: u64, use_count: Py<PyAny>, weak: Py<PyAny>) -> PyResult<Self> {
         let storage = Self {
             address,
             use_count,
+            _weak: weak,
             at_rest: AtomicI64::new(0),
             lents: Mutex::default(),
         };
@@ -156,6 +159,14 @@ impl Lent {
     pub(super) fn put_site(&self, site: Option<Site>) {
         let before = std::mem::replace(&mut *self.site(), site);
         drop(before);
+    }
+
+    /// Shows the garbage collector what this owns: a tensor may have attributes of the user's.
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self.tensor.try_lock() {
+            Ok(tensor) => visit.call(&*tensor),
+            Err(_) => Ok(()),
+        }
     }
 
     /// Takes all.

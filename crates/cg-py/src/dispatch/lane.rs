@@ -24,23 +24,24 @@ pub(crate) struct Lane {
     device: Py<Device>,
 }
 
-/// How many threads run functions for captures, in which graphed functions are not replayed. Each asks
-/// Python whether it is one of them, so that its own count is all that it must see.
+/// How many blocks are open in which a thread runs a function as it was written, and graphed functions
+/// inside are not replayed. A thread asks Python whether it is one of them, so that its own count is all
+/// that it must see.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts a thread that begins to run a function for a capture.
+/// Counts such a block that begins.
 #[pyfunction]
 pub(crate) fn enter_busy() {
     BUSY.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Counts a thread that has ended to.
+/// Counts one that has ended.
 #[pyfunction]
 pub(crate) fn leave_busy() {
     BUSY.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Whether there is such a thread.
+/// Whether there is one.
 #[pyfunction]
 pub(crate) fn is_any_busy() -> bool {
     BUSY.load(Ordering::Relaxed) > 0
@@ -71,6 +72,7 @@ impl Lane {
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.current.traverse(&visit)?;
+        visit.call(&self.device)?;
         visit.call(&self.switch)
     }
 }
@@ -92,9 +94,14 @@ impl Lane {
             Current::Object(_) => return Ok(()),
         };
         let last = self.last.swap(now, Ordering::Relaxed);
-        if last != now && last != NONE {
-            self.switch.call1(py, (last, now))?;
+        if last == now || last == NONE {
+            return Ok(());
         }
-        Ok(())
+        let switched = self.switch.call1(py, (last, now));
+        if switched.is_err() {
+            // The next one is to wait instead.
+            self.last.store(last, Ordering::Relaxed);
+        }
+        switched.map(drop)
     }
 }

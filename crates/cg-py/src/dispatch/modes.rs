@@ -89,7 +89,13 @@ impl Modes {
 
     /// Shows the garbage collector what this owns.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.autocast)
+        let all = [
+            &self.is_grad_enabled,
+            &self.is_inference,
+            &self.is_autocast,
+            &self.autocast,
+        ];
+        all.into_iter().try_for_each(|one| visit.call(one))
     }
 }
 

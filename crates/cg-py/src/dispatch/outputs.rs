@@ -188,7 +188,7 @@ impl Outputs {
         })
     }
 
-    /// Shows the garbage collector what this owns. Tensors refer to nothing of ours.
+    /// Shows the garbage collector what this owns. Tensors that no caller gets refer to nothing.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         if let Build::Other(build) = &self.build {
             visit.call(build)?;
@@ -198,7 +198,8 @@ impl Outputs {
         }
         self.leaves.iter().try_for_each(|leaf| match leaf {
             Leaf::Constant(constant) => visit.call(constant),
-            Leaf::Static(_) | Leaf::Copied(_) | Leaf::Argument(_) => Ok(()),
+            Leaf::Static(output) => output.lent.traverse(visit),
+            Leaf::Copied(_) | Leaf::Argument(_) => Ok(()),
         })
     }
 }
@@ -279,7 +280,8 @@ impl Output {
         if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
             let signature = self.signature.get();
             let is_as_made = signature.matches(&lent)? == Some(Match::Same)
-                && !signature.reader().requires_grad(&lent)?;
+                && !signature.reader().requires_grad(&lent)?
+                && is_as_given(&lent, self.own.bind(py))?;
             if is_as_made && raw::references(&lent) == 1 {
                 self.lent.put(lent.clone().unbind());
                 return Ok(lent.unbind());
@@ -289,6 +291,17 @@ impl Output {
         self.lent.put(new.clone_ref(py));
         Ok(new)
     }
+}
+
+/// Whether a tensor has the class of another one, and no attributes that a caller has given it.
+#[inline]
+fn is_as_given(tensor: &Bound<'_, PyAny>, own: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let count = |one: &Bound<'_, PyAny>| one.getattr(intern!(one.py(), "__dict__"))?.len();
+    if !tensor.get_type().is(own.get_type()) {
+        return Ok(false);
+    }
+    let attributes = count(tensor)?;
+    Ok(attributes == 0 || attributes == count(own)?)
 }
 
 impl Drop for Output {

@@ -1,0 +1,214 @@
+"""Tensors that a graphed function finds in objects behind other objects, and in classes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from graphed_calls import states
+from lab import Lab, fresh
+
+Find = Callable[[Any], tuple[Any, Callable[[Any], None]]]
+
+
+@dataclass
+class State:
+    """What belongs to a request."""
+
+    k: Tensor
+
+
+class Engine:
+    """Has the state of the request that is served."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.states = {"now": [state]}
+        self.names = SimpleNamespace(state=state)
+
+    def run(self, x: Tensor) -> Tensor:
+        self.state.k.add_(x)
+        return self.state.k * 2
+
+    def run_listed(self, x: Tensor) -> Tensor:
+        self.states["now"][0].k.add_(x)
+        return self.states["now"][0].k * 2
+
+    def run_named(self, x: Tensor) -> Tensor:
+        self.names.state.k.add_(x)
+        return self.names.state.k * 2
+
+
+def of_attribute(state: State) -> tuple[Any, Callable[[State], None]]:
+    engine = Engine(state)
+    engine.states, engine.names = {}, SimpleNamespace()
+    return cgraph.graphed(engine.run), lambda other: setattr(engine, "state", other)
+
+
+def of_containers(state: State) -> tuple[Any, Callable[[State], None]]:
+    engine = Engine(state)
+    engine.state, engine.names = None, None  # type: ignore[assignment]
+    return cgraph.graphed(engine.run_listed), lambda other: engine.states.update(now=[other])
+
+
+def of_namespace(state: State) -> tuple[Any, Callable[[State], None]]:
+    engine = Engine(state)
+    engine.state, engine.states = None, {}  # type: ignore[assignment]
+    return cgraph.graphed(engine.run_named), lambda other: setattr(engine.names, "state", other)
+
+
+def of_closure(state: State) -> tuple[Any, Callable[[State], None]]:
+    def run(x: Tensor) -> Tensor:
+        state.k.add_(x)
+        return state.k * 2
+
+    def replace(other: State) -> None:
+        nonlocal state
+        state = other
+
+    return cgraph.graphed(run), replace
+
+
+def of_module(state: State) -> tuple[Any, Callable[[State], None]]:
+    class Cached(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.cache = state
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.cache.k.add_(x)
+            return self.cache.k * 2
+
+    module = Cached()
+    return cgraph.graphed(module), lambda other: setattr(module, "cache", other)
+
+
+@pytest.mark.parametrize("is_kept", [False, True])
+@pytest.mark.parametrize("find", [of_attribute, of_containers, of_namespace, of_closure, of_module])
+def test_an_object_with_a_cache_that_is_replaced_is_noticed(
+    lab: Lab, find: Find, is_kept: bool
+) -> None:
+    state = State(fresh(lab, 4))
+    graphed, replace = find(state)
+    kept = []
+    for _ in range(3):
+        for _ in range(3):
+            x = fresh(lab, 4)
+            wanted = state.k + x
+            assert torch.equal(graphed(x), wanted * 2)
+            assert torch.equal(state.k, wanted)
+        if is_kept:
+            kept.append(state)
+        state = State(fresh(lab, 4))
+        replace(state)
+    (key,) = graphed.report().keys
+    assert key.state == "captured"
+    assert sum(one.count for one in key.rerecorded) == 2
+
+
+@pytest.mark.parametrize("find", [of_attribute, of_containers, of_namespace, of_closure, of_module])
+def test_a_cache_that_an_object_gets_anew_is_noticed(lab: Lab, find: Find) -> None:
+    state = State(fresh(lab, 4))
+    graphed, _ = find(state)
+    for turn in range(6):
+        if turn == 3:
+            state.k = fresh(lab, 4)
+        x = fresh(lab, 4)
+        wanted = state.k + x
+        assert torch.equal(graphed(x), wanted * 2)
+        assert torch.equal(state.k, wanted)
+
+
+def test_a_list_that_grows_behind_what_the_graph_uses_is_noticed(lab: Lab) -> None:
+    parts = [fresh(lab, 3)]
+    graphed = cgraph.graphed(lambda x: sum((x * one for one in parts), x))
+    for turn in range(6):
+        if turn in (2, 4):
+            parts.append(fresh(lab, 3))
+        x = fresh(lab, 3)
+        assert torch.allclose(graphed(x), sum((x * one for one in parts), x))
+    (key,) = graphed.report().keys
+    assert key.state == "captured"
+    assert [(one.argument, one.count) for one in key.rerecorded] == [("the length of a list", 2)]
+
+
+class Shared:
+    weight: Tensor
+
+    @cgraph.graphed
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.weight
+
+
+class Derived(Shared):
+    pass
+
+
+class Part(nn.Module):
+    weight: Any
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.weight  # type: ignore[no-any-return]
+
+
+def test_a_tensor_of_a_class_that_is_replaced_is_noticed(lab: Lab) -> None:
+    Shared.weight = Part.weight = fresh(lab, 3)
+    part = Part()
+    calls = [Shared().scaled, Derived().scaled, cgraph.graphed(part)]
+    for turn in range(6):
+        if turn == 3:
+            Shared.weight = Part.weight = fresh(lab, 3)
+        for call in calls:
+            x = fresh(lab, 3)
+            assert torch.equal(call(x), x * Shared.weight)
+    for call in calls:
+        assert states(call) == ["captured"]
+    # The object has one of its own from here on.
+    part.weight = fresh(lab, 3)
+    x = fresh(lab, 3)
+    assert torch.equal(calls[-1](x), x * part.weight)
+
+
+def test_an_object_that_leads_to_what_is_found_nearby_may_be_replaced(lab: Lab) -> None:
+    class Runner:
+        def __init__(self) -> None:
+            self.k = fresh(lab, 4)
+            self.request = SimpleNamespace(cache=self.k)
+
+        @cgraph.graphed
+        def run(self, x: Tensor) -> Tensor:
+            return x * self.k
+
+    runner = Runner()
+    for _ in range(8):
+        x = fresh(lab, 4)
+        assert torch.equal(runner.run(x), x * runner.k)
+        runner.request = SimpleNamespace(cache=runner.k)
+    (key,) = runner.run.report().keys
+    assert key.state == "captured" and not key.rerecorded
+
+
+def test_objects_that_refer_to_each_other_are_followed_once(lab: Lab) -> None:
+    class Node:
+        def __init__(self, k: Tensor) -> None:
+            self.k = k
+            self.others: list[Any] = [self]
+
+    first = Node(fresh(lab, 4))
+    nodes = [Node(fresh(lab, 4)) for _ in range(50)]
+    for node in nodes:
+        node.others += [first, *nodes]
+    first.others += nodes
+    graphed = cgraph.graphed(lambda x: x * first.others[3].k)
+    for turn in range(4):
+        if turn == 2:
+            nodes[2].k = fresh(lab, 4)
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), x * first.others[3].k)
