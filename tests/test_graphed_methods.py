@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import functools
 import gc
-import sys
 import threading
 import warnings
 import weakref
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph.errors import ArgumentError, CaptureError
+from cgraph.errors import CaptureError
 from graphed_calls import near, states
 from graphed_objects import Net, Scale, eager_net, keys
 from lab import Lab, fresh
@@ -468,44 +467,3 @@ def test_a_method_of_an_object_that_has_no_dictionary_of_its_own_is_captured(lab
     graphed, x = cgraph.graphed(Shown(3.0).times), fresh(lab, 3)
     assert torch.equal(graphed(x), x * 3.0)
     assert states(graphed) == ["captured"]
-
-
-class Scaler:
-    def __init__(self, factor: int) -> None:
-        self.factor = factor
-
-    def scale(self, x: Tensor) -> Tensor:
-        return x * self.factor
-
-
-@pytest.mark.parametrize("kind", ["method", "partial"])
-def test_what_is_bound_already_stays_so_as_an_attribute_of_a_class(lab: Lab, kind: str) -> None:
-    bound: Any = Scaler(2).scale
-    if kind == "partial":
-        if sys.version_info >= (3, 14):
-            pytest.skip("a partial function is a method there")
-        bound = functools.partial(Scaler.scale, Scaler(2))
-
-    class Holder:
-        factor = 5
-        step = cgraph.graphed(bound)
-
-    one, other = Holder(), Holder()
-    for _ in range(2):
-        x = fresh(lab, 3)
-        for owner in (one, other, Holder):
-            assert torch.equal(owner.step(x), x * 2)
-    assert states(Holder.step) == ["captured"]
-
-
-def test_an_inherited_coroutine_is_refused() -> None:
-    class Base:
-        async def __call__(self, x: Tensor) -> Tensor:
-            return x
-
-    class Derived(Base):
-        pass
-
-    for kind in (Base, Derived):
-        with pytest.raises(ArgumentError, match="whose body runs after the call"):
-            cgraph.graphed(kind())
