@@ -126,19 +126,6 @@ def test_a_cache_that_an_object_gets_anew_is_noticed(lab: Lab, find: Find) -> No
         assert torch.equal(state.k, wanted)
 
 
-def test_a_list_that_grows_behind_what_the_graph_uses_is_noticed(lab: Lab) -> None:
-    parts = [fresh(lab, 3)]
-    graphed = cgraph.graphed(lambda x: sum((x * one for one in parts), x))
-    for turn in range(6):
-        if turn in (2, 4):
-            parts.append(fresh(lab, 3))
-        x = fresh(lab, 3)
-        assert torch.allclose(graphed(x), sum((x * one for one in parts), x))
-    (key,) = graphed.report().keys
-    assert key.state == "captured"
-    assert [(one.argument, one.count) for one in key.rerecorded] == [("the length of a list", 2)]
-
-
 class Shared:
     weight: Tensor
 

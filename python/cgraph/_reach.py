@@ -265,8 +265,7 @@ class Surroundings:
             for name, now in owner.items()
             if name not in known or known[name] is not now
         )
-        is_of_list = any(one.path for one in self._holders)
-        found = next(names, "the length of a list" if is_of_list else "a parameter")
+        found = next(names, "a parameter")
         # The state of an optimizer is found by its parameters.
         return found if isinstance(found, str) else _NAMES["state"]
 

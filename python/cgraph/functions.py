@@ -80,7 +80,7 @@ def graphed(
     object there or such a module has as an attribute. A call after one that the graph uses has
     moved, or after a module was exchanged, captures anew, and so does one after a module, or a leaf
     of a backward pass inside, got or lost a hook, or a setting of an optimizer was changed. An
-    attribute that was None, and a dictionary that grows, are not looked at again. If the result
+    attribute that was None, and a container that grows, are not looked at again. If the result
     requires a gradient, backward passes are graphs too, as those of
     :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
     hooks of one do not see what goes through another, and an argument that is returned is another

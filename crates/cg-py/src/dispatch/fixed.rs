@@ -79,8 +79,6 @@ struct Holder {
 struct Step {
     key: Py<PyAny>,
     place: Option<usize>,
-    /// How many items a list had.
-    length: Option<usize>,
 }
 
 /// Owner, name, value and path of a holder.
@@ -271,16 +269,9 @@ impl Lists {
 
 impl Holder {
     fn new(py: Python<'_>, (owner, name, value, path): FoundAt) -> Self {
-        let mut now = at(owner.bind(py), name.bind(py));
-        let step = |key: Py<PyAny>| {
-            let list = now.as_ref().map(|container| container.cast::<PyList>());
-            let step = Step {
-                place: key.extract(py).ok(),
-                length: list.and_then(|list| Some(list.ok()?.len())),
-                key,
-            };
-            now = now.take().and_then(|container| step.of(&container));
-            step
+        let step = |key: Py<PyAny>| Step {
+            place: key.extract(py).ok(),
+            key,
         };
         let path = path.into_iter().map(step).collect();
         Self {
@@ -316,9 +307,7 @@ impl Step {
     #[inline]
     fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
         if let Ok(list) = container.cast::<PyList>() {
-            // One that has grown may be gone through to its end.
-            let is_as_long = self.length.is_none_or(|length| length == list.len());
-            return is_as_long.then(|| list.get_item(self.place?).ok())?;
+            return list.get_item(self.place?).ok();
         }
         if let Ok(tuple) = container.cast::<PyTuple>() {
             return tuple.get_item(self.place?).ok();
