@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.testing import assert_close
 
 import cgraph
 from cgraph.errors import StateError
@@ -94,3 +95,17 @@ def test_copies_with_gradients_are_not_told(lab: Lab) -> None:
     net = network(lab)
     graphed = cgraph.graphed(net, outputs="clone")
     assert len([graphed(fresh(lab, 4, 6)) for _ in range(3)]) == 3  # no warning
+
+
+@pytest.mark.parametrize("outputs", ["static", "clone"])
+def test_a_gradient_that_is_kept_is_a_copy_where_results_are(lab: Lab, outputs: Any) -> None:
+    net = nn.Linear(4, 4).to(lab.device)
+    graphed = cgraph.graphed(lambda x: net(x), outputs=outputs)
+    kept: list[Tensor] = []
+    for turn in range(4):
+        x = fresh(lab, 2, 4)
+        (right,) = torch.autograd.grad(net(x).square().sum(), net.weight)
+        kept.append(torch.autograd.grad(graphed(x).square().sum(), net.weight)[0])
+        assert_close(kept[turn], right)
+        # What was handed out before is as it was, or what the last pass has left.
+        assert all(near(one, right) for one in kept) == (outputs == "static" or turn == 0)

@@ -124,8 +124,8 @@ def graphed(
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
             them: always one of the same key, maybe one of a key that was captured before it in the
             same pool. So do the gradients that a backward pass hands out, which the next one
-            overwrites unless they are the ``.grad`` of a parameter then: ``on_held`` does not look
-            for them. ``"clone"``: results and gradients are copies.
+            overwrites unless they are the ``.grad`` of a leaf then; nobody is told of those.
+            ``"clone"``: results and gradients are copies.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
