@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from types import SimpleNamespace
@@ -30,8 +33,10 @@ class Engine:
 
     def __init__(self, state: State) -> None:
         self.state = state
+        # The same by other ways.
         self.states = {"now": [state]}
         self.names = SimpleNamespace(state=state)
+        self.pool = [state, State(state.k.clone())]
 
     def run(self, x: Tensor) -> Tensor:
         self.state.k.add_(x)
@@ -48,19 +53,17 @@ class Engine:
 
 def of_attribute(state: State) -> tuple[Any, Callable[[State], None]]:
     engine = Engine(state)
-    engine.states, engine.names = {}, SimpleNamespace()
     return cgraph.graphed(engine.run), lambda other: setattr(engine, "state", other)
 
 
 def of_containers(state: State) -> tuple[Any, Callable[[State], None]]:
     engine = Engine(state)
-    engine.state, engine.names = None, None  # type: ignore[assignment]
     return cgraph.graphed(engine.run_listed), lambda other: engine.states.update(now=[other])
 
 
 def of_namespace(state: State) -> tuple[Any, Callable[[State], None]]:
     engine = Engine(state)
-    engine.state, engine.states = None, {}  # type: ignore[assignment]
+    engine.state = None  # type: ignore[assignment]
     return cgraph.graphed(engine.run_named), lambda other: setattr(engine.names, "state", other)
 
 
@@ -182,7 +185,27 @@ def test_an_object_that_leads_to_what_is_found_nearby_may_be_replaced(lab: Lab) 
     assert key.state == "captured" and not key.rerecorded
 
 
-def test_objects_that_refer_to_each_other_are_followed_once(lab: Lab) -> None:
+def test_one_of_several_objects_with_parts_of_a_table_may_be_chosen(lab: Lab) -> None:
+    class Server:
+        def __init__(self) -> None:
+            self.caches = [fresh(lab, 4), fresh(lab, 4)]
+            self.pool = [State(one) for one in self.caches]
+            self.state = self.pool[0]
+
+        def run(self, x: Tensor) -> Tensor:
+            return x * self.state.k
+
+    server = Server()
+    graphed = cgraph.graphed(server.run)
+    for turn in range(6):
+        server.state = server.pool[turn // 3]
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), x * server.state.k)
+    (key,) = graphed.report().keys
+    assert key.state == "captured" and sum(one.count for one in key.rerecorded) == 1
+
+
+def test_objects_may_refer_to_each_other(lab: Lab) -> None:
     class Node:
         def __init__(self, k: Tensor) -> None:
             self.k = k
@@ -199,3 +222,148 @@ def test_objects_that_refer_to_each_other_are_followed_once(lab: Lab) -> None:
             nodes[2].k = fresh(lab, 4)
         x = fresh(lab, 4)
         assert torch.equal(graphed(x), x * first.others[3].k)
+
+
+class Closed:
+    """Whose attributes are no longer to be had."""
+
+    @property
+    def k(self) -> Tensor:
+        raise RuntimeError("the request is closed")
+
+
+def test_code_of_the_users_is_not_run_to_look_at_objects(lab: Lab) -> None:
+    class Odd:
+        @property
+        def cache(self) -> Tensor:
+            raise RuntimeError("not ready")
+
+    odd = Odd()
+    vars(odd)["cache"] = fresh(lab, 4)
+    Odd.__module__ = None  # type: ignore[assignment]
+    engine = SimpleNamespace(state=State(fresh(lab, 4)), odd=odd)
+
+    def run(x: Tensor) -> Tensor:
+        return x * 2 if isinstance(engine.state, Closed) else x * engine.state.k
+
+    graphed = cgraph.graphed(run, on_fail="raise")
+    for turn in range(4):
+        if turn == 2:
+            engine.state = Closed()
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), run(x))
+
+
+def test_a_dictionary_with_defaults_is_not_changed_by_looking(lab: Lab) -> None:
+    states_of: Any = defaultdict(lambda: State(torch.zeros(4, device=lab.device)))
+    states_of["a"] = State(fresh(lab, 4))
+
+    def run(x: Tensor) -> Tensor:
+        return x * states_of["a"].k if "a" in states_of else x * 2
+
+    graphed = cgraph.graphed(run)
+    for turn in range(4):
+        if turn == 2:
+            del states_of["a"]
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), x * 2 if turn >= 2 else run(x))
+        assert ("a" in states_of) == (turn < 2)
+
+
+def test_an_object_with_very_many_attributes_hides_no_other(lab: Lab) -> None:
+    large = SimpleNamespace(**{f"a{place}": place for place in range(10_000)})
+    larger = SimpleNamespace(**{f"a{place}": [place] for place in range(10_000)})
+    state = State(fresh(lab, 4))
+    engine = SimpleNamespace(large=large, larger=larger, state=state)
+    graphed = cgraph.graphed(lambda x: x * engine.state.k)
+    for turn in range(4):
+        if turn == 2:
+            engine.state = State(fresh(lab, 4))
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), x * engine.state.k)
+
+
+def test_objects_that_are_followed_may_go(lab: Lab) -> None:
+    engine = SimpleNamespace(state=State(fresh(lab, 4)))
+    graphed = cgraph.graphed(lambda x: x * engine.state.k)
+    x = fresh(lab, 4)
+    assert torch.equal(graphed(x), x * engine.state.k)
+    reference = weakref.ref(engine.state)
+    engine.state = State(fresh(lab, 4))
+    gc.collect()
+    assert reference() is None
+    assert torch.equal(graphed(x), x * engine.state.k)
+
+
+def test_requests_that_come_and_go_with_a_shared_cache_need_no_new_capture(lab: Lab) -> None:
+    class Engine:
+        def __init__(self) -> None:
+            self.pool = SimpleNamespace(pages=fresh(lab, 4))
+            self.live: dict[int, Any] = {}
+
+        def run(self, x: Tensor) -> Tensor:
+            return x * self.pool.pages
+
+    engine = Engine()
+    graphed = cgraph.graphed(engine.run)
+    for turn in range(12):
+        engine.live = {turn: SimpleNamespace(pages=engine.pool.pages)}
+        setattr(engine, f"current{turn}", engine.live[turn])
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), x * engine.pool.pages)
+    (key,) = graphed.report().keys
+    assert key.state == "captured" and not key.rerecorded
+
+
+def of_object(h: Tensor) -> tuple[Any, Any, Callable[[], Tensor]]:
+    state = SimpleNamespace(h=h)
+
+    def step(x: Tensor) -> Tensor:
+        state.h = torch.tanh(x + state.h)
+        return state.h * 2
+
+    return step, lambda other: setattr(state, "h", other), lambda: state.h
+
+
+def of_dictionary(h: Tensor) -> tuple[Any, Any, Callable[[], Tensor]]:
+    kept = {"h": h}
+
+    def step(x: Tensor) -> Tensor:
+        kept["h"] = torch.tanh(x + kept["h"])
+        return kept["h"] * 2
+
+    return step, lambda other: kept.update(h=other), lambda: kept["h"]
+
+
+def of_variable(h: Tensor) -> tuple[Any, Any, Callable[[], Tensor]]:
+    def step(x: Tensor) -> Tensor:
+        nonlocal h
+        h = torch.tanh(x + h)
+        return h * 2
+
+    def put(other: Tensor) -> None:
+        nonlocal h
+        h = other
+
+    return step, put, lambda: h
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("make", [of_object, of_dictionary, of_variable])
+def test_state_that_each_call_replaces_is_as_in_eager(
+    lab: Lab, make: Any, warmup: int, grad: bool
+) -> None:
+    begin = fresh(lab, 4)
+    step, put, now = make(begin)
+    xs = [fresh(lab, 4).requires_grad_(grad) for _ in range(5)]
+    wanted = [step(x).detach().clone() for x in xs]
+    last = now()
+    put(begin)
+    graphed = cgraph.graphed(step, warmup=warmup)
+    for x, right in zip(xs, wanted, strict=True):
+        assert torch.equal(graphed(x), right)
+    assert torch.equal(now(), last)
+    (key,) = graphed.report().keys
+    assert key.state == "eager" and key.reason is not None

@@ -142,3 +142,23 @@ def test_a_module_keeps_the_flags_that_a_function_sets(lab: Lab, warmup: int) ->
     x = fresh(lab, 1, 2)
     assert torch.allclose(graphed(x), net(x))
     assert not any(part.training for part in net.modules())
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_a_tensor_that_a_module_keeps_of_its_first_call_has_the_real_weights(
+    lab: Lab, warmup: int
+) -> None:
+    net = nn.Linear(2, 2).to(lab.device)
+    net.cache = None  # type: ignore[assignment]
+
+    def function(x: Tensor) -> Tensor:
+        if net.cache is None:
+            net.cache = net.weight * 2
+        return net(x)  # type: ignore[no-any-return]
+
+    graphed = cgraph.graphed(function, warmup=warmup)
+    x = fresh(lab, 1, 2)
+    assert torch.allclose(graphed(x), net(x))
+    if net.cache is not None:
+        net.cache.sum().backward()
+        assert torch.equal(net.weight.grad, torch.full_like(net.weight, 2))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import cgraph
+from cgraph._recorded import Recorded
 from cgraph.errors import CaptureError, StateError
 from graphed_calls import states
 from lab import Lab, fresh
@@ -51,6 +52,25 @@ def test_calls_go_on_after_an_error_while_a_graph_goes(
             assert torch.equal(graphed(x), x * 3)
     graphed.reset()
     x = fresh(lab, 2)
+    assert torch.equal(graphed(x), x * 3)
+
+
+def test_a_reset_is_whole_although_a_callback_raises(lab: Lab) -> None:
+    def destroyed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    graphed = cgraph.graphed(tripled)
+    for size in (2, 3, 4):
+        graphed(fresh(lab, size))
+    graphed.freeze()
+    key = next(iter(graphed._capturing.keys.values()))
+    assert isinstance(key.recorded, Recorded)
+    key.recorded.whole.register_destroy_callback(destroyed)
+    del key
+    with suppress(KeyboardInterrupt):
+        graphed.reset()
+    assert states(graphed) == [] and not graphed.entries_by_use and not graphed.is_frozen
+    x = fresh(lab, 3)
     assert torch.equal(graphed(x), x * 3)
 
 
@@ -112,7 +132,8 @@ def test_a_frozen_function_says_that_it_knows_the_arguments_given_otherwise(
     x = fresh(lab, 3)
     graphed.capture(x, tag="b", progress=False).freeze()
     assert torch.equal(graphed(x, tag="b"), x)
-    with pytest.raises(StateError, match="its arguments given in another way"):
+    with pytest.raises(StateError, match="the same arguments given in another way"):
         call(graphed, x)
-    with pytest.raises(StateError, match="capture it before freeze"):
-        graphed(x, tag="c")
+    for other in ((x, "c"), (fresh(lab, 2), "b")):
+        with pytest.raises(StateError, match=r"\): capture it before freeze"):
+            graphed(*other)

@@ -379,7 +379,7 @@ class Marked(Tensor):
     """A class that a caller may give a result."""
 
 
-def test_what_a_caller_has_done_to_a_result_is_not_on_the_next_one(lab: Lab) -> None:
+def test_attributes_and_a_class_of_the_callers_are_not_on_the_next_result(lab: Lab) -> None:
     graphed = cgraph.graphed(twice)
     for change in (
         lambda one: setattr(one, "mark", 1),

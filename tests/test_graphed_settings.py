@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -83,8 +84,9 @@ def test_a_learning_rate_that_changes_between_steps_is_the_one_that_is_used(
     if changes_often:
         assert key.reason is not None and "the setting lr of an optimizer" in key.reason
         assert key.advice is not None and "be a tensor" in key.advice
-    elif schedule == "same" or make is of_tensor:
-        assert not key.rerecorded
+    else:
+        changes = 3 if schedule == "steps" and make is not of_tensor else 0
+        assert sum(one.count for one in key.rerecorded) == changes
 
 
 @pytest.mark.parametrize(
@@ -121,6 +123,54 @@ def test_a_setting_that_changes_after_many_steps_each_time_is_captured_each_time
         assert near(ours.net.weight, theirs.net.weight)  # type: ignore[arg-type]
     (key,) = graphed.report().keys
     assert key.state == "captured" and sum(one.count for one in key.rerecorded) == 3
+
+
+def test_soon_changes_are_not_held_against_those_after_many_steps(lab: Lab) -> None:
+    ours, theirs = pair(lab, momentum)
+    graphed = cgraph.graphed(ours.step, max_recording=2)
+    for rate, steps in ((0.1, 3), (0.05, 3), (0.04, 70), (0.03, 70), (0.02, 70), (0.01, 3)):
+        for one in (ours, theirs):
+            one.optimizer.param_groups[0]["lr"] = rate
+        for _ in range(steps):
+            x = fresh(lab, 2, 4)
+            graphed(x)
+            theirs.step(x)
+        assert near(ours.net.weight, theirs.net.weight)  # type: ignore[arg-type]
+    assert states(graphed) == ["captured"]
+
+
+def test_settings_that_are_equal_are_the_same(lab: Lab) -> None:
+    ours, theirs = pair(lab, capturable)
+    graphed = cgraph.graphed(ours.step)
+    for turn in range(8):
+        group = ours.optimizer.param_groups[0]
+        group["betas"] = tuple([0.9, 0.999])
+        group["eps"] = float("1e-8")
+        group["lr"] = float("0.1")
+        # Which no optimizer reads.
+        group["kept"] = int("1000"), "".join(["a", "b"])
+        group["rate"] = np.float64(0.5)
+        x = fresh(lab, 2, 4)
+        assert near(graphed(x), theirs.step(x))
+        assert turn == 0 or states(graphed) == ["captured"]
+    (key,) = graphed.report().keys
+    assert not key.rerecorded
+
+
+def test_the_setting_that_has_changed_is_named_among_equal_ones(lab: Lab) -> None:
+    ours, _ = pair(lab, momentum)
+    graphed = cgraph.graphed(ours.step)
+    for turn in range(4):
+        group = ours.optimizer.param_groups[0]
+        group["lr"] = float("0.1")
+        if turn == 2:
+            group["dampening"] = 0.5
+        if turn == 3:
+            group["more"] = None
+        graphed(fresh(lab, 2, 4))
+    (key,) = graphed.report().keys
+    named = [one.argument for one in key.rerecorded]
+    assert named == [f"the setting {name} of an optimizer" for name in ("dampening", "more")]
 
 
 def test_a_frozen_step_refuses_another_learning_rate(lab: Lab) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Hashable
+from contextlib import ExitStack
 from typing import Any
 
 from cgraph import _core, _driver, _refusals, _torch
@@ -11,6 +12,7 @@ from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._claims import claimed
 from cgraph._held import Holding
+from cgraph._holders import Holder
 from cgraph._keys import Key, modules_in_words
 from cgraph._limits import Limits
 from cgraph._native import entry_of_call, entry_of_graph
@@ -22,7 +24,7 @@ from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
 from cgraph._rows import Rows
 from cgraph._source import user_line
-from cgraph._surroundings import Holder, holders_of_tensors
+from cgraph._surroundings import holders_of_tensors
 from cgraph._together import Together
 from cgraph._training import Trained, require_no_gradient, train_or_record
 from cgraph.errors import CaptureError, StateError
@@ -123,8 +125,10 @@ class Capturing:
                 identity = self.identity(call, self._reached)
         if (known := self.keys.get(identity)) is not None:
             return known
-        text = ", ".join(filter(None, (str(call), modules_in_words(*identity[1:3]))))
-        key = self.keys[identity] = Key(text)
+        of_modules = modules_in_words(*identity[1:3])
+        text = ", ".join(filter(None, (str(call), of_modules)))
+        words = sorted([*map(str, call.leaves), str(call.mode), of_modules])
+        key = self.keys[identity] = Key(text, words)
         self.limits.forget(key)
         return key
 
@@ -159,7 +163,7 @@ class Capturing:
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails.
 
-        It has no graph either if something in the capture has let it be forgotten.
+        The key has no graph afterwards if it was forgotten during the capture, as by ``reset()``.
         """
         _torch.keep_from_tracing()
         driver = _driver.current()
@@ -221,7 +225,8 @@ class Capturing:
                 surroundings = surroundings.with_holders(recorded.used, full)
             if self._options.debug:
                 self._debug(plan, key, call, recorded, surroundings.storages)
-        self._is_warm = True
+        # Unless something in the capture has called reset().
+        self._is_warm = self.limits.knows(key)
         hold = functools.partial(
             self._hold, key, call, recorded, surroundings, surroundings.flags, lane
         )
@@ -264,15 +269,27 @@ class Capturing:
         if call.is_native:
             self._dispatcher.add(entry)
 
-    def reset(self) -> None:
-        """Forget everything."""
+    def require_idle(self) -> None:
+        """Refuse a reset inside a break.
+
+        Raises:
+            StateError: A replay is under way.
+        """
         if any(key.is_running for key in self.keys.values()):
             raise StateError(
                 f"{self.name} was to be reset inside one of its own breaks: call reset() after the"
                 " call"
             )
-        for key in self.keys.values():
-            self.limits.drop(key, "evicted")
+
+    def reset(self) -> None:
+        """Forget everything."""
+        with ExitStack() as last:
+            # Whatever callbacks of the graphs raise.
+            last.callback(self._forget)
+            for key in self.keys.values():
+                last.callback(self.limits.drop, key, "evicted")
+
+    def _forget(self) -> None:
         self.keys.clear()
         self.limits.clear()
         self._reach.clear()

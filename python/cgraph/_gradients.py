@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from cgraph import _torch
-from cgraph._surroundings import Holder
+from cgraph._holders import Holder
 from cgraph.errors import CaptureError
 
 __all__ = ["Gradients"]

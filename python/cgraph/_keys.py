@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable
+from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +26,8 @@ __all__ = ["Key", "Tried", "modules_in_words"]
 
 # So many replays are worth a capture, whatever has to be captured anew then.
 _WORTH_CAPTURE = 64
+# So many names of what moves count as one.
+_MOST_NAMES = 4
 
 Tried = tuple[list[int | None] | None, str | None]
 """For each leaf of the result the dimension of the rows, or None; or how padding rows show."""
@@ -36,8 +38,10 @@ class Key:
 
     Args:
         text: What its calls have in common.
+        words: The same in parts, each argument one, in an order of their own.
 
     Attributes:
+        words: The same.
         state: What calls of it do.
         reason: Why they run eagerly.
         where: The line that is the reason.
@@ -53,8 +57,9 @@ class Key:
         surroundings: What its graph reads besides the arguments; None without one.
     """
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, words: Sequence[str] = ()) -> None:
         self.text = text
+        self.words = words
         self.state: State = "eager"
         self.reason: str | None = None
         self.where: str | None = None
@@ -160,11 +165,12 @@ class Key:
         self._again[reason, argument, short_place(where)] += 1
 
     def moves(self, what: str) -> int:
-        """Count that this is not where the graph reads it; how often that came soon, before now."""
-        before = self._moves[what]
-        if self.replays - self._replays_at_capture < _WORTH_CAPTURE:
-            self._moves[what] += 1
-        return before
+        """How often this has moved soon after a capture before now; 0 if it was no soon move."""
+        if self.replays - self._replays_at_capture >= _WORTH_CAPTURE:
+            return 0
+        self._moves[what] += 1
+        # It may have another name each time.
+        return max(self._moves[what] - 1, self._moves.total() // _MOST_NAMES)
 
     def put_away(self, known: list[_core.Entry]) -> None:
         """Let the exec go; ``known`` are the entries that the dispatcher had."""
@@ -184,7 +190,7 @@ class Key:
         return known
 
     def drop(self, state: State) -> None:
-        """Let the graph go, whose entries nobody finds any more."""
+        """Let the graph go. The caller has taken its entries out of the dispatcher."""
         entries = self.entries
         if self.state == "eager":
             self.eager_calls += sum(one.replays for one in entries)

@@ -94,11 +94,10 @@ class Limits:
         """Whether a key is remembered."""
         return any(one is key for one in self._keys.values())
 
-    def has_another(self, key: Key) -> bool:
-        """Whether another key has a graph and the same words, maybe in another order."""
+    def knows_same_arguments(self, key: Key) -> bool:
+        """Whether another key has a graph, whose arguments are the same given in another way."""
         others = (one for one in self._keys.values() if one is not key and one.state == "captured")
-        words = sorted(key.text.split(", "))
-        return any(sorted(one.text.split(", ")) == words for one in others)
+        return any(one.words == key.words for one in others)
 
     def have_room(self, count: int) -> bool:
         """Whether so many keys more can be captured, and none has to go."""

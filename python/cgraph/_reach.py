@@ -10,7 +10,8 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._attributes import dictionaries_of
-from cgraph._surroundings import Holder, holders_of, modules_of, tensors_of
+from cgraph._holders import Holder
+from cgraph._surroundings import holders_of, modules_of, tensors_of
 
 __all__ = ["Reach", "Surroundings"]
 
@@ -111,6 +112,8 @@ class Surroundings:
         self.needs_grad = False
         self.reason_against: str | None = None
         self._owners: list[dict[str, Any]] = []
+        # The ``id`` of those that are settings of optimizers.
+        self._groups: set[int] = set()
         self._tensors: list[torch.Tensor] = []
         self._names: list[str] = []
         hooks = [("all modules", one) for one in _torch.hooks_of(None)]
@@ -157,6 +160,7 @@ class Surroundings:
         other._tensors = [*self._tensors, *(one.value for one in strided)]
         other._addresses = [*self._addresses, *(one.value.data_ptr() for one in strided)]
         # With what is in these, as the state of an optimizer is.
+        other._groups = {id(one.value) for one in full if one.name == "param_groups"}
         held = [one.value for one in full if isinstance(one.value, dict)]
         inner = (value for one in held for value in one.values())
         dictionaries = [*held, *(one for one in inner if isinstance(one, dict))]
@@ -259,15 +263,20 @@ class Surroundings:
             if any(owner is one for one in of_leaves) and [*owner.items()] != known:
                 return _NAMES["_backward_hooks"]
         names = (
-            # A group of an optimizer has its settings beside the parameters.
-            name if "params" not in owner else f"the setting {name} of an optimizer"
+            f"the setting {name} of an optimizer" if id(owner) in self._groups else name
             for owner, known in zip(self._owners, map(dict, self._items), strict=True)
-            for name, now in owner.items()
-            if name not in known or known[name] is not now
+            for name in {**owner, **known}
+            if name not in known or name not in owner or not _are_same(owner[name], known[name])
         )
         found = next(names, "a parameter")
         # The state of an optimizer is found by its parameters.
         return found if isinstance(found, str) else _NAMES["state"]
+
+
+def _are_same(now: object, then: object) -> bool:
+    """Whether a value is the same object, or a number or a tuple of them that equals it."""
+    plain = (int, float, str, tuple)
+    return now is then or (isinstance(now, plain) and type(now) is type(then) and now == then)
 
 
 def _words(holder: Holder) -> str:

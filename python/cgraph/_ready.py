@@ -74,10 +74,10 @@ class Ready:
                     " call reset()"
                 )
             instead = "capture it before freeze(), or call reset()"
-            if self._limits.has_another(key):
+            if self._limits.knows_same_arguments(key):
                 instead = (
-                    "it was captured with its arguments given in another way (by place or by name,"
-                    f" with a default or without): give them so, {instead}"
+                    "it was captured with the same arguments given in another way (by place or by"
+                    f" name, or in another order): give them so, {instead}"
                 )
             raise StateError(
                 f"{self._name} was frozen, and a call needs a capture, of the key ({key.text}):"

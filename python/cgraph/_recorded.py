@@ -11,7 +11,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._gradients import Gradients
-from cgraph._surroundings import Holder
+from cgraph._holders import Holder
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 

@@ -20,11 +20,12 @@ from cgraph._collector import collections_held_off
 from cgraph._constants import is_array
 from cgraph._drawing import draws_on
 from cgraph._gradients import Gradients
+from cgraph._holders import Holder, put_back_tensors, require_none_replaced, used_of
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
-from cgraph._surroundings import Holder, modules_of, tensors_of, used_of
+from cgraph._surroundings import modules_of, tensors_of
 from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
@@ -139,6 +140,7 @@ def _record(
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
         last.push(attributes.put_back_after_error)
+        last.push(functools.partial(put_back_tensors, plan.held()))
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
         if not plan.only_captures:
@@ -173,6 +175,7 @@ def _record(
             rollback.leave_alone(outputs, statics)
             try:
                 of_capture.require_no_new_tensor()
+                require_none_replaced(held, rollback.captures_name)
                 _require_known_classes(outputs)
                 require_unmoved(plan)
                 rollback.require_one_device()

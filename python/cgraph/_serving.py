@@ -34,7 +34,7 @@ class Request:
     """A call that is to be answered.
 
     Attributes:
-        call: It, taken apart.
+        call: The call, taken apart.
         args: Its positional arguments.
         kwargs: Its keyword arguments.
         is_frozen: Whether captures are forbidden.
@@ -79,7 +79,7 @@ class Serving:
         self._capturing = capturing
         self._function = capturing.function
         self._arguments = arguments
-        self._fails = options.on_fail == "raise"
+        self._raises = options.on_fail == "raise"
         self._turn = turn
         self._padding = Padding(self, capturing, options)
         # What was said of calls that run eagerly.
@@ -106,12 +106,12 @@ class Serving:
         reason = None if key.recorded is None else request.call.reason_beside(key.recorded.writes)
         if reason is None:
             return None
-        if self._fails:
+        if self._raises:
             raise CaptureError(reason)
         return self._once_eagerly(key, request, reason)
 
     def eagerly(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
-        """Let a key run eagerly from now on, of which the request has a whole call."""
+        """Let the key of ``request.whole`` run eagerly from now on, and answer this call."""
         self._stay_eager(key, request.whole, reason, user_line())
         return request.eagerly(self._function)
 
@@ -119,6 +119,11 @@ class Serving:
         """Whether it is decided that calls of this key run eagerly."""
         key = self._capturing.keys.get(self._capturing.identity(call))
         return key is not None and key.reason is not None
+
+    def is_settled(self, key: Key) -> bool:
+        """Whether a key runs eagerly until it is captured ahead."""
+        is_eager = key.reason is not None and key.state == "eager"
+        return is_eager and not self._capturing.limits.is_of_many(key.reason or "")
 
     def clear(self) -> None:
         """Forget what calls have shown and what was said of them."""
@@ -190,7 +195,7 @@ class Serving:
 
     def _failed(self, key: Key, request: Request, error: Exception) -> Callable[[], Any]:
         """Go on after a capture that failed; what the function itself raises comes out."""
-        if self._fails:
+        if self._raises:
             raise self._with_note(error, key)
 
         reason = first_line(error)
@@ -213,7 +218,7 @@ class Serving:
 
     def _with_note(self, error: Exception, key: Key) -> Exception:
         """An error that names the key, where errors are to come out."""
-        if self._fails:
+        if self._raises:
             name = self._capturing.name
             add_note(error, f"cgraph: {name} was being captured for the key ({key.text})")
         return error
@@ -225,8 +230,8 @@ class Serving:
         capturing = self._capturing
         capturing.limits.drop(key, "eager")
         reached = capturing.surroundings(call)
-        # An entry would keep modules that are new in each call, and not see which tensors of others
-        # require gradients.
+        # An entry would keep modules that are new in each call, and it does not compare which
+        # tensors of those that the function itself reaches require gradients.
         is_same = not call.modules and not (call.mode.grad and reached.requires_grad)
         if call.is_native and is_same and not capturing.limits.is_of_many(reason):
             entry = entry_of_call(self._function, call, reached, reached.flags)

@@ -13,7 +13,8 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from cgraph import _torch
 from cgraph._constants import Snapshot
-from cgraph._surroundings import Holder, objects_of
+from cgraph._holders import Holder
+from cgraph._surroundings import objects_of
 
 __all__ = ["Steps"]
 
@@ -101,7 +102,7 @@ class Steps:
         return None
 
     def states(self) -> list[Holder]:
-        """Where the states and the settings of the optimizers are."""
+        """Where the states and the settings of the optimizers are that have stepped."""
         found: list[Holder] = []
         for optimizer in (one.optimizer for one in self._before.values()):
             found.append(Holder(optimizer, "state", optimizer.state))

@@ -2,75 +2,34 @@
 
 from __future__ import annotations
 
-import dis
 import functools
-import sys
 import types
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from cgraph import _core
+from cgraph._code import globals_in, is_users, names_in
+from cgraph._holders import Holder, vars_of
 from cgraph._torch import tree_iter
 
 __all__ = [
-    "Holder",
     "attributes_of",
     "holders_of",
     "holders_of_tensors",
     "modules_of",
     "objects_of",
     "tensors_of",
-    "used_of",
 ]
 
 # So many items of lists and dictionaries are looked at behind one name: longer ones are of data.
 _MOST_ITEMS = 4096
 # So many attributes of objects are looked at in all, and so many steps away.
 _MOST_ATTRIBUTES, _MOST_STEPS = 4096, 6
-
-
-class Holder(NamedTuple):
-    """Where something is found.
-
-    Attributes:
-        owner: A dictionary or an object.
-        name: The name of an item or attribute.
-        value: What is there, or at the end of the path.
-        path: Keys of dictionaries, places in lists and tuples, and attributes of objects that lead
-            on from there.
-        is_deep: Whether there are attributes of objects among them.
-    """
-
-    owner: Any
-    name: str
-    value: Any
-    path: tuple[Any, ...] = ()
-    is_deep: bool = False
-
-    @property
-    def now(self) -> Any:
-        """What is there now; None if nothing is."""
-        try:
-            value = _item(self.owner, self.name)
-            for name in self.path:
-                value = _item(value, name)
-        except (AttributeError, LookupError, TypeError, ValueError):  # the last: an empty cell
-            return None
-        return value
-
-    @property
-    def tensors(self) -> Iterator[torch.Tensor]:
-        """What is there, or the parameters and buffers of a module that is."""
-        if isinstance(self.value, torch.nn.Module):
-            yield from self.value.parameters()
-            yield from self.value.buffers()
-        elif isinstance(self.value, torch.Tensor):
-            yield self.value
 
 
 def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tensor]:
@@ -116,91 +75,98 @@ def holders_of_tensors(function: object, modules: Iterable[torch.nn.Module]) -> 
 
     Also tensors and modules in lists, tuples, dictionaries and objects there.
     """
-    found = list(_held_by(function, (object,), set()))
-    for module in modules:
-        for part in module.modules():
-            found += [one for one in _items(vars(part)) if one.name not in _OF_MODULES]
-            found += _of_class(part)
-    # The object of a method is where its attributes are found, not another one.
-    objects = _Objects()
+    found = list(_held_by(function, None, set()))
+    parts = [part for module in modules for part in module.modules()]
+    for part in parts:
+        found += [one for one in _items(vars(part)) if one.name not in _OF_MODULES]
+        # A method of a module has them from above.
+        found += [] if part is getattr(function, "__self__", None) else _of_class(part)
+    objects = _Objects(names_in(function, parts))
     return [item for holder in found for item in _inside(holder, objects)]
 
 
-def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> list[Holder]:
-    """Where what a capture uses is found, and stays: calls to come find what they put there.
-
-    Args:
-        held: Where tensors were found before it.
-        uses: Whether it uses one.
-    """
-    there = (one for one in held if one.now is one.value)
-    used = [one for one in there if any(map(uses, one.tensors))]
-    # An object may be one of many that lead to a tensor, and another one the next time.
-    near = {id(tensor) for one in used if not one.is_deep for tensor in one.tensors}
-    return [one for one in used if not one.is_deep or any(id(t) not in near for t in one.tensors)]
-
-
-def _held_by(function: object, kinds: tuple[type, ...], seen: set[int]) -> Iterator[Holder]:
-    """Where a function, or one that it has or names, finds objects of some kinds."""
+def _held_by(function: object, kinds: tuple[type, ...] | None, seen: set[int]) -> Iterator[Holder]:
+    """Where a function, or one that it has or names, finds objects, or those of some kinds."""
     if id(function) in seen:
         return
     seen.add(id(function))
     for holder in _places_of(function):
         if isinstance(holder.value, _FUNCTIONS):
             yield from _held_by(holder.value, kinds, seen)
-        elif isinstance(holder.value, kinds):
+        elif kinds is None or isinstance(holder.value, kinds):
             yield holder
 
 
 class _Objects:
-    """The objects that were looked into, each once, until there are too many attributes."""
+    """The attributes of objects, until there are too many.
 
-    def __init__(self) -> None:
-        self._seen: set[int] = set()
+    Args:
+        names: Those that the function's code has.
+    """
+
+    def __init__(self, names: frozenset[str]) -> None:
+        self.names = names
         self._left = _MOST_ATTRIBUTES
 
-    def enter(self, value: object) -> dict[str, Any]:
-        """The attributes of an object; none if it is of no class of the user's."""
+    def attributes(self, value: object) -> list[tuple[str, Any]]:
+        """Those of an object that may have tensors; none if it is of no class of the user's."""
         kind = type(value)
-        root = kind.__module__.partition(".")[0]
-        is_users = kind is types.SimpleNamespace or root not in _NOT_USERS
-        if not is_users or isinstance(value, (*_LEAVES, type)) or id(value) in self._seen:
-            return {}
-        self._seen.add(id(value))
-        found = vars_of(value)
+        is_plain = issubclass(kind, types.SimpleNamespace)
+        if not (is_plain or is_users(vars(kind).get("__module__"))):
+            return []
+        if issubclass(kind, (*_LEAVES, type)):
+            return []
+        found = [item for item in vars_of(value).items() if not issubclass(type(item[1]), _PLAIN)]
+        if len(found) > self._left:
+            return []
         self._left -= len(found)
-        return found if self._left >= 0 else {}
+        return found
 
 
 def _inside(root: Holder, objects: _Objects) -> Iterator[Holder]:
-    """What a holder has, or the tensors and modules in a container or an object that it has."""
-    containers = (dict, list, tuple)
+    """What a holder has, or the tensors and modules in a container or an object that it has.
+
+    No code of the user's runs: objects may stand for others, and raise.
+    """
+    is_named = root.name in objects.names or not isinstance(root.owner, dict)
     left = _MOST_ITEMS
-    waiting = deque([(root, frozenset[int]())])
+    waiting = deque([(root._replace(is_named=is_named), frozenset[int]())])
     while waiting:
         holder, around = waiting.popleft()
         value = holder.value
-        if isinstance(value, torch.Tensor | torch.nn.Module):
+        kind = type(value)
+        if issubclass(kind, torch.Tensor | torch.nn.Module):
             yield holder
-        elif isinstance(value, containers) and id(value) not in around and len(value) <= left:
-            left -= len(value)
-            items = list(value.items() if isinstance(value, dict) else enumerate(value))
-            around |= {id(value)}
-            waiting += [
-                (holder._replace(value=one, path=(*holder.path, name)), around)
-                for name, one in items
-                if not isinstance(one, _PLAIN)
-            ]
-        elif not isinstance(value, containers) and len(holder.path) < _MOST_STEPS:
-            waiting += [
-                (Holder(holder.owner, holder.name, one, (*holder.path, name), True), around)
-                for name, one in objects.enter(value).items()
-                if not isinstance(one, _PLAIN)
-            ]
-
-
-def _item(owner: Any, name: Any) -> Any:
-    return owner[name] if isinstance(owner, dict | list | tuple) else getattr(owner, name)
+            continue
+        if id(value) in around or len(holder.path) >= _MOST_STEPS:
+            continue
+        items: Iterable[tuple[Any, Any]] = []
+        is_object = False
+        if issubclass(kind, dict):
+            count = dict.__len__(value)
+            items = list(dict.items(value)) if count <= left else []
+            left -= len(items)
+        elif issubclass(kind, list | tuple):
+            base: Any = list if issubclass(kind, list) else tuple
+            count = base.__len__(value)
+            items = list(enumerate(base.__iter__(value))) if count <= left else []
+            left -= len(items)
+        else:
+            items, is_object = objects.attributes(value), True
+        around |= {id(value)}
+        waiting += [
+            (
+                holder._replace(
+                    value=one,
+                    path=(*holder.path, name),
+                    is_deep=holder.is_deep or is_object,
+                    is_named=holder.is_named and (not is_object or name in objects.names),
+                ),
+                around,
+            )
+            for name, one in items
+            if not issubclass(type(one), _PLAIN)
+        ]
 
 
 def _places_of(function: object) -> Iterator[Holder]:
@@ -222,7 +188,7 @@ def _places_of(function: object) -> Iterator[Holder]:
         code, scope = function.__code__, function.__globals__
         # Torch's own name nothing of the user's, and a great many functions.
         if str(scope.get("__name__")).partition(".")[0] not in ("torch", "cgraph"):
-            known = (name for name in _names_in(code) if name in scope)
+            known = (name for name in globals_in(code) if name in scope)
             yield from (Holder(scope, name, scope[name]) for name in known)
         defaults = reversed(function.__defaults__ or ())
         names = reversed(code.co_varnames[: code.co_argcount])
@@ -235,34 +201,25 @@ def _places_of(function: object) -> Iterator[Holder]:
             yield from _constants([("__call__", type(function).__call__)])
 
 
-@functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> tuple[str, ...]:
-    """The globals that code names, with that of the functions defined in it; each once."""
-    loads = (one for one in dis.get_instructions(code) if one.opname in _LOADS)
-    found = {one.argval: None for one in loads}
-    for inner in code.co_consts:
-        if isinstance(inner, types.CodeType):
-            found.update(dict.fromkeys(_names_in(inner)))
-    return tuple(found)
-
-
 def _items(values: dict[str, Any]) -> list[Holder]:
     return [Holder(values, name, one) for name, one in values.items()]
 
 
 def _of_class(one: object) -> list[Holder]:
-    """What an object, or a class itself, has as attributes of its class and is no function."""
+    """What an object, or a class itself, finds in its class, but for what binds to it."""
     kind = one if isinstance(one, type) else type(one)
     own = {} if one is kind else getattr(one, "__dict__", {})
     found: dict[str, Any] = {}
     for base in kind.__mro__:
-        if base.__module__.partition(".")[0] not in _NOT_USERS:
+        if is_users(vars(base).get("__module__")):
             found = {**vars(base), **found}
-    kinds = (torch.Tensor, dict, list, tuple)
     return [
         Holder(one, name, value)
         for name, value in found.items()
-        if isinstance(value, kinds) and name not in own and not name.startswith("__")
+        if not isinstance(value, _PLAIN)
+        and not hasattr(type(value), "__get__")
+        and name not in own
+        and not name.startswith("__")
     ]
 
 
@@ -278,12 +235,6 @@ def attributes_of(function: object) -> dict[str, Any]:
     while isinstance(function, functools.partial):
         function = function.func
     return vars_of(function.__self__ if isinstance(function, types.MethodType) else function)
-
-
-def vars_of(one: object) -> dict[str, Any]:
-    """The attributes of an object that keeps them in a dictionary; modules have their own way."""
-    found = {} if isinstance(one, torch.nn.Module | type) else getattr(one, "__dict__", {})
-    return found if isinstance(found, dict) else {}
 
 
 def _leaves_of(objects: object, seen: set[int]) -> Iterator[Any]:
@@ -316,11 +267,8 @@ def _surroundings(leaf: Any) -> list[object]:
 _UNASSIGNED = types.CellType()
 # Values that have no tensors, of which there are many.
 _PLAIN = (int, float, str, bytes, type(None), type)
-# Classes of these are not looked into: there is no end to what their objects refer to.
-_NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
 # What each module keeps its parts and hooks in.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
 _LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler)
 # Other objects are not looked into: there is no end to them.

@@ -17,6 +17,7 @@ from cgraph._attributes import Attributes
 from cgraph._calls import Call
 from cgraph._drawing import draws_on
 from cgraph._held import Holding, Lent
+from cgraph._holders import Holder, put_back_tensors, require_none_replaced, used_of
 from cgraph._recorded import Recorded
 from cgraph._recording import (
     NotReadyError,
@@ -31,7 +32,7 @@ from cgraph._recording import (
     watched,
 )
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import Holder, objects_of, tensors_of, used_of
+from cgraph._surroundings import objects_of, tensors_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -250,8 +251,7 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
     ]
     parts = [part for module in modules for part in module.modules()]
     noting = [part for part in parts if _torch.knows_its_weights(part)]
-    # What else the function assigns, it assigns as in any call.
-    notes = [_with_tensors(vars(part)) for part in noting]
+    notes = [dict(vars(part)) for part in noting]
     made: dict[int, torch.nn.Parameter] = {}
     for _, _, real in places:
         if id(real) not in made:
@@ -266,12 +266,14 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
         for owner, name, real in places:
             owner[name] = real
         for part, known in zip(noting, notes, strict=True):
-            vars(part).update(known)
+            now = vars(part)
+            # A flag that the function has set stays, as after any call.
+            now.update({name: one for name, one in known.items() if not _is_plain(now.get(name))})
 
 
-def _with_tensors(values: Mapping[str, Any]) -> dict[str, Any]:
-    """The items that are tensors, or lists of which some may be."""
-    return {name: one for name, one in values.items() if isinstance(one, torch.Tensor | list)}
+def _is_plain(value: object) -> bool:
+    """Whether a value cannot be, or have, a tensor of a stand-in."""
+    return isinstance(value, bool | int | float | str)
 
 
 def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
@@ -371,7 +373,9 @@ def train(
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback))
         last.push(Attributes(plan.dictionaries).put_back_after_error)
-        last.push(functools.partial(_put_back_after_error, [(one, one.grad) for one in leaves]))
+        last.push(functools.partial(put_back_tensors, plan.held()))
+        gradients = [(one, one.grad) for one in leaves]
+        last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Holder] = []
         before: list[Attributes] = []
 
@@ -409,6 +413,7 @@ def train(
                     clone_outputs=copies,
                 )
                 _require_in_place(modules, parameters)
+                require_none_replaced(held, rollback.captures_name)
             passes.require_none()
             require_state(steps)
             rollback.require_one_device()

@@ -76,8 +76,11 @@ class Padding:
             return serving.eagerly(capturing.key(call), request, reason)
 
         if found.size is None:
-            most = options.sizes[-1] if options.sizes else 0
-            return eagerly(f"larger than all sizes: the largest one is {most}")
+            return eagerly(f"larger than all sizes: the largest one is {options.sizes[-1]}")
+        known = capturing.keys.get(capturing.identity(call.replaced(_like(call.tensors, found))))
+        if known is not None and serving.is_settled(known):
+            known.eager_calls += 1
+            return request.eagerly(capturing.function)
         try:
             tensors = resized(call.tensors, found, found.size, options.pad)
         except (RuntimeError, TypeError) as error:
@@ -86,8 +89,6 @@ class Padding:
             return eagerly(f"padding to {found.size} rows failed: {first_line(error)}")
         whole = call.replaced(tensors)
         large = capturing.key(whole)
-        if large.reason is not None and not capturing.limits.is_of_many(large.reason):
-            return eagerly(large.reason)
         instead = serving.ensure(large, request.padded(whole))
         if instead is not None:
             return instead
@@ -99,11 +100,14 @@ class Padding:
             # Trials overwrite what the last call has returned.
             large.release()
             assert large.recorded is not None
-            with _apart(large.recorded, call) as apart:
-                if self._options.check_padding:
-                    batched, leak = self._tried(large, apart, found)
-                else:
-                    batched = self._assumed(large, apart, found)
+            try:
+                with _apart(large.recorded, call) as apart:
+                    if self._options.check_padding:
+                        batched, leak = self._tried(large, apart, found)
+                    else:
+                        batched = self._assumed(large, apart, found)
+            except _ForgottenError:
+                return request.eagerly(capturing.function)
             # A row that is repeated has the same mean: more rows are to show what that does.
             if found.rows > 1 or options.pad != "repeat":
                 large.tried[found.dims] = batched, leak
@@ -214,6 +218,8 @@ class Padding:
                     args, kwargs = call.arguments(tensors)
                     with torch.set_grad_enabled(call.mode.grad):
                         leaves, spec = tree_flatten(function(*args, **kwargs))
+                    if large.recorded is not recorded:
+                        raise _ForgottenError
                     written = [tensors[place] for place in recorded.mutated]
                     made = [leaf.grad for leaf, _ in gradients]
                     return _copies([*leaves, *written, *made]), len(leaves), spec
@@ -287,6 +293,10 @@ class Padding:
         return batched[:results], None
 
 
+class _ForgottenError(Exception):
+    """The function has let its own graph go, as by ``reset()``."""
+
+
 class _PaddedCall:
     """A call with gradients, padded and cut by operators that pass them on."""
 
@@ -323,16 +333,25 @@ def _apart(recorded: Recorded | Trained, call: Call) -> Iterator[Call]:
     They may be views of what the graph, or another one of its pool, has returned.
     """
     driver, pool = _driver.current(), recorded.pool
-    copies = [
-        copied(one) if one.numel() and driver.is_in_pool(one, pool) else one for one in call.tensors
-    ]
+    lent = [one for one in call.tensors if one.numel() and driver.is_in_pool(one, pool)]
+    bytes_of = [_torch.bytes_of(one) for one in lent]
+    known = [one.clone() for one in bytes_of]
+    copies = {id(one): copied(one) for one in lent}
     try:
-        yield call.replaced(copies)
+        yield call.replaced([copies.get(id(one), one) for one in call.tensors])
     finally:
-        for tensor, copy in zip(call.tensors, copies, strict=True):
-            if copy is not tensor:
-                # It is the same to autograd, which may have saved it.
-                tensor.data.copy_(copy.detach())
+        for now, before in zip(bytes_of, known, strict=True):
+            now.copy_(before)
+
+
+def _like(tensors: Sequence[torch.Tensor], found: Fit) -> list[torch.Tensor]:
+    """Tensors of as many rows as the size has, with nothing in them."""
+    assert found.size is not None
+    sized = zip(tensors, found.dims, strict=True)
+    return [
+        one if dim is None else one.new_empty([*one.shape[:dim], found.size, *one.shape[dim + 1 :]])
+        for one, dim in sized
+    ]
 
 
 def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:

@@ -76,12 +76,12 @@ def graphed(
     gradients are recorded, which of their tensors require one. The first call of a key warms up,
     captures and replays. Modules are found among what the function is, has, closes over, names or
     is given; their parameters and buffers are read where they lie, and so are tensors that the
-    function, or one that it names, closes over, names or has as a default, or that its object, an
-    object there or such a module has as an attribute. A call after one that the graph uses has
-    moved, or after a module was exchanged, captures anew, and so does one after a module, or a leaf
-    of a backward pass inside, got or lost a hook, or a setting of an optimizer was changed. An
-    attribute that was None, and a container that grows, are not looked at again. If the result
-    requires a gradient, backward passes are graphs too, as those of
+    function, or one that it names, closes over, names or has as a default, or that its object or
+    its class, an object there or such a module has as an attribute. A call after one that the graph
+    uses has moved, or after a module was exchanged, captures anew, and so does one after a module,
+    or a leaf of a backward pass inside, got or lost a hook, or a setting of an optimizer was
+    changed. An attribute that was None, and a container that grows, are not looked at again. If the
+    result requires a gradient, backward passes are graphs too, as those of
     :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
     hooks of one do not see what goes through another, and an argument that is returned is another
     tensor. A training step with its backward pass and optimizer inside is one graph.
@@ -143,8 +143,8 @@ def graphed(
             pool: the next call of its key instantiates it, which takes less than a capture. Not
             for graphs with gradients or breaks. ``max_bytes`` counts templates, which go first.
         max_recording: How often a key is captured anew because one argument, parameter or setting
-            of an optimizer is another one or lies elsewhere, fewer than 64 replays after a capture.
-            Then its calls run eagerly.
+            of an optimizer is another one or lies elsewhere fewer than 64 replays after a capture.
+            When that happens once more, its calls run eagerly.
         warmup: Calls before the first capture; before later ones there is one. With gradients there
             are two at least, the first one without a backward pass. With 0 there is one
             if the function has a break, as captures with breaks run it: what that writes is put
@@ -343,9 +343,12 @@ class GraphedFunction(_core.Dispatcher):
     def reset(self) -> None:
         """Let all graphs go. Calls capture anew, also after :meth:`freeze`."""
         with self._turn:
-            self._capturing.reset()
-            self._serving.clear()
-            self._is_frozen = False
+            self._capturing.require_idle()
+            try:
+                self._capturing.reset()
+            finally:
+                self._serving.clear()
+                self._is_frozen = False
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call that fits no native entry."""

@@ -53,6 +53,10 @@ with torch.no_grad(), cgraph.graph(graph):
 """
 
 
+# Those whose first use in a process no capture allows.
+REFUSED = ["matrix product", "solver", "transform"]
+
+
 def run(kind: str, where: str, text: str) -> subprocess.CompletedProcess[str]:
     """A program in a process of its own: libraries stay ready in one that has used them."""
     whole = f"KIND, WHERE = {kind!r}, {where!r}\n{HEAD}{text}"
@@ -71,10 +75,12 @@ def test_a_function_without_warm_up_is_captured_although_a_library_is_new_to_the
     done = run(kind, where, CALLS)
     assert done.returncode == 0, done.stderr
     state, eager_calls = done.stdout.split()
-    assert state == "captured" and int(eager_calls) in (0, 1)
+    assert state == "captured" and int(eager_calls) <= 1
+    if where == "process" and kind in REFUSED:
+        assert int(eager_calls) == 1
 
 
-@pytest.mark.parametrize("kind", ["matrix product", "solver", "transform"])
+@pytest.mark.parametrize("kind", REFUSED)
 def test_the_error_of_a_plain_capture_says_that_a_library_is_new(kind: str) -> None:
     done = run(kind, "process", PLAIN)
     assert done.returncode == 1

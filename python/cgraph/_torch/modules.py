@@ -55,7 +55,7 @@ def fixed(
 
 
 def knows_its_weights(module: torch.nn.Module) -> bool:
-    """Whether a module's own code may keep what it has made of its parameters: one of torch's.
+    """Whether a module is one of torch's, whose code may keep tensors made of its parameters.
 
     Recurrent ones keep lists of them, and a norm of weights what it has computed.
     """

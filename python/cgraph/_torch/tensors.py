@@ -24,6 +24,7 @@ __all__ = [
     "autograd_sequence",
     "backward_pass",
     "base_of",
+    "bytes_of",
     "capturable_on_cpu",
     "demangled",
     "enter_mode",
@@ -301,6 +302,17 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int]:
     last = sum((size - 1) * stride for size, stride in steps)
     begin = tensor.data_ptr()
     return begin, begin + (last + 1) * tensor.element_size()
+
+
+def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes from the first to the last one of a tensor, with those in between: [bytes].
+
+    They are no view to autograd, and have no version in common with the tensor.
+    """
+    begin, end = span_of(tensor)
+    storage = tensor.untyped_storage()
+    found = torch.empty(0, dtype=torch.uint8, device=tensor.device)
+    return found.set_(storage, begin - storage.data_ptr(), (end - begin,), (1,))
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:

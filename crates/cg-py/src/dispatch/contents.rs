@@ -1,7 +1,7 @@
 //! `Contents`: what dictionaries held at one moment.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyString};
+use pyo3::types::{PyDict, PyFloat, PyInt, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw;
@@ -100,7 +100,7 @@ impl Content {
     }
 
     /// The same where a name is another string that is equal, as hardly any is, or a value another
-    /// number, as the learning rate of a scheduler that has come to the same one.
+    /// object that is equal, as the learning rate of a scheduler that has come to the same one.
     #[cold]
     fn is_equal(&self, dict: &Bound<'_, PyDict>) -> bool {
         let py = dict.py();
@@ -113,13 +113,24 @@ impl Content {
     }
 }
 
-/// Whether a value is the very same object, or a number of Python's of the same bits.
+/// Whether a value is the very same object, or a number or a text that is equal, or a tuple of them. None
+/// of these runs Python code when it is compared.
 fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
-    let bits = |one: &Bound<'_, PyAny>| {
-        let number = one.cast_exact::<PyFloat>().ok()?;
-        Some(number.value().to_bits())
-    };
-    now.is(then) || bits(now).is_some_and(|now| bits(then) == Some(now))
+    if now.is(then) {
+        return true;
+    }
+    if !now.get_type().is(then.get_type()) {
+        return false;
+    }
+    if let (Ok(now), Ok(then)) = (now.cast::<PyFloat>(), then.cast::<PyFloat>()) {
+        return now.value().to_bits() == then.value().to_bits();
+    }
+    if let (Ok(now), Ok(then)) = (now.cast_exact::<PyTuple>(), then.cast_exact::<PyTuple>()) {
+        let mut pairs = now.iter().zip(then.iter());
+        return now.len() == then.len() && pairs.all(|(now, then)| is_same(&now, &then));
+    }
+    let is_plain = now.is_exact_instance_of::<PyInt>() || now.is_exact_instance_of::<PyString>();
+    is_plain && now.eq(then).unwrap_or(false)
 }
 
 /// Whether two names are equal strings. Others might run Python code that changes the dictionary.

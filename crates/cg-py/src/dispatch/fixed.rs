@@ -292,7 +292,7 @@ impl Holder {
     }
 }
 
-/// An item of a dictionary or an attribute. A cell that is empty by now has nothing.
+/// An item of a dictionary or an attribute. A cell that is empty by now has none, nor has what raises.
 #[inline]
 fn at<'py>(owner: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> Option<Bound<'py, PyAny>> {
     let found = match owner.cast::<PyDict>() {
@@ -315,7 +315,9 @@ impl Step {
         if let Ok(dict) = container.cast::<PyDict>() {
             return dict.get_item(&self.key).ok().flatten();
         }
-        let name = self.key.bind(container.py()).cast::<PyString>().ok()?;
-        container.getattr_opt(name).ok().flatten()
+        // Not by the attribute, which may be a property that runs code of the user's.
+        let attributes = container.getattr_opt(intern!(container.py(), "__dict__"));
+        let attributes = attributes.ok().flatten()?;
+        attributes.cast::<PyDict>().ok()?.get_item(&self.key).ok()?
     }
 }

@@ -163,8 +163,14 @@ impl Lent {
 
     /// Shows the garbage collector what this owns: a tensor may have attributes of the user's.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match self.tensor.try_lock() {
-            Ok(tensor) => visit.call(&*tensor),
+        if let Ok(tensor) = self.tensor.try_lock() {
+            visit.call(&*tensor)?;
+        }
+        match self.site.try_lock() {
+            Ok(site) => site.iter().try_for_each(|(code, instruction)| {
+                visit.call(code)?;
+                visit.call(instruction)
+            }),
             Err(_) => Ok(()),
         }
     }
@@ -227,6 +233,7 @@ impl Held {
     /// Shows the garbage collector what this owns.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.callback)?;
+        visit.call(&self.frame)?;
         visit.call(&self.storages)
     }
 

@@ -5,9 +5,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
+use super::contents::items_of;
 use super::held::{Arguments, Callbacks, Held, Lent, Storage};
 use super::neighbours::{Loan, Neighbours};
 use super::pattern::Found;
@@ -296,12 +297,17 @@ impl Output {
 /// Whether a tensor has the class of another one, and no attributes that a caller has given it.
 #[inline]
 fn is_as_given(tensor: &Bound<'_, PyAny>, own: &Bound<'_, PyAny>) -> PyResult<bool> {
-    let count = |one: &Bound<'_, PyAny>| one.getattr(intern!(one.py(), "__dict__"))?.len();
     if !tensor.get_type().is(own.get_type()) {
         return Ok(false);
     }
-    let attributes = count(tensor)?;
-    Ok(attributes == 0 || attributes == count(own)?)
+    let name = intern!(tensor.py(), "__dict__");
+    let given = tensor.getattr(name)?.cast_into::<PyDict>()?;
+    if given.is_empty() {
+        return Ok(true);
+    }
+    // Those of a class derived from torch's.
+    let own = own.getattr(name)?.cast_into::<PyDict>()?;
+    Ok(raw::has_just(&given, &items_of(&own)))
 }
 
 impl Drop for Output {

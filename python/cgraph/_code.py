@@ -1,0 +1,96 @@
+"""The names that the code of a function has."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import types
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+
+from cgraph import _core
+
+__all__ = ["globals_in", "is_users", "names_in"]
+
+# Their code and classes are not looked into: there is no end to what they refer to.
+_NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
+
+
+def names_in(function: object, parts: Iterable[torch.nn.Module]) -> frozenset[str]:
+    """The names that code has, and that of functions and methods of the user's which it names.
+
+    Args:
+        function: The function.
+        parts: Modules, whose forward counts as well.
+    """
+    found: set[str] = set()
+    # What was seen stays alive, as long as it is known by its number.
+    seen: dict[int, object] = {}
+    waiting = [(function, None), *((kind.forward, kind) for kind in {type(one) for one in parts})]
+    while waiting:
+        one, owner = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen[id(one)] = one
+        if isinstance(one, types.FunctionType):
+            found.update(_names_in(one.__code__))
+        waiting += _called_by(one, owner)
+    return frozenset(found)
+
+
+def is_users(module: object) -> bool:
+    """Whether a module's name is that of one of the user's."""
+    return isinstance(module, str) and module.partition(".")[0] not in _NOT_USERS
+
+
+@functools.lru_cache(maxsize=4096)
+def globals_in(code: types.CodeType) -> tuple[str, ...]:
+    """The globals that code names, with that of the functions defined in it; each once."""
+    loads = (one for one in dis.get_instructions(code) if one.opname in _LOADS)
+    found = {one.argval: None for one in loads}
+    for inner in code.co_consts:
+        if isinstance(inner, types.CodeType):
+            found.update(dict.fromkeys(globals_in(inner)))
+    return tuple(found)
+
+
+def _called_by(one: Any, owner: type | None) -> Iterator[tuple[object, type | None]]:
+    """What a function or another callable may call, each with the class whose method it is."""
+    # By their types: other objects may stand for these, and raise when they are asked.
+    kind = type(one)
+    if issubclass(kind, types.MethodType):
+        yield one.__func__, type(one.__self__)
+    elif issubclass(kind, functools.partial):
+        yield one.func, None
+    elif issubclass(kind, _core.Dispatcher):
+        yield one.__wrapped__, owner
+    elif issubclass(kind, property):
+        yield one.fget, owner
+    elif issubclass(kind, staticmethod | classmethod):
+        yield one.__func__, owner
+    elif issubclass(kind, types.FunctionType):
+        if not is_users(one.__globals__.get("__name__")):
+            return
+        yield from ((one.__globals__.get(name), None) for name in globals_in(one.__code__))
+        cells = (cell for cell in one.__closure__ or () if cell != _UNASSIGNED)
+        yield from ((cell.cell_contents, None) for cell in cells)
+        if owner is not None:
+            for name in _names_in(one.__code__):
+                yield inspect.getattr_static(owner, name, None), owner
+    elif is_users(vars(kind).get("__module__")) and not issubclass(kind, type):
+        yield inspect.getattr_static(kind, "__call__", None), kind
+
+
+@functools.lru_cache(maxsize=4096)
+def _names_in(code: types.CodeType) -> frozenset[str]:
+    """Names of globals, attributes and methods, with those of the functions defined in it."""
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return frozenset(code.co_names).union(*map(_names_in, inner))
+
+
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_UNASSIGNED = types.CellType()

@@ -1,0 +1,151 @@
+"""Where a function finds tensors, and whether they are still there."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph.errors import CaptureError
+
+__all__ = ["Holder", "put_back_tensors", "require_none_replaced", "used_of", "vars_of"]
+
+
+class Holder(NamedTuple):
+    """Where something is found.
+
+    Attributes:
+        owner: A dictionary or an object.
+        name: The name of an item or attribute.
+        value: What is there, or at the end of the path.
+        path: Keys of dictionaries, places in lists and tuples, and attributes of objects that lead
+            on from there.
+        is_deep: Whether there are attributes of objects among them.
+        is_named: Whether code of the function, or of what it calls, has the names on the way.
+    """
+
+    owner: Any
+    name: str
+    value: Any
+    path: tuple[Any, ...] = ()
+    is_deep: bool = False
+    is_named: bool = True
+
+    @property
+    def now(self) -> Any:
+        """What is there now; None if nothing is."""
+        try:
+            return self._lead(self.path)
+        except Exception:  # an empty cell, or whatever a property of the user's raises
+            return None
+
+    def put_back(self) -> None:
+        """Let the value be there again, unless a tuple has it."""
+        if not self.path:
+            _put(self.owner, self.name, self.value)
+            return
+        with suppress(Exception):  # what led there may be gone
+            _put(self._lead(self.path[:-1]), self.path[-1], self.value)
+
+    def _lead(self, path: Iterable[Any]) -> Any:
+        is_dict = isinstance(self.owner, dict)
+        value = _item(self.owner, self.name) if is_dict else getattr(self.owner, self.name)
+        for name in path:
+            value = _item(value, name)
+        return value
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """What is smaller is the likelier way of the function."""
+        return not self.is_named, len(self.path)
+
+    @property
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What is there, or the parameters and buffers of a module that is."""
+        if isinstance(self.value, torch.nn.Module):
+            yield from self.value.parameters()
+            yield from self.value.buffers()
+        elif isinstance(self.value, torch.Tensor):
+            yield self.value
+
+
+def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> list[Holder]:
+    """Where what a capture uses is found, and stays: calls to come find what they put there.
+
+    To one tensor there may be many ways through objects, which come and go. Those count whose names
+    the function's code has, or all if it has the names of none; of these the shortest.
+
+    Args:
+        held: Where tensors were found before it.
+        uses: Whether it uses one.
+    """
+    there = (one for one in held if one.now is one.value)
+    used = [one for one in there if any(map(uses, one.tensors))]
+    best: dict[int, tuple[bool, int]] = {}
+    for one in used:
+        for tensor in one.tensors:
+            best[id(tensor)] = min(one.rank, best.get(id(tensor), one.rank))
+    return [
+        one
+        for one in used
+        if not one.is_deep or any(one.rank == best[id(tensor)] for tensor in one.tensors)
+    ]
+
+
+def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> None:
+    """Refuse a function that lets the next call find another tensor than it has used itself.
+
+    Raises:
+        CaptureError: It does.
+    """
+    for one in held:
+        if isinstance(one.value, torch.Tensor) and uses(one.value) and _is_other_tensor(one):
+            raise CaptureError(
+                f"the function sets {one.name} to another tensor, or what is in it, which the next"
+                " call reads: write to it in place, or make it an argument and a result"
+            )
+
+
+def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
+    """Let tensors be where they were that are others now, at the end of a block that raises."""
+    for one in held if error is not None else ():
+        if isinstance(one.value, torch.Tensor) and _is_other_tensor(one):
+            one.put_back()
+
+
+def _is_other_tensor(holder: Holder) -> bool:
+    now = holder.now
+    return now is not holder.value and isinstance(now, torch.Tensor)
+
+
+def vars_of(one: object) -> dict[str, Any]:
+    """The attributes of an object that keeps them in a dictionary; modules have their own way."""
+    if issubclass(type(one), torch.nn.Module | type):
+        return {}
+    try:
+        found = object.__getattribute__(one, "__dict__")
+    except Exception:  # there is none, or it is a property of the user's
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _put(owner: Any, name: Any, value: object) -> None:
+    if isinstance(owner, dict | list):
+        owner[name] = value
+    elif isinstance(owner, types.CellType):
+        owner.cell_contents = value
+    elif not isinstance(owner, tuple):
+        vars_of(owner)[name] = value
+
+
+def _item(owner: Any, name: Any) -> Any:
+    """What a container or an object has, by no code of the user's."""
+    if isinstance(owner, dict):
+        # Not by the operator, for which a dictionary with defaults makes what is missing.
+        return dict.get(owner, name)
+    if isinstance(owner, list):
+        return list.__getitem__(owner, name)
+    return tuple.__getitem__(owner, name) if isinstance(owner, tuple) else vars_of(owner)[name]
