@@ -152,10 +152,16 @@ class Surroundings:
             full: Likewise, with all that is in dictionaries there.
         """
         other = copy.copy(self)
-        holders = [*holders, *full]
+        known = {id(part) for module in self.modules for part in module.modules()}
+        modules = [one.value for one in holders if isinstance(one.value, torch.nn.Module)]
+        # Those that are found behind objects; the others are followed anyway.
+        parts = [part for module in modules for part in module.modules() if id(part) not in known]
+        holders = [*holders, *full, *(one for part in parts for one in _inside(part))]
         other._holders = [*self._holders, *holders]
         tensors = (one for one in holders if isinstance(one.value, torch.Tensor))
         strided = [one for one in tensors if one.value.layout is torch.strided]
+        memories = filter(None, (_torch.memory_of(one.value) for one in strided))
+        other.storages = self.storages.union(map(_torch.storage_id, memories))
         other._names = [*self._names, *(_words(one) for one in strided)]
         other._tensors = [*self._tensors, *(one.value for one in strided)]
         other._addresses = [*self._addresses, *(one.value.data_ptr() for one in strided)]
@@ -273,6 +279,13 @@ class Surroundings:
         return found if isinstance(found, str) else _NAMES["state"]
 
 
+def _inside(part: torch.nn.Module) -> list[Holder]:
+    """What a module has, and whether it is training."""
+    owners = part._parameters, part._buffers, part._modules
+    found = [Holder(owner, name, one) for owner in owners for name, one in owner.items()]
+    return [*found, Holder(vars(part), "training", part.training)]
+
+
 def _are_same(now: object, then: object) -> bool:
     """Whether a value is the same object, or a number or a tuple of them that equals it."""
     plain = (int, float, str, tuple)
@@ -289,5 +302,6 @@ _NAMES = {
     "grad": "a gradient",
     "state": "the state of an optimizer",
     "param_groups": "a group of an optimizer",
+    "training": "whether a module trains",
     **dict.fromkeys(_torch.HOOKS_OF_LEAVES, "a hook of a tensor"),
 }

@@ -242,14 +242,13 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
     While the result of an earlier call is alive, its parameters have autograd nodes that belong to
     the stream of that call. Nodes of a capture must not have to wait for them.
     """
+    parts = [part for module in modules for part in module.modules()]
     places = [
         (part._parameters, name, real)
-        for module in modules
-        for part in module.modules()
+        for part in parts
         for name, real in part._parameters.items()
         if real is not None
     ]
-    parts = [part for module in modules for part in module.modules()]
     noting = [part for part in parts if _torch.knows_its_weights(part)]
     notes = [dict(vars(part)) for part in noting]
     made: dict[int, torch.nn.Parameter] = {}
@@ -268,12 +267,8 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
         for part, known in zip(noting, notes, strict=True):
             now = vars(part)
             # A flag that the function has set stays, as after any call.
-            now.update({name: one for name, one in known.items() if not _is_plain(now.get(name))})
-
-
-def _is_plain(value: object) -> bool:
-    """Whether a value cannot be, or have, a tensor of a stand-in."""
-    return isinstance(value, bool | int | float | str)
+            plain = {name for name, one in now.items() if isinstance(one, int | float | str)}
+            now.update({name: one for name, one in known.items() if name not in plain})
 
 
 def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
