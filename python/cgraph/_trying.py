@@ -77,11 +77,12 @@ class Padding:
 
         if found.size is None:
             return eagerly(f"larger than all sizes: the largest one is {options.sizes[-1]}")
-        known = capturing.keys.get(capturing.identity(call.replaced(_like(call.tensors, found))))
-        if known is not None and serving.is_settled(known):
-            known.eager_calls += 1
-            return request.eagerly(capturing.function)
         try:
+            like = call.replaced(_like(call.tensors, found))
+            known = capturing.keys.get(capturing.identity(like))
+            if known is not None and serving.is_settled(known):
+                known.eager_calls += 1
+                return request.eagerly(capturing.function)
             tensors = resized(call.tensors, found, found.size, options.pad)
         except (RuntimeError, TypeError) as error:
             if callable(options.pad):
@@ -95,27 +96,37 @@ class Padding:
         identity = capturing.identity(call)
         if identity in large.padded:
             return large.padded[identity]
-        batched, leak = large.tried.get(found.dims, (None, None))
-        if batched is None and leak is None:
-            # Trials overwrite what the last call has returned.
-            large.release()
-            assert large.recorded is not None
-            try:
-                with _apart(large.recorded, call) as apart:
-                    if self._options.check_padding:
-                        batched, leak = self._tried(large, apart, found)
-                    else:
-                        batched = self._assumed(large, apart, found)
-            except _ForgottenError:
-                return request.eagerly(capturing.function)
-            # A row that is repeated has the same mean: more rows are to show what that does.
-            if found.rows > 1 or options.pad != "repeat":
-                large.tried[found.dims] = batched, leak
+        try:
+            batched, leak = self._shown(large, call, found)
+        except _ForgottenError:
+            return request.eagerly(capturing.function)
         if batched is None:
             return eagerly(f"padding to {found.size} rows is not safe: {leak}")
         large.padded[identity] = entry = self._entry(large, call, found, batched)
         capturing.add(call, entry)
         return entry
+
+    def _shown(self, large: Key, call: Call, found: Fit) -> Tried:
+        """What trials have shown; they are made where none has.
+
+        Raises:
+            _ForgottenError: The function has let the graph go meanwhile.
+        """
+        known = large.tried.get(found.dims)
+        if known is not None:
+            return known
+        # Trials overwrite what the last call has returned.
+        large.release()
+        assert large.recorded is not None
+        with _apart(large.recorded, call) as apart:
+            if self._options.check_padding:
+                shown = self._tried(large, apart, found)
+            else:
+                shown = self._assumed(large, apart, found), None
+        # A row that is repeated has the same mean: more rows are to show what that does.
+        if found.rows > 1 or self._options.pad != "repeat":
+            large.tried[found.dims] = shown
+        return shown
 
     def clear(self) -> None:
         """Forget what was said."""
