@@ -80,25 +80,25 @@ def graphed(
     its class, an object there or such a module has as an attribute. A call after one that the graph
     uses has moved, or after a module was exchanged, captures anew, and so does one after a module,
     or a leaf of a backward pass inside, got or lost a hook, or a setting of an optimizer was
-    changed. An attribute that was None, and a container that grows, are not looked at again. If the
-    result requires a gradient, backward passes are graphs too, as those of
+    changed. An attribute that was None, and a container that grows, are not looked at again. Of
+    modules behind objects all of that is looked at as well, but their parameters get no gradients.
+    If the result requires a gradient, backward passes are graphs too, as those of
     :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
     hooks of one do not see what goes through another, and an argument that is returned is another
     tensor. A training step with its backward pass and optimizer inside is one graph.
 
     Whatever else the function reads, as torch's default dtype, is as it was at the capture: Python
-    runs only then. Tensors
-    that it writes among its arguments are written for the caller as well, and parameters have the
-    gradients of a backward pass inside it, which the next call of the key overwrites. A call with
-    an argument that shares memory with a tensor which the function writes and finds elsewhere runs
-    eagerly. A function that changes containers or sets among its arguments, or the shape of a
-    tensor, or that gives a parameter other memory, runs eagerly, and so does one that changes
-    settings of an optimizer, as a learning rate scheduler does, and the first call of one that
-    writes to tensors which it makes then and keeps as attributes; what it changes inside other
-    objects is not noticed. A copied argument has no ``.grad``, and one with attributes of its own
-    runs eagerly, unless they came after the capture. What it
-    raises in a warm-up call is raised, and the next call tries again. One that seeds a generator,
-    or sets its state, runs eagerly as well.
+    runs only then. Tensors that it writes among its arguments are written for the caller as well,
+    and parameters have the gradients of a backward pass inside it, which the next call of the key
+    overwrites. A call with an argument that shares memory with a tensor which the function writes
+    and finds elsewhere runs eagerly. A function that changes containers or sets among its
+    arguments, or the shape of a tensor, or that gives a parameter other memory, or puts another
+    tensor where it has read one, runs eagerly, and so does one that changes settings of an
+    optimizer, as a learning rate scheduler does, and the first call of one that writes to tensors
+    which it makes then and keeps as attributes; what it changes inside other objects is not
+    noticed. A copied argument has no ``.grad``, and one with attributes of its own runs eagerly,
+    unless they came after the capture. What it raises in a warm-up call is raised, and the next
+    call tries again. One that seeds a generator, or sets its state, runs eagerly as well.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
