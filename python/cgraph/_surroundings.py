@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import collections
 import functools
 import types
-from collections import deque
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -77,10 +77,17 @@ def holders_of_tensors(function: object, modules: Iterable[torch.nn.Module]) -> 
     """
     found = list(_held_by(function, None, set()))
     parts = [part for module in modules for part in module.modules()]
+    of_kinds = {kind: _of_kind(kind) for kind in {type(part) for part in parts}}
     for part in parts:
-        found += [one for one in _items(vars(part)) if one.name not in _OF_MODULES]
+        values = vars(part)
+        found += [
+            Holder(values, name, one)
+            for name, one in values.items()
+            if name not in _OF_MODULES and not issubclass(type(one), _PLAIN)
+        ]
         # A method of a module has them from above.
-        found += [] if part is getattr(function, "__self__", None) else _of_class(part)
+        if part is not getattr(function, "__self__", None):
+            found += [Holder(part, *item) for item in of_kinds[type(part)] if item[0] not in values]
     objects = _Objects(names_in(function, parts))
     return [item for holder in found for item in _inside(holder, objects)]
 
@@ -130,7 +137,7 @@ def _inside(root: Holder, objects: _Objects) -> Iterator[Holder]:
     """
     is_named = root.name in objects.names or not isinstance(root.owner, dict)
     left = _MOST_ITEMS
-    waiting = deque([(root._replace(is_named=is_named), frozenset[int]())])
+    waiting = collections.deque([(root._replace(is_named=is_named), frozenset[int]())])
     while waiting:
         holder, around = waiting.popleft()
         value = holder.value
@@ -207,18 +214,23 @@ def _items(values: dict[str, Any]) -> list[Holder]:
 
 def _of_class(one: object) -> list[Holder]:
     """What an object, or a class itself, finds in its class, but for what binds to it."""
-    kind = one if isinstance(one, type) else type(one)
-    own = {} if one is kind else getattr(one, "__dict__", {})
+    if isinstance(one, type):
+        return [Holder(one, *item) for item in _of_kind(one)]
+    own = vars_of(one)
+    return [Holder(one, *item) for item in _of_kind(type(one)) if item[0] not in own]
+
+
+def _of_kind(kind: type) -> list[tuple[str, Any]]:
+    """What classes of the user's have, by their names."""
     found: dict[str, Any] = {}
-    for base in kind.__mro__:
+    for base in reversed(kind.__mro__):
         if is_users(vars(base).get("__module__")):
-            found = {**vars(base), **found}
+            found.update(vars(base))
     return [
-        Holder(one, name, value)
+        (name, value)
         for name, value in found.items()
-        if not isinstance(value, _PLAIN)
+        if not issubclass(type(value), _PLAIN)
         and not hasattr(type(value), "__get__")
-        and name not in own
         and not name.startswith("__")
     ]
 
