@@ -356,55 +356,44 @@ def test_a_module_behind_an_object_is_followed(lab: Lab, change: Any, is_kept: b
     assert key.state == "captured" and sum(one.count for one in key.rerecorded) == 1
 
 
-def of_object(h: Tensor) -> tuple[Any, Any, Callable[[], Tensor]]:
-    state = SimpleNamespace(h=h)
+def test_a_tensor_that_is_read_by_two_ways_is_followed_by_both(lab: Lab) -> None:
+    shared = fresh(lab, 4)
+    engine = SimpleNamespace(
+        emb=SimpleNamespace(w=shared), block=SimpleNamespace(head=SimpleNamespace(w=shared))
+    )
 
-    def step(x: Tensor) -> Tensor:
-        state.h = torch.tanh(x + state.h)
-        return state.h * 2
+    def run(x: Tensor) -> Tensor:
+        return x * engine.emb.w + engine.block.head.w
 
-    return step, lambda other: setattr(state, "h", other), lambda: state.h
-
-
-def of_dictionary(h: Tensor) -> tuple[Any, Any, Callable[[], Tensor]]:
-    kept = {"h": h}
-
-    def step(x: Tensor) -> Tensor:
-        kept["h"] = torch.tanh(x + kept["h"])
-        return kept["h"] * 2
-
-    return step, lambda other: kept.update(h=other), lambda: kept["h"]
-
-
-def of_variable(h: Tensor) -> tuple[Any, Any, Callable[[], Tensor]]:
-    def step(x: Tensor) -> Tensor:
-        nonlocal h
-        h = torch.tanh(x + h)
-        return h * 2
-
-    def put(other: Tensor) -> None:
-        nonlocal h
-        h = other
-
-    return step, put, lambda: h
+    graphed = cgraph.graphed(run)
+    for turn in range(6):
+        if turn == 2:
+            engine.block.head.w = fresh(lab, 4)
+        if turn == 4:
+            engine.emb = SimpleNamespace(w=fresh(lab, 4))
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), run(x))
 
 
-@pytest.mark.filterwarnings("ignore:.*runs eagerly for:UserWarning")
-@pytest.mark.parametrize("grad", [False, True])
-@pytest.mark.parametrize("warmup", [0, 1, 3])
-@pytest.mark.parametrize("make", [of_object, of_dictionary, of_variable])
-def test_state_that_each_call_replaces_is_as_in_eager(
-    lab: Lab, make: Any, warmup: int, grad: bool
-) -> None:
-    begin = fresh(lab, 4)
-    step, put, now = make(begin)
-    xs = [fresh(lab, 4).requires_grad_(grad) for _ in range(5)]
-    wanted = [step(x).detach().clone() for x in xs]
-    last = now()
-    put(begin)
-    graphed = cgraph.graphed(step, warmup=warmup)
-    for x, right in zip(xs, wanted, strict=True):
-        assert torch.equal(graphed(x), right)
-    assert torch.equal(now(), last)
-    (key,) = graphed.report().keys
-    assert key.state == "eager" and key.reason is not None
+def test_a_plain_attribute_of_a_module_behind_an_object_is_followed(lab: Lab) -> None:
+    net = nn.Linear(4, 4).to(lab.device)
+    net.scale = fresh(lab, 4)
+    engine = SimpleNamespace(model=net)
+    graphed = cgraph.graphed(lambda x: engine.model(x) * engine.model.scale)
+    with torch.no_grad():
+        for turn in range(4):
+            if turn == 2:
+                net.scale = fresh(lab, 4)
+            x = fresh(lab, 3, 4)
+            assert torch.allclose(graphed(x), net(x) * net.scale)
+
+
+def test_a_large_neighbour_hides_no_state(lab: Lab) -> None:
+    words = [SimpleNamespace(piece=SimpleNamespace(parts=[[place]])) for place in range(4000)]
+    engine = SimpleNamespace(words=words, state=State(fresh(lab, 4)))
+    graphed = cgraph.graphed(lambda x: x * engine.state.k)
+    for turn in range(4):
+        if turn == 2:
+            engine.state = State(fresh(lab, 4))
+        x = fresh(lab, 4)
+        assert torch.equal(graphed(x), x * engine.state.k)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -202,3 +203,20 @@ def test_a_group_that_is_added_between_steps_is_trained(lab: Lab) -> None:
         x = fresh(lab, 2, 4)
         assert near(graphed(x), theirs.step(x))
         assert near(ours.net[1].weight, theirs.net[1].weight)  # type: ignore[index]
+
+
+@pytest.mark.parametrize("is_deep", [False, True])
+def test_an_optimizer_that_is_exchanged_between_steps_is_the_one_that_steps(
+    lab: Lab, is_deep: bool
+) -> None:
+    ours, theirs = pair(lab, momentum)
+    engine = SimpleNamespace(trainer=ours)
+    step = (lambda x: engine.trainer.step(x)) if is_deep else ours.step
+    graphed = cgraph.graphed(step)
+    for turn in range(6):
+        if turn == 3:
+            for one in (ours, theirs):
+                one.optimizer = SGD(one.net.parameters(), lr=0.02)
+        x = fresh(lab, 2, 4)
+        assert near(graphed(x), theirs.step(x))
+        assert near(ours.net.weight, theirs.net.weight)  # type: ignore[arg-type]

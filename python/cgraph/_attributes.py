@@ -36,6 +36,12 @@ class Attributes:
                 " it in place, or make it an argument and a result"
             )
 
+    @property
+    def has_new_tensor(self) -> bool:
+        """Whether there is a tensor where there was none."""
+        new = self._new_tensors()
+        return any(not isinstance(before.get(name), torch.Tensor) for _, name, before in new)
+
     def put_back_after_error(self, error: object, *_: object) -> None:
         """Set those back that are another tensor now, at the end of a block that raises."""
         if error is None:

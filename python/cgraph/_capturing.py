@@ -23,8 +23,8 @@ from cgraph._ready import Ready
 from cgraph._recorded import Recorded
 from cgraph._recording import NotReadyError, Plan, WarmupError, record
 from cgraph._rows import Rows
+from cgraph._search import Found, found_tensors
 from cgraph._source import user_line
-from cgraph._surroundings import holders_of_tensors
 from cgraph._together import Together
 from cgraph._training import Trained, require_no_gradient, train_or_record
 from cgraph.errors import CaptureError, StateError
@@ -188,9 +188,9 @@ class Capturing:
             instantiates=together is None or measures or bool(self._options.debug),
             only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
-            held=functools.partial(holders_of_tensors, self.function, surroundings.modules)
+            held=functools.partial(found_tensors, self.function, surroundings.modules)
             if preserve
-            else tuple,
+            else functools.partial(Found, [], []),
             moved=surroundings.find_displaced,
             # A debugger looks at the operators of what is written.
             compiles=driver.captures_compiled and not self._options.debug,

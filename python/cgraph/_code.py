@@ -87,10 +87,17 @@ def _called_by(one: Any, owner: type | None) -> Iterator[tuple[object, type | No
 
 @functools.lru_cache(maxsize=4096)
 def _names_in(code: types.CodeType) -> frozenset[str]:
-    """Names of globals, attributes and methods, with those of the functions defined in it."""
+    """Names of globals, attributes and methods, with those of the functions defined in it.
+
+    Also those in texts, as for ``getattr`` and ``operator.attrgetter``.
+    """
     inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return frozenset(code.co_names).union(*map(_names_in, inner))
+    texts = (one for one in code.co_consts if isinstance(one, str) and len(one) < _LONG)
+    words = (word for text in texts for word in text.split(".") if word.isidentifier())
+    return frozenset(code.co_names).union(words, *map(_names_in, inner))
 
 
+# Longer texts are no names.
+_LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _UNASSIGNED = types.CellType()

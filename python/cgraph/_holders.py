@@ -44,11 +44,11 @@ class Holder(NamedTuple):
 
     def put_back(self) -> None:
         """Let the value be there again, unless a tuple has it."""
-        if not self.path:
-            _put(self.owner, self.name, self.value)
-            return
         with suppress(Exception):  # what led there may be gone
-            _put(self._lead(self.path[:-1]), self.path[-1], self.value)
+            if self.path:
+                _put(self._lead(self.path[:-1]), self.path[-1], self.value)
+            else:
+                _put(self.owner, self.name, self.value)
 
     def _lead(self, path: Iterable[Any]) -> Any:
         is_dict = isinstance(self.owner, dict)
@@ -60,14 +60,16 @@ class Holder(NamedTuple):
     @property
     def rank(self) -> tuple[bool, int]:
         """What is smaller is the likelier way of the function."""
-        return not self.is_named, len(self.path)
+        return not self.is_named, 0 if self.is_named else len(self.path)
 
     @property
     def tensors(self) -> Iterator[torch.Tensor]:
-        """What is there, or the parameters and buffers of a module that is."""
+        """What is there, or the parameters and buffers of a module or an optimizer that is."""
         if isinstance(self.value, torch.nn.Module):
             yield from self.value.parameters()
             yield from self.value.buffers()
+        elif isinstance(self.value, torch.optim.Optimizer):
+            yield from (one for group in self.value.param_groups for one in group["params"])
         elif isinstance(self.value, torch.Tensor):
             yield self.value
 
@@ -76,7 +78,7 @@ def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> lis
     """Where what a capture uses is found, and stays: calls to come find what they put there.
 
     To one tensor there may be many ways through objects, which come and go. Those count whose names
-    the function's code has, or all if it has the names of none; of these the shortest.
+    the function's code has; if it has the names of none, the shortest.
 
     Args:
         held: Where tensors were found before it.
@@ -102,23 +104,20 @@ def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor],
         CaptureError: It does.
     """
     for one in held:
-        if isinstance(one.value, torch.Tensor) and uses(one.value) and _is_other_tensor(one):
+        if isinstance(one.value, torch.Tensor) and uses(one.value) and one.now is not one.value:
             raise CaptureError(
-                f"the function sets {one.name} to another tensor, or what is in it, which the next"
-                " call reads: write to it in place, or make it an argument and a result"
+                f"the function assigns {one.name}, or what is in it, from which it has read a"
+                " tensor, and replays do not: write to that in place, or make it an argument and a"
+                " result"
             )
 
 
 def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
     """Let tensors be where they were that are others now, at the end of a block that raises."""
     for one in held if error is not None else ():
-        if isinstance(one.value, torch.Tensor) and _is_other_tensor(one):
+        # A tuple has what it had once it is there again.
+        if isinstance(one.value, torch.Tensor | tuple) and one.now is not one.value:
             one.put_back()
-
-
-def _is_other_tensor(holder: Holder) -> bool:
-    now = holder.now
-    return now is not holder.value and isinstance(now, torch.Tensor)
 
 
 def vars_of(one: object) -> dict[str, Any]:
@@ -137,8 +136,17 @@ def _put(owner: Any, name: Any, value: object) -> None:
         owner[name] = value
     elif isinstance(owner, types.CellType):
         owner.cell_contents = value
+    elif name in _attributes(owner):
+        _attributes(owner)[name] = value
     elif not isinstance(owner, tuple):
-        vars_of(owner)[name] = value
+        # Of the class that it is found in.
+        kind = owner if isinstance(owner, type) else type(owner)
+        setattr(next(base for base in kind.__mro__ if name in vars(base)), name, value)
+
+
+def _attributes(owner: object) -> dict[str, Any]:
+    """Those of an object or a module."""
+    return vars(owner) if issubclass(type(owner), torch.nn.Module) else vars_of(owner)
 
 
 def _item(owner: Any, name: Any) -> Any:
@@ -148,4 +156,4 @@ def _item(owner: Any, name: Any) -> Any:
         return dict.get(owner, name)
     if isinstance(owner, list):
         return list.__getitem__(owner, name)
-    return tuple.__getitem__(owner, name) if isinstance(owner, tuple) else vars_of(owner)[name]
+    return tuple.__getitem__(owner, name) if isinstance(owner, tuple) else _attributes(owner)[name]

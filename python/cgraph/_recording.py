@@ -20,9 +20,10 @@ from cgraph._collector import collections_held_off
 from cgraph._constants import is_array
 from cgraph._drawing import draws_on
 from cgraph._gradients import Gradients
-from cgraph._holders import Holder, put_back_tensors, require_none_replaced, used_of
+from cgraph._holders import put_back_tensors, require_none_replaced, used_of
 from cgraph._recorded import Recorded
 from cgraph._rollback import Rollback
+from cgraph._search import Found
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
 from cgraph._surroundings import modules_of, tensors_of
@@ -87,7 +88,7 @@ class Plan:
     instantiates: bool
     only_captures: bool
     dictionaries: Sequence[dict[str, Any]]
-    held: Callable[[], Sequence[Holder]]
+    held: Callable[[], Found]
     moved: Callable[[], str | None]
     compiles: bool
 
@@ -140,7 +141,9 @@ def _record(
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
         last.push(attributes.put_back_after_error)
-        last.push(functools.partial(put_back_tensors, plan.held()))
+        begin = plan.held()
+        last.push(functools.partial(put_back_tensors, begin.holders))
+        last.push(Attributes(begin.dictionaries).put_back_after_error)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
         if not plan.only_captures:
@@ -161,7 +164,8 @@ def _record(
             hooks = _torch.hook_count()
             rollback.notice(gradients.captures_now())
             # A call may have made some that were not there.
-            held = plan.held()
+            held, dictionaries = plan.held()
+            kept = Attributes(() if plan.warmup else dictionaries)
             rollback.notice(tensor for holder in held for tensor in holder.tensors)
             rollback.captures_now()
             if plan.warmup:
@@ -187,7 +191,7 @@ def _record(
                 if (reason := call.reason_beside(writes)) is not None:
                     raise NotReadyError(reason)
                 require_state(steps)
-                if rollback.is_state_made:
+                if rollback.is_state_made or kept.has_new_tensor:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
                     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import collections
 import functools
 import types
 from collections.abc import Iterable, Iterator
@@ -13,23 +12,26 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
 
 from cgraph import _core
-from cgraph._code import globals_in, is_users, names_in
+from cgraph._code import globals_in, is_users
 from cgraph._holders import Holder, vars_of
 from cgraph._torch import tree_iter
 
 __all__ = [
+    "LEAVES",
+    "PLAIN",
     "attributes_of",
+    "held_by",
     "holders_of",
-    "holders_of_tensors",
     "modules_of",
     "objects_of",
+    "of_kind",
     "tensors_of",
 ]
 
-# So many items of lists and dictionaries are looked at behind one name: longer ones are of data.
-_MOST_ITEMS = 4096
-# So many attributes of objects are looked at in all, and so many steps away.
-_MOST_ATTRIBUTES, _MOST_STEPS = 4096, 6
+PLAIN = (int, float, str, bytes, type(None), type)
+"""Classes of values that have no tensors, of which there are many."""
+LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler)
+"""Classes of what is looked for."""
 
 
 def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tensor]:
@@ -67,113 +69,34 @@ def holders_of(function: object) -> list[Holder]:
 
     Not those in lists and dictionaries, of which it may use one.
     """
-    return list(_held_by(function, (torch.nn.Module,), set()))
+    return list(held_by(function, (torch.nn.Module,), set()))
 
 
-def holders_of_tensors(function: object, modules: Iterable[torch.nn.Module]) -> list[Holder]:
-    """Where a function finds tensors likewise, and those that modules have as plain attributes.
-
-    Also tensors and modules in lists, tuples, dictionaries and objects there.
-    """
-    found = list(_held_by(function, None, set()))
-    parts = [part for module in modules for part in module.modules()]
-    of_kinds = {kind: _of_kind(kind) for kind in {type(part) for part in parts}}
-    for part in parts:
-        values = vars(part)
-        found += [
-            Holder(values, name, one)
-            for name, one in values.items()
-            if name not in _OF_MODULES and not issubclass(type(one), _PLAIN)
-        ]
-        # A method of a module has them from above.
-        if part is not getattr(function, "__self__", None):
-            found += [Holder(part, *item) for item in of_kinds[type(part)] if item[0] not in values]
-    objects = _Objects(names_in(function, parts))
-    return [item for holder in found for item in _inside(holder, objects)]
-
-
-def _held_by(function: object, kinds: tuple[type, ...] | None, seen: set[int]) -> Iterator[Holder]:
+def held_by(function: object, kinds: tuple[type, ...] | None, seen: set[int]) -> Iterator[Holder]:
     """Where a function, or one that it has or names, finds objects, or those of some kinds."""
     if id(function) in seen:
         return
     seen.add(id(function))
     for holder in _places_of(function):
         if isinstance(holder.value, _FUNCTIONS):
-            yield from _held_by(holder.value, kinds, seen)
+            yield from held_by(holder.value, kinds, seen)
         elif kinds is None or isinstance(holder.value, kinds):
             yield holder
 
 
-class _Objects:
-    """The attributes of objects, until there are too many.
-
-    Args:
-        names: Those that the function's code has.
-    """
-
-    def __init__(self, names: frozenset[str]) -> None:
-        self.names = names
-        self._left = _MOST_ATTRIBUTES
-
-    def attributes(self, value: object) -> list[tuple[str, Any]]:
-        """Those of an object that may have tensors; none if it is of no class of the user's."""
-        kind = type(value)
-        is_plain = issubclass(kind, types.SimpleNamespace)
-        if not (is_plain or is_users(vars(kind).get("__module__"))):
-            return []
-        if issubclass(kind, (*_LEAVES, type)):
-            return []
-        found = [item for item in vars_of(value).items() if not issubclass(type(item[1]), _PLAIN)]
-        if len(found) > self._left:
-            return []
-        self._left -= len(found)
-        return found
-
-
-def _inside(root: Holder, objects: _Objects) -> Iterator[Holder]:
-    """What a holder has, or the tensors and modules in a container or an object that it has.
-
-    No code of the user's runs: objects may stand for others, and raise.
-    """
-    is_named = root.name in objects.names or not isinstance(root.owner, dict)
-    left = _MOST_ITEMS
-    waiting = collections.deque([(root._replace(is_named=is_named), frozenset[int]())])
-    while waiting:
-        holder, around = waiting.popleft()
-        value = holder.value
-        kind = type(value)
-        if issubclass(kind, torch.Tensor | torch.nn.Module):
-            yield holder
-            continue
-        if id(value) in around or len(holder.path) >= _MOST_STEPS:
-            continue
-        items: Iterable[tuple[Any, Any]] = []
-        is_object = False
-        if issubclass(kind, dict):
-            count = dict.__len__(value)
-            items = list(dict.items(value)) if count <= left else []
-            left -= len(items)
-        elif issubclass(kind, list | tuple):
-            base: Any = list if issubclass(kind, list) else tuple
-            count = base.__len__(value)
-            items = list(enumerate(base.__iter__(value))) if count <= left else []
-            left -= len(items)
-        else:
-            items, is_object = objects.attributes(value), True
-        around |= {id(value)}
-        waiting += [
-            (
-                holder._replace(
-                    value=one,
-                    path=(*holder.path, name),
-                    is_deep=holder.is_deep or is_object,
-                    is_named=holder.is_named and (not is_object or name in objects.names),
-                ),
-                around,
-            )
-            for name, one in items
-            if not issubclass(type(one), _PLAIN)
-        ]
+def of_kind(kind: type) -> list[tuple[str, Any]]:
+    """What classes of the user's have, by their names."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        if is_users(vars(base).get("__module__")):
+            found.update(vars(base))
+    return [
+        (name, value)
+        for name, value in found.items()
+        if not issubclass(type(value), PLAIN)
+        and not hasattr(type(value), "__get__")
+        and not name.startswith("__")
+    ]
 
 
 def _places_of(function: object) -> Iterator[Holder]:
@@ -215,24 +138,9 @@ def _items(values: dict[str, Any]) -> list[Holder]:
 def _of_class(one: object) -> list[Holder]:
     """What an object, or a class itself, finds in its class, but for what binds to it."""
     if isinstance(one, type):
-        return [Holder(one, *item) for item in _of_kind(one)]
+        return [Holder(one, *item) for item in of_kind(one)]
     own = vars_of(one)
-    return [Holder(one, *item) for item in _of_kind(type(one)) if item[0] not in own]
-
-
-def _of_kind(kind: type) -> list[tuple[str, Any]]:
-    """What classes of the user's have, by their names."""
-    found: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        if is_users(vars(base).get("__module__")):
-            found.update(vars(base))
-    return [
-        (name, value)
-        for name, value in found.items()
-        if not issubclass(type(value), _PLAIN)
-        and not hasattr(type(value), "__get__")
-        and not name.startswith("__")
-    ]
+    return [Holder(one, *item) for item in of_kind(type(one)) if item[0] not in own]
 
 
 def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
@@ -254,7 +162,7 @@ def _leaves_of(objects: object, seen: set[int]) -> Iterator[Any]:
         if id(leaf) in seen:
             continue
         seen.add(id(leaf))
-        if isinstance(leaf, _LEAVES):
+        if isinstance(leaf, LEAVES):
             yield leaf
         else:
             yield from _leaves_of(_surroundings(leaf), seen)
@@ -277,15 +185,10 @@ def _surroundings(leaf: Any) -> list[object]:
 
 
 _UNASSIGNED = types.CellType()
-# Values that have no tensors, of which there are many.
-_PLAIN = (int, float, str, bytes, type(None), type)
-# What each module keeps its parts and hooks in.
-_OF_MODULES = frozenset(vars(torch.nn.Module()))
 _FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
-_LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler)
 # Other objects are not looked into: there is no end to them.
 _WITH_LEAVES = (
-    *_LEAVES,
+    *LEAVES,
     list,
     tuple,
     dict,

@@ -368,7 +368,9 @@ def train(
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback))
         last.push(Attributes(plan.dictionaries).put_back_after_error)
-        last.push(functools.partial(put_back_tensors, plan.held()))
+        begin = plan.held()
+        last.push(functools.partial(put_back_tensors, begin.holders))
+        last.push(Attributes(begin.dictionaries).put_back_after_error)
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Holder] = []
@@ -376,7 +378,7 @@ def train(
 
         def begins() -> None:
             """Note what there is when a capture begins: calls may have made some of it."""
-            held[:] = plan.held()
+            held[:] = plan.held().holders
             steps.captures_now()
             before[:] = [Attributes(plan.dictionaries)]
             rollback.notice(tensor for holder in held for tensor in holder.tensors)

@@ -1,7 +1,7 @@
 //! `Contents`: what dictionaries held at one moment.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyInt, PyString, PyTuple};
+use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw;
@@ -113,8 +113,9 @@ impl Content {
     }
 }
 
-/// Whether a value is the very same object, or a number or a text that is equal, or a tuple of them. None
-/// of these runs Python code when it is compared.
+/// Whether a value is the very same object, or a number or a text that is equal, or a tuple of such, or a list of
+/// the same.
+/// None of these runs Python code when it is compared.
 fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
     if now.is(then) {
         return true;
@@ -124,6 +125,11 @@ fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
     }
     if let (Ok(now), Ok(then)) = (now.cast::<PyFloat>(), then.cast::<PyFloat>()) {
         return now.value().to_bits() == then.value().to_bits();
+    }
+    if let (Ok(now), Ok(then)) = (now.cast_exact::<PyList>(), then.cast_exact::<PyList>()) {
+        // A list may have itself in it.
+        let mut pairs = now.iter().zip(then.iter());
+        return now.len() == then.len() && pairs.all(|(now, then)| now.is(&then));
     }
     if let (Ok(now), Ok(then)) = (now.cast_exact::<PyTuple>(), then.cast_exact::<PyTuple>()) {
         let mut pairs = now.iter().zip(then.iter());

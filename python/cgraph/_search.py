@@ -1,0 +1,151 @@
+"""A search for tensors that a function can find, and for all ways that lead to them."""
+
+from __future__ import annotations
+
+import types
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph._code import is_users, names_in
+from cgraph._holders import Holder, vars_of
+from cgraph._surroundings import LEAVES, PLAIN, held_by, of_kind
+
+__all__ = ["Found", "found_tensors"]
+
+# Longer containers are of data. So many items and attributes are looked at in all, and so many
+# steps away.
+_LONGEST, _MOST_ITEMS, _MOST_STEPS = 4096, 8192, 6
+
+
+class Found(NamedTuple):
+    """What a search has found.
+
+    Attributes:
+        holders: Where tensors, modules and optimizers are, and the tuples that lead to some.
+        dictionaries: Those on ways that the function's code names, with those of objects.
+    """
+
+    holders: list[Holder]
+    dictionaries: list[dict[Any, Any]]
+
+
+def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found:
+    """Where a function finds tensors besides its arguments, and in plain attributes of modules.
+
+    Also tensors and modules in lists, tuples, dictionaries and objects there. No code of the user's
+    runs: objects may stand for others, and raise.
+
+    Args:
+        function: The function.
+        modules: Those that it reaches, whose parameters and buffers are left out.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    names = names_in(function, parts)
+    # The likely ways first: there may be too many.
+    named: deque[_Way] = deque()
+    others: deque[_Way] = deque()
+    for root in _roots(function, parts):
+        is_named = root.name in names or not isinstance(root.owner, dict)
+        way = root._replace(is_named=is_named), frozenset[int]()
+        (named if is_named else others).append(way)
+    holders: list[Holder] = []
+    dictionaries: dict[int, dict[Any, Any]] = {}
+    left = _MOST_ITEMS
+    while named or others:
+        holder, around = (named or others).popleft()
+        value = holder.value
+        is_module = issubclass(type(value), torch.nn.Module)
+        if is_module or issubclass(type(value), (torch.Tensor, torch.optim.Optimizer, tuple)):
+            holders.append(holder)
+        if is_module and holder.path:
+            holders += _buffers(holder)
+        elif is_module or issubclass(type(value), LEAVES):
+            continue
+        if id(value) in around or len(holder.path) >= _MOST_STEPS:
+            continue
+        is_object = not issubclass(type(value), (dict, list, tuple))
+        items = _attributes(value) if is_object else _items(value)
+        if len(items) > left:
+            continue
+        left -= len(items)
+        if holder.is_named and not is_module and not issubclass(type(value), list | tuple):
+            owner = vars_of(value) if is_object else value
+            dictionaries[id(owner)] = owner
+        around |= {id(value)}
+        for name, one in items:
+            step = Holder(
+                holder.owner,
+                holder.name,
+                one,
+                (*holder.path, name),
+                holder.is_deep or is_object,
+                holder.is_named and (not is_object or name in names),
+            )
+            (named if step.is_named else others).append((step, around))
+    return Found(holders, list(dictionaries.values()))
+
+
+_Way = tuple[Holder, frozenset[int]]
+"""A way, and what it leads through."""
+
+
+def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holder]:
+    """Where all ways begin, each once."""
+    seen: set[tuple[int, str]] = set()
+    for holder in held_by(function, None, set()):
+        place = id(holder.owner), holder.name
+        if place not in seen and not issubclass(type(holder.value), PLAIN):
+            seen.add(place)
+            yield holder
+    kinds: dict[type, list[tuple[str, Any]]] = {}
+    for part in parts:
+        values = vars(part)
+        yield from (Holder(values, name, one) for name, one in _attributes(part))
+        # A method of a module has them from above.
+        if part is not getattr(function, "__self__", None):
+            if type(part) not in kinds:
+                kinds[type(part)] = of_kind(type(part))
+            of_class = kinds[type(part)]
+            yield from (Holder(part, *item) for item in of_class if item[0] not in values)
+
+
+def _buffers(holder: Holder) -> list[Holder]:
+    """Where a module behind something else has its buffers."""
+    owners = [(part, part._buffers) for part in holder.value.modules()]
+    return [
+        Holder(owner, name, one, (), True, holder.is_named)
+        for part, owner in owners
+        if not type(part).__module__.startswith("torch.nn.")
+        for name, one in owner.items()
+        if one is not None
+    ]
+
+
+def _items(value: Any) -> list[tuple[Any, Any]]:
+    """Those of a container that may have tensors; none of one that is too long."""
+    base: Any = next(one for one in (dict, list, tuple) if issubclass(type(value), one))
+    if base.__len__(value) > _LONGEST:
+        return []
+    pairs = list(dict.items(value)) if base is dict else enumerate(base.__iter__(value))
+    return [item for item in pairs if not issubclass(type(item[1]), PLAIN)]
+
+
+def _attributes(value: object) -> list[tuple[str, Any]]:
+    """Those of an object that may have tensors; none if it is of no class of the user's."""
+    kind = type(value)
+    if issubclass(kind, torch.nn.Module):
+        values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
+    elif issubclass(kind, (*LEAVES, type)):
+        return []
+    elif issubclass(kind, types.SimpleNamespace) or is_users(vars(kind).get("__module__")):
+        values = vars_of(value)
+    else:
+        return []
+    return [item for item in values.items() if not issubclass(type(item[1]), PLAIN)]
+
+
+# What each module keeps its parts and hooks in.
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
