@@ -343,10 +343,13 @@ class Call:
         args = [_of_structure(one, leaves) for one in self._args]
         return args, [(name, _of_structure(one, leaves)) for name, one in self._kwargs]
 
+    def words(self) -> list[str]:
+        """Each argument in words, and the modes."""
+        return [*map(str, self.leaves), *filter(None, [str(self.mode)])]
+
     def __str__(self) -> str:
         """The arguments in words."""
-        words = [str(leaf) for leaf in self.leaves]
-        return ", ".join([*words, *filter(None, [str(self.mode)])]) or "no arguments"
+        return ", ".join(self.words()) or "no arguments"
 
     def _values(self, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
         """All values, with other tensors in the places of those that are copied."""

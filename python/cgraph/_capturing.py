@@ -125,10 +125,9 @@ class Capturing:
                 identity = self.identity(call, self._reached)
         if (known := self.keys.get(identity)) is not None:
             return known
-        of_modules = modules_in_words(*identity[1:3])
-        text = ", ".join(filter(None, (str(call), of_modules)))
-        words = sorted([*map(str, call.leaves), str(call.mode), of_modules])
-        key = self.keys[identity] = Key(text, words)
+        words, of_modules = call.words(), modules_in_words(*identity[1:3])
+        text = ", ".join(filter(None, (", ".join(words) or "no arguments", of_modules)))
+        key = self.keys[identity] = Key(text, sorted([*words, of_modules]))
         self.limits.forget(key)
         return key
 
@@ -190,7 +189,7 @@ class Capturing:
             dictionaries=surroundings.dictionaries,
             held=functools.partial(found_tensors, self.function, surroundings.modules)
             if preserve
-            else functools.partial(Found, [], []),
+            else functools.partial(Found, [], [], []),
             moved=surroundings.find_displaced,
             # A debugger looks at the operators of what is written.
             compiles=driver.captures_compiled and not self._options.debug,

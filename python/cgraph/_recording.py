@@ -143,7 +143,7 @@ def _record(
         last.push(attributes.put_back_after_error)
         begin = plan.held()
         last.push(functools.partial(put_back_tensors, begin.holders))
-        last.push(Attributes(begin.dictionaries).put_back_after_error)
+        last.push(Attributes(begin.all_dictionaries).put_back_after_error)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
         if not plan.only_captures:
@@ -164,8 +164,8 @@ def _record(
             hooks = _torch.hook_count()
             rollback.notice(gradients.captures_now())
             # A call may have made some that were not there.
-            held, dictionaries = plan.held()
-            kept = Attributes(() if plan.warmup else dictionaries)
+            held, of_objects, _ = plan.held()
+            kept = Attributes(() if plan.warmup else of_objects)
             rollback.notice(tensor for holder in held for tensor in holder.tensors)
             rollback.captures_now()
             if plan.warmup:

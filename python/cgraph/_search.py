@@ -25,11 +25,18 @@ class Found(NamedTuple):
 
     Attributes:
         holders: Where tensors, modules and optimizers are, and the tuples that lead to some.
-        dictionaries: Those on ways that the function's code names, with those of objects.
+        attributes: The dictionaries of the objects on ways that the function's code names.
+        dictionaries: The other ones on such ways.
     """
 
     holders: list[Holder]
+    attributes: list[dict[str, Any]]
     dictionaries: list[dict[Any, Any]]
+
+    @property
+    def all_dictionaries(self) -> list[dict[Any, Any]]:
+        """Both of the latter."""
+        return [*self.attributes, *self.dictionaries]
 
 
 def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found:
@@ -52,6 +59,7 @@ def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found
         way = root._replace(is_named=is_named), frozenset[int]()
         (named if is_named else others).append(way)
     holders: list[Holder] = []
+    attributes: dict[int, dict[str, Any]] = {}
     dictionaries: dict[int, dict[Any, Any]] = {}
     left = _MOST_ITEMS
     while named or others:
@@ -71,9 +79,10 @@ def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found
         if len(items) > left:
             continue
         left -= len(items)
-        if holder.is_named and not is_module and not issubclass(type(value), list | tuple):
-            owner = vars_of(value) if is_object else value
-            dictionaries[id(owner)] = owner
+        if holder.is_named and is_object and not is_module:
+            attributes[id(vars_of(value))] = vars_of(value)
+        elif holder.is_named and issubclass(type(value), dict):
+            dictionaries[id(value)] = value
         around |= {id(value)}
         for name, one in items:
             step = Holder(
@@ -85,7 +94,7 @@ def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found
                 holder.is_named and (not is_object or name in names),
             )
             (named if step.is_named else others).append((step, around))
-    return Found(holders, list(dictionaries.values()))
+    return Found(holders, [*attributes.values()], [*dictionaries.values()])
 
 
 _Way = tuple[Holder, frozenset[int]]

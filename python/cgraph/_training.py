@@ -370,7 +370,7 @@ def train(
         last.push(Attributes(plan.dictionaries).put_back_after_error)
         begin = plan.held()
         last.push(functools.partial(put_back_tensors, begin.holders))
-        last.push(Attributes(begin.dictionaries).put_back_after_error)
+        last.push(Attributes(begin.all_dictionaries).put_back_after_error)
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Holder] = []
