@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
+import cgraph
 from cgraph.functions import GraphedFunction
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "near",
     "numbers",
     "poison",
+    "resetting",
     "same_gradients",
     "states",
 ]
@@ -82,6 +84,20 @@ def numbers(function: Any) -> tuple[int, int, int]:
     """How many keys have a graph, how many calls were replays, and how many ran eagerly."""
     report = function.report()
     return report.captured, report.replays, eager_calls(function)
+
+
+def resetting(when: int, **options: Any) -> tuple[GraphedFunction, list[int]]:
+    """A function that triples and lets its graphs go in one of its calls; what counts these."""
+    calls: list[int] = []
+
+    def resets(x: Tensor) -> Tensor:
+        calls.append(1)
+        if len(calls) == when:
+            graphed.reset()
+        return x * 3
+
+    graphed = cgraph.graphed(resets, **options)
+    return graphed, calls
 
 
 def eager_calls(function: Any) -> int:

@@ -271,11 +271,20 @@ def test_a_dictionary_with_defaults_is_not_changed_by_looking(lab: Lab) -> None:
         assert ("a" in states_of) == (turn < 2)
 
 
-def test_an_object_with_very_many_attributes_hides_no_other(lab: Lab) -> None:
+def many_attributes() -> dict[str, Any]:
     large = SimpleNamespace(**{f"a{place}": place for place in range(10_000)})
     larger = SimpleNamespace(**{f"a{place}": [place] for place in range(10_000)})
-    state = State(fresh(lab, 4))
-    engine = SimpleNamespace(large=large, larger=larger, state=state)
+    return {"large": large, "larger": larger}
+
+
+def many_objects() -> dict[str, Any]:
+    words = [SimpleNamespace(piece=SimpleNamespace(parts=[[place]])) for place in range(4000)]
+    return {"words": words}
+
+
+@pytest.mark.parametrize("neighbours", [many_attributes, many_objects])
+def test_large_neighbours_hide_no_state(lab: Lab, neighbours: Callable[[], dict[str, Any]]) -> None:
+    engine = SimpleNamespace(**neighbours(), state=State(fresh(lab, 4)))
     graphed = cgraph.graphed(lambda x: x * engine.state.k)
     for turn in range(4):
         if turn == 2:
@@ -386,14 +395,3 @@ def test_a_plain_attribute_of_a_module_behind_an_object_is_followed(lab: Lab) ->
                 net.scale = fresh(lab, 4)
             x = fresh(lab, 3, 4)
             assert torch.allclose(graphed(x), net(x) * net.scale)
-
-
-def test_a_large_neighbour_hides_no_state(lab: Lab) -> None:
-    words = [SimpleNamespace(piece=SimpleNamespace(parts=[[place]])) for place in range(4000)]
-    engine = SimpleNamespace(words=words, state=State(fresh(lab, 4)))
-    graphed = cgraph.graphed(lambda x: x * engine.state.k)
-    for turn in range(4):
-        if turn == 2:
-            engine.state = State(fresh(lab, 4))
-        x = fresh(lab, 4)
-        assert torch.equal(graphed(x), x * engine.state.k)

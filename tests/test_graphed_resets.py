@@ -13,7 +13,7 @@ from torch import Tensor
 import cgraph
 from cgraph._recorded import Recorded
 from cgraph.errors import CaptureError, StateError
-from graphed_calls import states
+from graphed_calls import resetting, states
 from lab import Lab, fresh
 
 
@@ -79,15 +79,7 @@ def test_a_reset_is_whole_although_a_callback_raises(lab: Lab) -> None:
 def test_a_function_that_resets_itself_inside_its_capture_is_captured_by_the_next_call(
     lab: Lab, when: int, grad: bool
 ) -> None:
-    calls: list[int] = []
-
-    def resets(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == when:
-            graphed.reset()
-        return x * 3
-
-    graphed = cgraph.graphed(resets)
+    graphed, calls = resetting(when)
     x = fresh(lab, 3).requires_grad_(grad)
     assert torch.equal(graphed(x), x * 3)
     assert states(graphed) == [] and not graphed.entries_by_use

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import cgraph
 from cgraph.errors import ArgumentError
-from graphed_calls import near, states
+from graphed_calls import near, resetting, states
 from lab import Lab, fresh
 
 
@@ -110,15 +110,7 @@ def test_a_padded_call_may_be_given_one_row_of_the_last_result_many_times(lab: L
 
 @pytest.mark.parametrize("when", range(1, 12))
 def test_a_function_may_reset_itself_in_any_call_of_a_padded_capture(lab: Lab, when: int) -> None:
-    calls: list[int] = []
-
-    def resets(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == when:
-            graphed.reset()
-        return x * 3
-
-    graphed = cgraph.graphed(resets, sizes=[4], warmup=2)
+    graphed, _ = resetting(when, sizes=[4], warmup=2)
     with torch.no_grad():
         for rows in (3, 2, 4, 3):
             x = fresh(lab, rows, 2)

@@ -64,7 +64,8 @@ class Attributes:
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
         for now, before in self._contents.changed():
-            for name, value in list(now.items()):
+            # A dictionary of the user's may have items of its own making.
+            for name, value in list(dict.items(now)):
                 if isinstance(value, torch.Tensor) and before.get(name) is not value:
                     yield now, name, before
 

@@ -136,15 +136,15 @@ def _put(owner: Any, name: Any, value: object) -> None:
         owner[name] = value
     elif isinstance(owner, types.CellType):
         owner.cell_contents = value
-    elif name in _attributes(owner):
-        _attributes(owner)[name] = value
+    elif name in (attributes := _own_attributes(owner)):
+        attributes[name] = value
     elif not isinstance(owner, tuple):
         # Of the class that it is found in.
         kind = owner if isinstance(owner, type) else type(owner)
         setattr(next(base for base in kind.__mro__ if name in vars(base)), name, value)
 
 
-def _attributes(owner: object) -> dict[str, Any]:
+def _own_attributes(owner: object) -> dict[str, Any]:
     """Those of an object or a module."""
     return vars(owner) if issubclass(type(owner), torch.nn.Module) else vars_of(owner)
 
@@ -156,4 +156,6 @@ def _item(owner: Any, name: Any) -> Any:
         return dict.get(owner, name)
     if isinstance(owner, list):
         return list.__getitem__(owner, name)
-    return tuple.__getitem__(owner, name) if isinstance(owner, tuple) else _attributes(owner)[name]
+    if isinstance(owner, tuple):
+        return tuple.__getitem__(owner, name)
+    return _own_attributes(owner)[name]

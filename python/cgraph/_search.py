@@ -75,7 +75,7 @@ def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
         is_object = not issubclass(type(value), (dict, list, tuple))
-        items = _attributes(value) if is_object else _items(value)
+        items = _attributes_in(value) if is_object else _items(value)
         if len(items) > left:
             continue
         left -= len(items)
@@ -112,7 +112,7 @@ def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holde
     kinds: dict[type, list[tuple[str, Any]]] = {}
     for part in parts:
         values = vars(part)
-        yield from (Holder(values, name, one) for name, one in _attributes(part))
+        yield from (Holder(values, name, one) for name, one in _attributes_in(part))
         # A method of a module has them from above.
         if part is not getattr(function, "__self__", None):
             if type(part) not in kinds:
@@ -142,7 +142,7 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     return [item for item in pairs if not issubclass(type(item[1]), PLAIN)]
 
 
-def _attributes(value: object) -> list[tuple[str, Any]]:
+def _attributes_in(value: object) -> list[tuple[str, Any]]:
     """Those of an object that may have tensors; none if it is of no class of the user's."""
     kind = type(value)
     if issubclass(kind, torch.nn.Module):

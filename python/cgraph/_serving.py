@@ -122,8 +122,9 @@ class Serving:
 
     def is_settled(self, key: Key) -> bool:
         """Whether a key runs eagerly until it is captured ahead."""
-        is_eager = key.reason is not None and key.state == "eager"
-        return is_eager and not self._capturing.limits.is_of_many(key.reason or "")
+        if key.reason is None or key.state != "eager":
+            return False
+        return not self._capturing.limits.is_of_many(key.reason)
 
     def clear(self) -> None:
         """Forget what calls have shown and what was said of them."""

@@ -113,9 +113,8 @@ impl Content {
     }
 }
 
-/// Whether a value is the very same object, or a number or a text that is equal, or a tuple of such, or a list of
-/// the same.
-/// None of these runs Python code when it is compared.
+/// Whether a value is the very same object, or one that is equal: a number, a text, a tuple of these, or
+/// a list of the same objects. None of them runs Python code when it is compared.
 fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
     if now.is(then) {
         return true;
