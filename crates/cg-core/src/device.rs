@@ -26,8 +26,9 @@ struct Inner {
     limbo: Limbo,
     /// The captures that have a guard or retain something, by id.
     captured: Mutex<HashMap<u64, Captured>>,
-    /// How many captures there are that others have begun ([`Device::mark_capture`]).
-    marked: AtomicUsize,
+    /// How many captures are open: those that have a guard, and those that others have begun
+    /// ([`Device::mark_capture`]).
+    open: AtomicUsize,
     /// The kernels of [`crate::Inputs`], loaded as long as there are some.
     inputs_kernels: Mutex<Weak<inputs::Kernels>>,
     /// Where pools lie.
@@ -49,7 +50,7 @@ pub struct CaptureMark {
 
 impl Drop for CaptureMark {
     fn drop(&mut self) {
-        self.device.inner.marked.fetch_sub(1, Ordering::AcqRel);
+        self.device.inner.open.fetch_sub(1, Ordering::AcqRel);
     }
 }
 
@@ -131,15 +132,14 @@ impl Device {
     /// Whether a guard or a mark of any open capture exists.
     #[must_use]
     pub fn has_captures(&self) -> bool {
-        self.inner.marked.load(Ordering::Acquire) > 0
-            || self.captured().values().any(|entry| entry.guarded)
+        self.inner.open.load(Ordering::Acquire) > 0
     }
 
     /// Says that others have begun a capture on the device, as long as the result is held: nothing of
     /// this crate then tries to wait for the device, which would break it.
     #[must_use]
     pub fn mark_capture(&self) -> CaptureMark {
-        self.inner.marked.fetch_add(1, Ordering::AcqRel);
+        self.inner.open.fetch_add(1, Ordering::AcqRel);
         CaptureMark {
             device: self.clone(),
         }
@@ -159,7 +159,7 @@ impl Device {
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
-                marked: AtomicUsize::new(0),
+                open: AtomicUsize::new(0),
                 inputs_kernels: Mutex::default(),
             }),
         }
@@ -219,14 +219,18 @@ impl Device {
     }
 
     pub(crate) fn capture_opened(&self, id: u64) {
-        self.captured().entry(id).or_default().guarded = true;
+        let mut captured = self.captured();
+        let entry = captured.entry(id).or_default();
+        if !std::mem::replace(&mut entry.guarded, true) {
+            self.inner.open.fetch_add(1, Ordering::AcqRel);
+        }
     }
 
     /// Goes on with the bookkeeping of a capture only if its work names something.
     pub(crate) fn capture_handed_over(&self, id: u64) {
         let mut captured = self.captured();
         if let Some(entry) = captured.get_mut(&id) {
-            entry.guarded = false;
+            self.guard_goes(entry);
             if entry.retained.is_empty() {
                 captured.remove(&id);
             }
@@ -235,9 +239,17 @@ impl Device {
 
     /// Ends the bookkeeping of a capture; what its work names.
     pub(crate) fn capture_closed(&self, id: u64) -> Vec<Retained> {
-        self.captured()
-            .remove(&id)
-            .map_or_else(Vec::new, |entry| entry.retained)
+        let closed = self.captured().remove(&id);
+        closed.map_or_else(Vec::new, |mut entry| {
+            self.guard_goes(&mut entry);
+            entry.retained
+        })
+    }
+
+    fn guard_goes(&self, entry: &mut Captured) {
+        if std::mem::take(&mut entry.guarded) {
+            self.inner.open.fetch_sub(1, Ordering::AcqRel);
+        }
     }
 
     /// Keeps `retained` for the template that the capture will make.

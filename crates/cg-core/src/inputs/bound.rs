@@ -107,9 +107,10 @@ impl Bound {
     }
 
     fn set(&mut self, exec: &OwnedExec) -> Result<()> {
-        // As long as this is locked, the template has the nodes.
-        let live = self.shared.live();
-        if !*live {
+        let is_set = self.nodes.iter().all(|node| node.is_set);
+        // As long as this is locked, the template has the nodes that it has now.
+        let _held = (!is_set).then(|| self.shared.hold());
+        if !self.shared.is_live() {
             return Err(self.removed());
         }
         for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {

@@ -7,6 +7,7 @@ mod simulate;
 
 use std::fmt;
 use std::ops::Range;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::device::Device;
@@ -77,8 +78,10 @@ pub(crate) struct Shared {
     stores: usize,
     /// What the nodes write: what they copy must not lie there, since nothing orders the two.
     destinations: Ranges,
-    /// Whether the template still has all nodes. Locked while the driver uses one.
-    live: Mutex<bool>,
+    /// Whether the template still has all nodes. It changes only while [`Self::in_use`] is locked.
+    is_live: AtomicBool,
+    /// Locked while the driver uses a node.
+    in_use: Mutex<()>,
     /// The memory and the kernels.
     _named: Vec<Retained>,
 }
@@ -136,7 +139,8 @@ impl Inputs {
                 slots: slots.iter().map(|m| (m.address(), m.bytes())).collect(),
                 stores: stores.len(),
                 destinations,
-                live: Mutex::new(true),
+                is_live: AtomicBool::new(true),
+                in_use: Mutex::default(),
                 _named: named.clone(),
             })
         })?;
@@ -268,9 +272,19 @@ impl Shared {
         self.parts.iter().any(|part| part.node == node)
     }
 
-    /// Whether the template still has the nodes; they stay until the result is dropped.
-    pub(crate) fn live(&self) -> MutexGuard<'_, bool> {
-        self.live.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether the template still has the nodes.
+    pub(crate) fn is_live(&self) -> bool {
+        self.is_live.load(Ordering::Acquire)
+    }
+
+    /// Until the result is dropped no node goes.
+    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
+        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Notes that the template has lost a node, which nobody uses.
+    pub(crate) fn lose(&self, _held: &MutexGuard<'_, ()>) {
+        self.is_live.store(false, Ordering::Release);
     }
 }
 

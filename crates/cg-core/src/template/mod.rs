@@ -194,10 +194,10 @@ impl Template {
         let inputs = position.map(|position| Arc::clone(&state.inputs[position]));
         {
             // No exec may be setting the node while it goes.
-            let mut live = inputs.as_ref().map(|inputs| inputs.live());
+            let held = inputs.as_ref().map(|inputs| (inputs, inputs.hold()));
             state.graph.remove_node(handle)?;
-            if let Some(live) = &mut live {
-                **live = false;
+            if let Some((inputs, held)) = &held {
+                inputs.lose(held);
             }
         }
         state.removed.insert(handle);
