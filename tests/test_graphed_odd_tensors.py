@@ -13,6 +13,7 @@ from torch.autograd import forward_ad
 from torch.testing import assert_close
 
 import cgraph
+from cgraph import _torch
 from cgraph.errors import CaptureError
 from graphed_calls import states
 from lab import Lab, fresh
@@ -56,6 +57,17 @@ def test_tensors_that_are_more_than_elements_run_eagerly_beside_dense_ones(
     assert_close(function(other), other)
 
 
+@pytest.fixture(params=["by_torch", "by_python"])
+def _modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a call asks torch for its modes."""
+    if request.param == "by_python":
+        monkeypatch.setattr(_torch, "mode_addresses", dict)
+    else:
+        assert "is_included" in _torch.mode_addresses()
+        assert len(_torch.transform_keys()) == 2
+
+
+@pytest.mark.usefixtures("_modes_told")
 def test_transforms_of_torch_func_see_the_operators(lab: Lab) -> None:
     @cgraph.graphed
     def cubed(x: Tensor) -> Tensor:
@@ -71,6 +83,7 @@ def test_transforms_of_torch_func_see_the_operators(lab: Lab) -> None:
     assert states(cubed) == ["captured"]
 
 
+@pytest.mark.usefixtures("_modes_told")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
 def test_forward_mode_differentiation_sees_the_operators(lab: Lab) -> None:
     cubed = cgraph.graphed(lambda x: x * x * x)

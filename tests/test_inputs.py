@@ -15,7 +15,9 @@ from torch._subclasses import FakeTensorMode
 
 import cgraph
 from cgraph import _core, _torch
-from cgraph._torch.tensors import stable_functions
+from cgraph._torch import fields
+from cgraph._torch.fields import tensor_fields
+from cgraph._torch.native import stable_functions
 from cgraph.errors import ArgumentError
 from lab import Lab, SimLab, fresh
 
@@ -32,12 +34,21 @@ def samples() -> list[Tensor]:
     return [torch.empty(0), torch.nn.Parameter(torch.empty(0))]
 
 
-@pytest.fixture(
-    params=["by_stable_functions", "by_python", *(["by_dlpack", "by_both"] if EXCHANGE_API else [])]
-)
+WAYS = ["by_fields", "by_stable_functions", "by_python"]
+if EXCHANGE_API:
+    WAYS += ["by_dlpack", "by_both"]
+
+
+def reader_by_fields() -> _core.TensorReader:
+    return _core.TensorReader(Tensor, None, stable_functions(), samples(), tensor_fields())
+
+
+@pytest.fixture(params=WAYS)
 def reader(request: pytest.FixtureRequest) -> _core.TensorReader:
     """Each way of reading; torch before 2.10 has no DLPack's table."""
     api = EXCHANGE_API if request.param in ("by_dlpack", "by_both") else None
+    if request.param == "by_fields":
+        return reader_by_fields()
     if request.param in ("by_stable_functions", "by_both"):
         return _core.TensorReader(Tensor, api, stable_functions(), samples())
     return _core.TensorReader(Tensor, api)
@@ -155,7 +166,7 @@ def test_quantized_tensors_are_left_to_torch(reader: _core.TensorReader) -> None
 def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     x, y = fresh(lab, 3), fresh(lab, 3)
     all_of = stable_functions()
-    assert len(all_of) == (9 if HAS_STABLE_FUNCTIONS else 0)
+    assert len(all_of) == (11 if HAS_STABLE_FUNCTIONS else 0)
     for functions, given in [
         ({}, samples()),
         ({name: at for name, at in all_of.items() if "sizes" not in name}, samples()),
@@ -173,14 +184,18 @@ def address(symbol: str) -> int:
 
 
 @pytest.mark.parametrize("known", ["right", "wrong", "none"])
-def test_readers_tell_which_tensors_require_a_gradient(lab: Lab, known: str) -> None:
+@pytest.mark.parametrize("has_fields", [False, True])
+def test_readers_tell_which_tensors_require_a_gradient(
+    lab: Lab, known: str, has_fields: bool
+) -> None:
     functions = stable_functions()
     if known == "wrong" and functions:
         # Of the same form, and true of all tensors.
         functions["requires_grad"] = address("_ZNK3c1010TensorImpl11has_storageEv")
     elif known == "none":
         functions.pop("requires_grad", None)
-    reader = _core.TensorReader(Tensor, EXCHANGE_API, functions, samples())
+    known_fields = tensor_fields() if has_fields else {}
+    reader = _core.TensorReader(Tensor, EXCHANGE_API, functions, samples(), known_fields)
     x = fresh(lab, 3)
     leaf = fresh(lab, 3).requires_grad_()
     parameters = [torch.nn.Parameter(x, requires_grad=flag) for flag in (False, True)]
@@ -222,6 +237,90 @@ def test_the_first_tensor_of_a_dtype_does_not_change_how_others_are_read(
         assert check(reader, static, live) == ("copy", live.data_ptr())
         assert _core.Signature(reader, static).nbytes == static.nbytes
     assert check(reader, x, y.conj()) == ("torch", 0)
+
+
+def test_the_fields_of_the_tensors_of_this_torch_are_known() -> None:
+    assert set(tensor_fields()) > {"storage", "sizes", "strides", "keys", "data", "vtable"}
+
+
+@pytest.mark.parametrize("version", ["2.7.1", "2.12.0a0+git1", "3.0.0"])
+def test_fields_are_not_looked_for_in_a_torch_that_is_not_known(
+    monkeypatch: pytest.MonkeyPatch, version: str
+) -> None:
+    monkeypatch.setattr(torch, "__version__", version)
+    assert tensor_fields.__wrapped__() == {}
+
+
+@pytest.mark.parametrize(
+    ("name", "of_another"),
+    [
+        ("_keys_of", lambda tensor: 1),
+        ("_NUMBERS", dict.fromkeys(fields._NUMBERS, 7)),
+        ("_MOST_DIMENSIONS", 6),
+        ("_WORDS_OF_TENSOR", 8),
+        ("_WORDS_OF_STORAGE", 1),
+    ],
+)
+def test_fields_that_do_not_say_what_torch_says_are_not_used(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str, of_another: Any
+) -> None:
+    monkeypatch.setattr(fields, name, of_another)
+    unknown = tensor_fields.__wrapped__()
+    assert unknown == {}
+    reader = _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), samples(), unknown)
+    x, y = fresh(lab, 3), fresh(lab, 3)
+    assert check(reader, x, y) == ("copy", y.data_ptr())
+
+
+@pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1, 2), (2, 1, 3, 1, 2), (2, 1, 3, 2, 1, 2)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16, torch.bool, torch.complex64])
+def test_tensors_of_any_shape_and_dtype_are_where_torch_says(
+    lab: Lab, reader: _core.TensorReader, shape: tuple[int, ...], dtype: torch.dtype
+) -> None:
+    static, other = (torch.empty((5, *shape), dtype=dtype, device=lab.device) for _ in range(2))
+    for live in (other[2], other[1:2].view(shape)):
+        assert check(reader, static[3], live) == ("copy", live.data_ptr())
+    assert check(reader, static[3], static[3]) == ("same", static[3].data_ptr())
+
+
+def test_a_tensor_that_changes_in_place_is_read_anew(lab: Lab, reader: _core.TensorReader) -> None:
+    static, live, other = fresh(lab, 2, 3), fresh(lab, 2, 3), fresh(lab, 2, 3)
+    assert check(reader, static, live) == ("copy", live.data_ptr())
+    live.data = other
+    assert check(reader, static, live) == ("copy", other.data_ptr())
+    live.t_()
+    with pytest.raises(ArgumentError, match=r"shape \[3, 2\]"):
+        check(reader, static, live)
+    live.t_()
+    live.data = other.double()
+    with pytest.raises(ArgumentError, match="float64"):
+        check(reader, static, live)
+    live.data = static
+    assert check(reader, static, live) == ("same", static.data_ptr())
+
+
+def test_a_tensor_whose_memory_was_taken_away_is_left_to_torch(
+    lab: Lab, reader: _core.TensorReader
+) -> None:
+    signature, live = _core.Signature(reader, fresh(lab, 4)), fresh(lab, 4)
+    live.untyped_storage().resize_(0)
+    # pytest would show the tensor, which torch cannot.
+    found = signature.check(live)
+    assert found == ("torch", 0)
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+def test_named_tensors_are_read_as_others(lab: Lab, reader: _core.TensorReader) -> None:
+    static, live = fresh(lab, 2, 3), fresh(lab, 2, 3).refine_names("rows", "columns")
+    assert check(reader, static, live) == ("copy", live.data_ptr())
+
+
+def test_tensors_of_inference_mode_are_read_as_others(lab: Lab, reader: _core.TensorReader) -> None:
+    static = fresh(lab, 3)
+    with torch.inference_mode():
+        live = fresh(lab, 3)
+    assert check(reader, static, live) == ("copy", live.data_ptr())
+    assert check(reader, live, static) == ("copy", static.data_ptr())
 
 
 def test_samples_that_are_no_tensors_are_refused() -> None:

@@ -287,13 +287,15 @@ class TensorReader:
         exchange_api: object | None,
         functions: dict[str, int] | None = None,
         samples: Sequence[object] = ...,
+        fields: dict[str, int] = ...,
     ) -> Self:
         """``exchange_api`` is the type's ``__dlpack_c_exchange_api__``, if it has one.
 
         torch's stable C functions, of which ``functions`` has the addresses, are faster; they read
         tensors that are of just the classes of the samples. Where some are missing, or the samples'
         objects are built in another way than in the torch versions known, the exchange API reads
-        all. So it does after a tensor that they could not read.
+        all. So it does after a tensor that they could not read. What has the ``fields`` is compared
+        without them.
         """
     @property
     def uses_stable_functions(self) -> bool:
@@ -481,6 +483,7 @@ class Dispatcher:
         is_autocast: Callable[[], bool],
         autocast: Callable[[], object],
         functions: dict[str, int],
+        transforms: list[int],
     ) -> Self: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the entry that the arguments fit."""

@@ -243,6 +243,7 @@ class GraphedFunction(_core.Dispatcher):
             _torch.is_any_autocast_enabled,
             _torch.autocast_state,
             _torch.mode_addresses(),
+            _torch.transform_keys(),
         )
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:

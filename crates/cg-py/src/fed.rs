@@ -1,7 +1,5 @@
 //! `Fed`: what a replay copies into the graph's memory and stores there, before its own work.
 
-use std::sync::{Mutex, PoisonError};
-
 use cg_core::{Address, Exec};
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -12,7 +10,7 @@ use crate::dispatch::Found;
 use crate::enter::enter;
 use crate::error::state;
 use crate::inputs::Inputs;
-use crate::raw;
+use crate::raw::{self, Attached};
 
 /// The tensors of a replay.
 #[derive(Clone, Copy)]
@@ -22,15 +20,15 @@ pub(crate) enum Given<'a, 'py> {
     /// One for each static input.
     Tensors(&'a Bound<'py, PyTuple>),
     /// The same, known to fit.
-    Found(&'a [Found<'py>]),
+    Found(&'a [Found<'a, 'py>]),
 }
 
 /// The root nodes of a graph, and the random state that they hand to its kernels.
 pub(crate) struct Fed {
     inputs: Py<Inputs>,
     random: Vec<Random>,
-    /// Vectors to use again. Nobody waits for them: a second replay at the same time makes its own.
-    scratch: Mutex<Option<Scratch>>,
+    /// Vectors to use again. A second replay at the same time makes its own.
+    scratch: Attached<Option<Scratch>>,
 }
 
 /// A generator that the graph draws from. Its seed and its offset are two stores.
@@ -58,7 +56,7 @@ impl Fed {
             random: random
                 .map(|(generator, step)| Random { generator, step })
                 .collect(),
-            scratch: Mutex::default(),
+            scratch: Attached::default(),
         })
     }
 
@@ -81,7 +79,7 @@ impl Fed {
         random_step: Option<&Py<PyAny>>,
     ) -> PyResult<()> {
         let inputs = self.inputs.get();
-        let mut scratch = self.lock().take().unwrap_or_default();
+        let mut scratch = self.scratch.take(py).unwrap_or_default();
         match given {
             Given::Nothing => inputs.rest(&mut scratch.sources),
             Given::Tensors(tensors) => inputs.collect(tensors, &mut scratch.sources)?,
@@ -106,7 +104,7 @@ impl Fed {
         if launched.is_err() {
             self.take_back(py, &scratch.values)?;
         }
-        *self.lock() = Some(scratch);
+        drop(self.scratch.replace(py, Some(scratch)));
         launched
     }
 
@@ -137,9 +135,5 @@ impl Fed {
             }
         }
         Ok(())
-    }
-
-    fn lock(&self) -> std::sync::MutexGuard<'_, Option<Scratch>> {
-        self.scratch.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -101,12 +101,12 @@ impl Graph {
     /// hooks run, and one that raises prevents the replay. The replay-end hooks run also if the
     /// launch fails.
     fn replay(slf: &Bound<'_, Self>) -> PyResult<()> {
-        Self::run(slf, Given::Nothing)
+        Self::run(slf, Given::Nothing, None)
     }
 
     /// As [`Self::replay`], with each tensor copied into the static input of its place first.
     fn _replay_with(slf: &Bound<'_, Self>, tensors: &Bound<'_, PyTuple>) -> PyResult<()> {
-        Self::run(slf, Given::Tensors(tensors))
+        Self::run(slf, Given::Tensors(tensors), None)
     }
 
     /// Adds a hook of this graph.
@@ -308,9 +308,14 @@ impl Graph {
 }
 
 impl Graph {
-    /// Enqueues one run, with these tensors copied into the static inputs first.
+    /// Enqueues one run, with these tensors copied into the static inputs first. `stream` is the raw
+    /// handle of the current stream, where the caller has it.
     #[inline]
-    pub(crate) fn run(slf: &Bound<'_, Self>, given: Given<'_, '_>) -> PyResult<()> {
+    pub(crate) fn run(
+        slf: &Bound<'_, Self>,
+        given: Given<'_, '_>,
+        stream: Option<u64>,
+    ) -> PyResult<()> {
         let (py, graph) = (slf.py(), slf.get());
         let ready = match graph.ready() {
             Some(ready) => ready,
@@ -318,13 +323,14 @@ impl Graph {
         };
         ready.check(py)?;
         if !graph.hooks.has(Phase::ReplayStart) && !graph.hooks.has(Phase::ReplayEnd) {
-            return ready.replay(py, given);
+            return ready.replay(py, given, stream);
         }
         graph.hooks.run(Phase::ReplayStart, slf)?;
         // A hook may have instantiated the graph again, or reset it.
         let ready = graph.ready();
         let ready = ready.ok_or_else(|| state("a replay-start hook has reset the graph"))?;
-        let replayed = ready.replay(py, given);
+        // It may have made another stream the current one.
+        let replayed = ready.replay(py, given, None);
         let ended = graph.hooks.run(Phase::ReplayEnd, slf);
         match (replayed, ended) {
             (Err(error), Err(of_hook)) => {

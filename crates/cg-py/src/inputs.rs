@@ -141,7 +141,7 @@ impl Inputs {
     /// The same for tensors that are known to fit.
     pub(crate) fn collect_found(
         &self,
-        found: &[Found<'_>],
+        found: &[Found<'_, '_>],
         sources: &mut Vec<Address>,
     ) -> PyResult<()> {
         sources.clear();

@@ -65,12 +65,21 @@ impl Ready {
     }
 
     /// Enqueues one replay on the current stream, with these tensors copied to the static inputs.
+    /// `handle` is that stream's, where the caller has it.
     #[inline]
-    pub(crate) fn replay(&self, py: Python<'_>, given: Given<'_, '_>) -> PyResult<()> {
-        let handle = match &*self.current {
-            Current::Dlpack(current) => current.get(py)?,
-            Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
-            Current::Object(current) => return self.replay_on_object(py, current),
+    pub(crate) fn replay(
+        &self,
+        py: Python<'_>,
+        given: Given<'_, '_>,
+        handle: Option<u64>,
+    ) -> PyResult<()> {
+        let handle = match (&*self.current, handle) {
+            (Current::Object(current), _) => return self.replay_on_object(py, current),
+            (_, Some(handle)) => handle,
+            (Current::Dlpack(current), None) => current.get(py)?,
+            (Current::Raw(current, ordinal), None) => {
+                current.call1(py, (*ordinal,))?.extract(py)?
+            }
         };
         match (&self.fed, given) {
             (Some(fed), given) => {

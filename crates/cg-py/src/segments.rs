@@ -137,7 +137,7 @@ impl Segments {
             match step {
                 Step::Graph(graph) => {
                     let given = given.take().unwrap_or(Given::Nothing);
-                    Graph::run(graph.bind(py), given)?;
+                    Graph::run(graph.bind(py), given, None)?;
                 }
                 Step::Call(call) => drop(call.call0(py)?),
                 Step::Plain(plain) => {

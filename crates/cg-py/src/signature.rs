@@ -7,6 +7,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 
 use crate::error::argument;
+use crate::raw::{Kind, Seen};
 use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 
 /// How a tensor gets into a static one.
@@ -58,37 +59,37 @@ impl Layout {
     }
 
     /// How a tensor gets into this one; none if shape, dtype or device differ.
-    #[inline]
     fn compare(&self, view: &View<'_>) -> Option<Match> {
         let (shape, strides) = self.extents.split_at(self.extents.len() / 2);
-        if !is_same(shape, view.shape) || self.dtype != view.dtype || self.place != view.place {
+        if shape != view.shape || self.dtype != view.dtype || self.place != view.place {
             return None;
         }
         if self.bytes == 0 {
             return Some(Match::Same);
         }
-        let same_strides = || {
-            // The stride of a dimension of size one means nothing.
-            let mut sizes = shape.iter().zip(strides).zip(view.strides);
-            sizes.all(|((size, a), b)| *size == 1 || a == b)
-        };
-        Some(match view.address {
+        // The stride of a dimension of size one means nothing.
+        let mut sizes = shape.iter().zip(strides).zip(view.strides);
+        let same_strides = sizes.all(|((size, a), b)| *size == 1 || a == b);
+        Some(if view.lazy == Lazy::Yes || !same_strides {
+            Match::Torch
+        } else {
+            self.from(view.address)
+        })
+    }
+
+    /// How a tensor of this layout that lies there gets into this one.
+    #[inline]
+    fn from(&self, address: u64) -> Match {
+        match address {
             // No memory of its own: torch, or the tensor's class, knows where the values are.
             0 => Match::Torch,
-            _ if view.lazy == Lazy::Yes || !same_strides() => Match::Torch,
-            address if address == self.address => Match::Same,
-            address if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
+            _ if address == self.address => Match::Same,
+            _ if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
                 Match::Copy(address)
             }
             _ => Match::Torch,
-        })
+        }
     }
-}
-
-/// Whether the numbers are the same: `==` would call a function, which takes longer for so few.
-#[inline]
-fn is_same(a: &[i64], b: &[i64]) -> bool {
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| a == b)
 }
 
 /// How far apart the first and the last element of each dimension are, in bytes.
@@ -115,6 +116,9 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Signature {
     layout: Layout,
+    /// The same for the reader, which compares by it in the fastest way; none where it cannot, or
+    /// where there are no elements.
+    kind: Option<Kind>,
     /// torch's objects, for messages.
     dtype: Py<PyAny>,
     device: Py<PyAny>,
@@ -129,9 +133,9 @@ impl Signature {
         reader: &Bound<'_, TensorReader>,
         tensor: &Bound<'_, PyAny>,
     ) -> PyResult<Self> {
-        let (layout, lazy) = reader
-            .get()
-            .with(tensor, |view| (Layout::of(view), view.lazy))?;
+        let (layout, lazy, element_bytes) = reader.get().with(tensor, |view| {
+            (Layout::of(view), view.lazy, view.element_bytes)
+        })?;
         let py = tensor.py();
         let refused = |expected| Err(argument("a static input", &describe(tensor)?, expected));
         if layout.address == 0 && layout.bytes > 0 {
@@ -145,7 +149,12 @@ impl Signature {
                 "a tensor of plain values: call resolve_conj(), resolve_neg() or dequantize()",
             );
         }
+        // A real view of a conjugate has gaps, but for one element.
+        let may_be_lazy = layout.shape().iter().all(|size| *size == 1)
+            || tensor.call_method0(intern!(py, "is_complex"))?.extract()?;
+        let kind = || reader.get().kind(tensor, element_bytes, may_be_lazy);
         Ok(Self {
+            kind: (layout.bytes > 0).then(kind).flatten(),
             layout,
             dtype: tensor.getattr(intern!(py, "dtype"))?.unbind(),
             device: tensor.getattr(intern!(py, "device"))?.unbind(),
@@ -184,12 +193,6 @@ impl Signature {
 }
 
 impl Signature {
-    /// What it reads tensors with.
-    #[inline]
-    pub(crate) fn reader(&self) -> &TensorReader {
-        self.reader.get()
-    }
-
     /// The addresses from the first element to the end of the last one.
     pub(crate) fn span(&self) -> Range<u64> {
         let start = self.layout.address;
@@ -199,6 +202,14 @@ impl Signature {
     /// How a tensor gets into the static one.
     #[inline]
     pub(crate) fn fit(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<Match> {
+        match self.look(tensor) {
+            Seen::At(address, _) => Ok(self.layout.from(address)),
+            Seen::Other | Seen::Unknown => self.fit_any(tensor, index),
+        }
+    }
+
+    #[cold]
+    fn fit_any(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<Match> {
         let compare = |view: &View<'_>| (self.layout.compare(view), view.lazy);
         let read = self.reader.get().with(tensor, compare);
         match read {
@@ -211,9 +222,31 @@ impl Signature {
     }
 
     /// As [`Self::fit`], but none for whatever is not copied as it is: another value than a tensor,
-    /// another shape, dtype, device or strides, what cannot be read, and where only torch can copy.
+    /// another shape, dtype, device or strides, what cannot be read, where only torch can copy, and a
+    /// tensor that requires a gradient where another one does not.
     #[inline]
-    pub(crate) fn matches(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
+    pub(crate) fn matches(
+        &self,
+        value: &Bound<'_, PyAny>,
+        requires_grad: bool,
+    ) -> PyResult<Option<Match>> {
+        let found = match self.look(value) {
+            Seen::At(address, Some(given)) => {
+                let found = self.layout.from(address);
+                return Ok((given == requires_grad && found != Match::Torch).then_some(found));
+            }
+            Seen::At(address, None) => Some(self.layout.from(address)),
+            Seen::Other => return Ok(None),
+            Seen::Unknown => self.matches_any(value)?,
+        };
+        let found = found.filter(|found| *found != Match::Torch);
+        let is_same = found.is_some() && self.reader.get().requires_grad(value)? == requires_grad;
+        Ok(found.filter(|_| is_same))
+    }
+
+    /// The same without the fastest way, and whether or not it requires a gradient.
+    #[cold]
+    fn matches_any(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
         let reader = self.reader.get();
         if !reader.is_tensor(value) {
             return Ok(None);
@@ -223,11 +256,16 @@ impl Signature {
             Err(error) if error.is_instance_of::<PyException>(value.py()) => return Ok(None),
             read => read?,
         };
-        let plain = found.filter(|found| *found != Match::Torch);
-        if plain.is_some() && lazy == Lazy::Unknown && is_lazy(value)? {
-            return Ok(None);
+        let is_plain = lazy != Lazy::Unknown || found.is_none() || !is_lazy(value)?;
+        Ok(found.filter(|_| is_plain))
+    }
+
+    #[inline]
+    fn look(&self, tensor: &Bound<'_, PyAny>) -> Seen {
+        match &self.kind {
+            Some(kind) => self.reader.get().look(tensor, kind, &self.layout.extents),
+            None => Seen::Unknown,
         }
-        Ok(plain)
     }
 
     #[cold]

@@ -1,7 +1,6 @@
 //! What a torch tensor is: read by C functions of torch's where they can, else by Python calls.
 
 use std::collections::HashMap;
-use std::sync::OnceLock;
 
 use dlpack_ffi::DLDeviceType;
 use pyo3::exceptions::PyRuntimeError;
@@ -10,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{self, ReadPlain, ReadTensor};
+use crate::raw::{self, Kind, ReadPlain, ReadTensor, Seen};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -23,28 +22,6 @@ pub(crate) struct View<'a> {
     pub(crate) place: Place,
     pub(crate) lazy: Lazy,
 }
-
-/// What torch's stable functions say of a tensor.
-pub(crate) struct Plain<'a> {
-    pub(crate) address: u64,
-    pub(crate) shape: &'a [i64],
-    /// In elements.
-    pub(crate) strides: &'a [i64],
-    /// torch's number of the dtype.
-    pub(crate) scalar_type: usize,
-    pub(crate) place: Place,
-}
-
-/// What all tensors of a dtype have in common.
-#[derive(Debug, Clone, Copy)]
-struct Kind {
-    dtype: Dtype,
-    element_bytes: u64,
-    is_complex: bool,
-}
-
-/// torch numbers its dtypes from 0; it has 46 today.
-const KINDS: usize = 64;
 
 /// A dtype, as far as two of them can be told apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +54,6 @@ pub(crate) enum Lazy {
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct TensorReader {
     plain: Option<ReadPlain>,
-    /// By torch's numbers: each is learned from the first tensor that has it.
-    kinds: [OnceLock<Kind>; KINDS],
     function: Option<ReadTensor>,
     class: Py<PyType>,
 }
@@ -87,28 +62,32 @@ pub(crate) struct TensorReader {
 impl TensorReader {
     /// `tensor_type` is `torch.Tensor`, `exchange_api` its `__dlpack_c_exchange_api__` or `None`,
     /// `functions` the addresses of torch's stable functions, by their names. These read what is of
-    /// just the classes of the samples.
+    /// just the classes of the samples. `fields` are the offsets of what is read without them.
     #[new]
-    #[pyo3(signature = (tensor_type, exchange_api, functions=None, samples=Vec::new()))]
-    #[expect(clippy::needless_pass_by_value, reason = "a list of Python's")]
+    #[pyo3(signature = (tensor_type, exchange_api, functions=None, samples=Vec::new(), fields=HashMap::new()))]
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "a list and a dictionary of Python's"
+    )]
     fn new(
         tensor_type: &Bound<'_, PyType>,
         exchange_api: Option<&Bound<'_, PyCapsule>>,
         functions: Option<HashMap<String, usize>>,
         samples: Vec<Bound<'_, PyAny>>,
+        fields: HashMap<String, usize>,
     ) -> PyResult<Self> {
-        let plain = functions.map(|known| ReadPlain::new(&known, &samples));
+        let plain = functions.map(|known| ReadPlain::new(&known, &fields, &samples));
         let mut plain = plain.transpose()?.flatten();
         if let Some(plain) = &mut plain {
-            let known = samples.iter().map(|one| plain.requires_grad(one));
-            if known.ne(samples.iter().map(|one| gradient_flag(one).ok())) {
-                plain.requires_grad = None;
-            }
+            let flags = samples.iter().map(|one| gradient_flag(one).ok());
+            let gradients_agree = flags.eq(samples.iter().map(|one| plain.requires_grad(one)));
+            let flags = samples.iter().map(|one| lazy_flags(one).ok());
+            let lazy_agree = flags.eq(samples.iter().map(|one| plain.is_lazy(one)));
+            plain.require(gradients_agree, lazy_agree);
         }
         let function = exchange_api.map(|capsule| ReadTensor::new(capsule, tensor_type));
         Ok(Self {
             plain,
-            kinds: [const { OnceLock::new() }; KINDS],
             function: function.transpose()?,
             class: tensor_type.clone().unbind(),
         })
@@ -156,30 +135,28 @@ impl TensorReader {
         Some(true)
     }
 
-    /// Runs `with` on what the tensor is. `with` runs no Python code.
-    #[inline]
-    pub(crate) fn with<T>(
+    /// What [`Self::look`] compares others with; none if it could not tell of them.
+    pub(crate) fn kind(
         &self,
         tensor: &Bound<'_, PyAny>,
-        mut with: impl FnMut(&View<'_>) -> T,
-    ) -> PyResult<T> {
-        let read = self.plain.as_ref().and_then(|plain| {
-            plain.with(tensor, |plain| {
-                let kind = self.kinds.get(plain.scalar_type).ok_or(None)?;
-                let known = kind.get().ok_or(Some(kind))?;
-                Ok(with(&known.view(plain)))
-            })
-        });
-        match read {
-            Some(Ok(result)) => Ok(result),
-            Some(Err(Some(unknown))) => self.learn(tensor, unknown, with),
-            Some(Err(None)) | None => self.with_any(tensor, with),
+        element_bytes: u64,
+        may_be_lazy: bool,
+    ) -> Option<Kind> {
+        let plain = self.plain.as_ref();
+        plain.and_then(|plain| plain.kind(tensor, element_bytes, may_be_lazy))
+    }
+
+    /// Compares a tensor with the kind and the extents of another one, in the fastest way.
+    #[inline]
+    pub(crate) fn look(&self, tensor: &Bound<'_, PyAny>, kind: &Kind, extents: &[i64]) -> Seen {
+        match &self.plain {
+            Some(plain) => plain.look(tensor, kind, extents),
+            None => Seen::Unknown,
         }
     }
 
-    /// The same for a tensor of any class.
-    #[inline]
-    fn with_any<T>(
+    /// Runs `with` on what the tensor is. `with` runs no Python code.
+    pub(crate) fn with<T>(
         &self,
         tensor: &Bound<'_, PyAny>,
         mut with: impl FnMut(&View<'_>) -> T,
@@ -189,28 +166,6 @@ impl TensorReader {
             Some(result) => Ok(result),
             None => self.with_python(tensor, with),
         }
-    }
-
-    /// The same for the first tensor of a dtype.
-    #[cold]
-    fn learn<T>(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        known: &OnceLock<Kind>,
-        mut with: impl FnMut(&View<'_>) -> T,
-    ) -> PyResult<T> {
-        let py = tensor.py();
-        let is = |name| tensor.getattr(name)?.extract::<bool>();
-        if !is(intern!(py, "is_quantized"))? {
-            let is_complex = tensor.call_method0(intern!(py, "is_complex"))?.extract()?;
-            let kind = self.with_any(tensor, |view| Kind {
-                dtype: view.dtype,
-                element_bytes: view.element_bytes,
-                is_complex,
-            })?;
-            known.get_or_init(|| kind);
-        }
-        self.with_any(tensor, &mut with)
     }
 
     /// The same by Python calls, whose errors say why a tensor cannot be read.
@@ -259,24 +214,8 @@ impl Place {
     }
 }
 
-impl Kind {
-    #[inline]
-    fn view<'a>(&self, plain: &Plain<'a>) -> View<'a> {
-        View {
-            address: plain.address,
-            element_bytes: self.element_bytes,
-            shape: plain.shape,
-            strides: plain.strides,
-            dtype: self.dtype,
-            place: plain.place,
-            lazy: Lazy::of(self.is_complex, plain.shape),
-        }
-    }
-}
-
 impl Lazy {
     /// What dtype and shape tell: a real view of a conjugate has gaps, but for one element.
-    #[inline]
     pub(crate) fn of(is_complex: bool, shape: &[i64]) -> Self {
         if is_complex || shape.iter().all(|size| *size == 1) {
             Self::Unknown
@@ -288,9 +227,13 @@ impl Lazy {
 
 /// Whether the memory holds the conjugate or the negative of the values.
 pub(crate) fn is_lazy(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    Ok(lazy_flags(tensor)?.contains(&true))
+}
+
+fn lazy_flags(tensor: &Bound<'_, PyAny>) -> PyResult<[bool; 2]> {
     let py = tensor.py();
-    let is = |name| tensor.call_method0(name)?.extract::<bool>();
-    Ok(is(intern!(py, "is_conj"))? || is(intern!(py, "is_neg"))?)
+    let is = |name| tensor.call_method0(name)?.extract();
+    Ok([is(intern!(py, "is_conj"))?, is(intern!(py, "is_neg"))?])
 }
 
 /// Whether a tensor requires a gradient, as it says itself.

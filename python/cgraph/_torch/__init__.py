@@ -58,6 +58,7 @@ from cgraph._torch.modules import (
     knows_its_weights,
     note_weights,
 )
+from cgraph._torch.native import mode_addresses, tensor_reader, transform_keys
 from cgraph._torch.pools import (
     PoolKeeper,
     PoolLease,
@@ -95,7 +96,6 @@ from cgraph._torch.tensors import (
     leaf_names,
     leave_mode,
     memory_of,
-    mode_addresses,
     mode_count,
     modes_aside,
     modes_inside_out,
@@ -105,7 +105,6 @@ from cgraph._torch.tensors import (
     references_of_torch,
     span_of,
     storage_id,
-    tensor_reader,
     wants_gc,
     without_modes,
     wrapped,
@@ -203,6 +202,7 @@ __all__ = [
     "storage_of",
     "takes_allocators",
     "tensor_reader",
+    "transform_keys",
     "tree_flatten",
     "tree_iter",
     "tree_map",

@@ -9,7 +9,8 @@ from typing import Any
 import torch
 
 from cgraph import _core
-from cgraph._torch.tensors import WeakStorage, tensor_reader
+from cgraph._torch.native import tensor_reader
+from cgraph._torch.tensors import WeakStorage
 
 __all__ = [
     "autocast_state",

@@ -11,7 +11,7 @@ from torch.nn.modules import module as torch_module
 from torch.utils.hooks import RemovableHandle
 
 from cgraph import _core
-from cgraph._torch.tensors import tensor_reader
+from cgraph._torch.native import tensor_reader
 
 __all__ = [
     "HOOKS_OF_LEAVES",

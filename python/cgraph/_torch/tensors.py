@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 import os
 import sys
@@ -15,8 +14,6 @@ import torch
 from torch import _ops
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import keystr, tree_flatten_with_path
-
-from cgraph import _core
 
 __all__ = [
     "WeakStorage",
@@ -40,7 +37,6 @@ __all__ = [
     "leaf_names",
     "leave_mode",
     "memory_of",
-    "mode_addresses",
     "mode_count",
     "modes_aside",
     "modes_inside_out",
@@ -50,7 +46,6 @@ __all__ = [
     "references_of_torch",
     "span_of",
     "storage_id",
-    "tensor_reader",
     "wants_gc",
     "without_modes",
     "wrapped",
@@ -82,72 +77,6 @@ def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
 def names_in(name: str, tree: Any) -> list[str]:
     """How the leaves of a value are found, as ``result[0]['x']``."""
     return [name + keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
-
-
-@functools.cache
-def tensor_reader() -> _core.TensorReader:
-    """What reads tensors natively: through torch's stable C functions, which are the fastest, or
-    through DLPack's table where this torch has one.
-    """  # noqa: D205
-    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
-    with without_modes(), torch.inference_mode(False):
-        tensor = torch.empty(0, device="cpu")
-        samples = [tensor, torch.nn.Parameter(tensor, requires_grad=False)]
-        samples += [torch.empty(0, device="cpu", requires_grad=True), torch.nn.Parameter(tensor)]
-    return _core.TensorReader(torch.Tensor, api, stable_functions(), samples)
-
-
-_STABLE = tuple(
-    f"aoti_torch_get_{name}"
-    for name in (
-        "data_ptr",
-        "dim",
-        "sizes",
-        "strides",
-        "dtype",
-        "layout",
-        "device_type",
-        "device_index",
-    )
-)
-
-
-def stable_functions() -> dict[str, int]:
-    """The addresses of torch's stable C functions for what a tensor is, as far as there are any.
-
-    One that is not stable is among them by a name of ours.
-    """
-    private = {"requires_grad": ("libc10.so", "_ZNK3c1010TensorImpl13requires_gradEv")}
-    stable = _addresses({name: (_CPU, name) for name in _STABLE})
-    return {**stable, **_addresses(private)} if stable else {}
-
-
-@functools.cache
-def mode_addresses() -> dict[str, int]:
-    """The addresses of torch's functions that tell a thread's modes; all of them or none."""
-    return _addresses(
-        {
-            "is_grad_enabled": (_CPU, "aoti_torch_grad_mode_is_enabled"),
-            "is_inference": ("libc10.so", "_ZN3c1013InferenceMode10is_enabledEv"),
-            "is_autocast": (_CPU, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"),
-        }
-    )
-
-
-_CPU = "libtorch_cpu.so"
-
-
-def _addresses(wanted: dict[str, tuple[str, str]]) -> dict[str, int]:
-    """Where functions of torch's libraries are; none if one is missing."""
-    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
-    found = {}
-    try:
-        for name, (library, symbol) in wanted.items():
-            function = getattr(ctypes.CDLL(os.path.join(folder, library)), symbol)
-            found[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
-    except (OSError, AttributeError):
-        return {}
-    return found
 
 
 def in_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:

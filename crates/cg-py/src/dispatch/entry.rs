@@ -12,7 +12,7 @@ use super::held::Arguments;
 use super::lane::Lane;
 use super::modes::Mode;
 use super::outputs::{Outputs, Returned};
-use super::pattern::{Found, Pattern, all_fit, fits_dict, has_order};
+use super::pattern::{Argument, Found, Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
 use super::written::Written;
 use crate::error::state;
@@ -48,6 +48,15 @@ pub(crate) struct Entry {
 
 /// Counts what happens to the entries of all functions.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
+
+/// Counts one more; how many there were. Who counts holds the interpreter, so that nobody else does at
+/// the same time: what keeps them apart otherwise takes longer.
+#[inline]
+fn next(count: &AtomicU64) -> u64 {
+    let before = count.load(Ordering::Relaxed);
+    count.store(before + 1, Ordering::Relaxed);
+    before
+}
 
 /// What a call does.
 enum Work {
@@ -125,7 +134,7 @@ impl Entry {
             lane,
             turn,
             replays: AtomicU64::new(0),
-            last_use: AtomicU64::new(CLOCK.fetch_add(1, Ordering::Relaxed)),
+            last_use: AtomicU64::new(next(&CLOCK)),
         })
     }
 
@@ -140,6 +149,7 @@ impl Entry {
         let fit = Match::Torch;
         let found: Vec<_> = tensors
             .into_iter()
+            .map(Argument::Held)
             .map(|tensor| Found { tensor, fit })
             .collect();
         Self::run(slf, args, Some(kwargs), &found)
@@ -204,15 +214,16 @@ impl Entry {
 impl Entry {
     /// Whether a call is a replay of this one. Tensors that are to be copied are added to `found`.
     #[inline]
-    pub(super) fn fits<'py>(
+    pub(super) fn fits<'a, 'py>(
         &self,
         mode: &Mode,
-        args: &Bound<'py, PyTuple>,
+        args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut Vec<Found<'py>>,
+        found: &mut Vec<Found<'a, 'py>>,
     ) -> PyResult<bool> {
         let py = args.py();
-        if !self.mode.equals(mode, py)? || !all_fit(&self.args, args.len(), args.iter(), found)? {
+        let positional = args.iter_borrowed().map(Argument::Positional);
+        if !self.mode.equals(mode, py)? || !all_fit(&self.args, args.len(), positional, found)? {
             return Ok(false);
         }
         let kwargs_fit = match kwargs {
@@ -267,7 +278,7 @@ impl Entry {
         slf: &Bound<'_, Self>,
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
-        found: &[Found<'_>],
+        found: &[Found<'_, '_>],
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
         let given = Arguments {
@@ -277,16 +288,16 @@ impl Entry {
         };
         // Where the capture itself has moved something, the next call captures anew.
         let may_move = entry.has_breaks && entry.is_in_place(py)?;
-        let tensors = || PyTuple::new(py, found.iter().map(|one| &one.tensor));
+        let tensors = || PyTuple::new(py, found.iter().map(|one| &*one.tensor));
         let enter_lane = || match &entry.lane {
             Some(lane) => lane.get().enter(py),
-            None => Ok(()),
+            None => Ok(None),
         };
         let result = match &entry.work {
             Work::Graph(graph, outputs) => {
-                enter_lane()?;
+                let stream = enter_lane()?;
                 outputs.release(py, given)?;
-                Graph::run(graph.bind(py), Given::Found(found))?;
+                Graph::run(graph.bind(py), Given::Found(found), stream)?;
                 outputs.result(py, found)?
             }
             Work::Segments(segments, outputs) => {
@@ -313,9 +324,8 @@ impl Entry {
                  move them before the call",
             ));
         }
-        entry.replays.fetch_add(1, Ordering::Relaxed);
-        let now = CLOCK.fetch_add(1, Ordering::Relaxed);
-        entry.last_use.store(now, Ordering::Relaxed);
+        next(&entry.replays);
+        entry.last_use.store(next(&CLOCK), Ordering::Relaxed);
         Ok(result)
     }
 }

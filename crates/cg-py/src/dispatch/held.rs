@@ -1,6 +1,6 @@
 //! `Held`: whether a caller still has a result that a replay overwrites, and who is told.
 
-use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicI64, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
@@ -9,7 +9,7 @@ use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::pattern::Found;
-use crate::raw;
+use crate::raw::{self, Attached};
 
 /// Who is told of results that a caller still holds.
 pub(super) struct Held {
@@ -41,8 +41,8 @@ pub(super) type Site = (Py<PyAny>, Py<PyAny>);
 #[derive(Default)]
 pub(super) struct Lent {
     /// Returned again if the caller has let it go as it was: a new tensor costs more.
-    tensor: Mutex<Option<Py<PyAny>>>,
-    site: Mutex<Option<Site>>,
+    tensor: Attached<Option<Py<PyAny>>>,
+    site: Attached<Option<Site>>,
 }
 
 /// A storage of torch's that outputs lie in, and how many references it has while no caller has one.
@@ -56,6 +56,8 @@ pub(crate) struct Storage {
     at_rest: AtomicI64,
     /// Those of all outputs that lie in it, also of other entries: their rows overlap.
     lents: Mutex<Vec<Arc<Lent>>>,
+    /// How many these are.
+    count: AtomicUsize,
 }
 
 /// What an entry is called with.
@@ -64,7 +66,7 @@ pub(crate) struct Arguments<'a, 'py> {
     pub(crate) args: &'a Bound<'py, PyTuple>,
     pub(crate) kwargs: Option<&'a Bound<'py, PyDict>>,
     /// The tensors among them.
-    pub(crate) found: &'a [Found<'py>],
+    pub(crate) found: &'a [Found<'a, 'py>],
 }
 
 impl Arguments<'_, '_> {
@@ -77,8 +79,16 @@ impl Arguments<'_, '_> {
     /// How many of the tensors this is.
     #[inline]
     pub(super) fn count(&self, tensor: &Bound<'_, PyAny>) -> i64 {
-        let times = self.found.iter().filter(|one| one.tensor.is(tensor));
-        times.map(|_| 1).sum()
+        self.found
+            .iter()
+            .map(|one| i64::from(one.tensor.is(tensor)))
+            .sum()
+    }
+
+    /// How many references to a tensor are ours.
+    pub(super) fn own(&self, tensor: &Bound<'_, PyAny>) -> i64 {
+        let held = self.found.iter().filter(|one| one.tensor.is_held());
+        held.map(|one| i64::from(one.tensor.is(tensor))).sum()
     }
 }
 
@@ -96,6 +106,7 @@ impl Storage {
             _weak: weak,
             at_rest: AtomicI64::new(0),
             lents: Mutex::default(),
+            count: AtomicUsize::new(0),
         };
         let now = storage.references(py)?;
         storage.at_rest.store(now, Ordering::Relaxed);
@@ -117,19 +128,26 @@ impl Storage {
 
     /// Counts an output that has so many references to it.
     pub(super) fn add(&self, lent: &Arc<Lent>, references: i64) {
-        self.lents().push(Arc::clone(lent));
+        let mut lents = self.lents();
+        lents.push(Arc::clone(lent));
+        self.count.store(lents.len(), Ordering::Relaxed);
         self.at_rest.fetch_add(references, Ordering::Relaxed);
     }
 
     /// Counts it no more.
     pub(super) fn remove(&self, lent: &Arc<Lent>, references: i64) {
         self.at_rest.fetch_sub(references, Ordering::Relaxed);
-        self.lents().retain(|one| !Arc::ptr_eq(one, lent));
+        let mut lents = self.lents();
+        lents.retain(|one| !Arc::ptr_eq(one, lent));
+        self.count.store(lents.len(), Ordering::Relaxed);
     }
 
     /// What other outputs have lent. Most storages have one.
     #[inline]
     pub(super) fn others(&self, own: &Arc<Lent>) -> Vec<Arc<Lent>> {
+        if self.count.load(Ordering::Relaxed) <= 1 {
+            return Vec::new();
+        }
         let lents = self.lents();
         let others = lents.iter().filter(|lent| !Arc::ptr_eq(lent, own));
         others.map(Arc::clone).collect()
@@ -141,44 +159,38 @@ impl Storage {
 }
 
 impl Lent {
-    pub(super) fn tensor(&self) -> MutexGuard<'_, Option<Py<PyAny>>> {
-        self.tensor.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Keeps what is lent.
+    #[inline]
+    pub(super) fn put(&self, py: Python<'_>, tensor: Py<PyAny>) {
+        drop(self.tensor.replace(py, Some(tensor)));
     }
 
-    fn site(&self) -> MutexGuard<'_, Option<Site>> {
-        self.site.lock().unwrap_or_else(PoisonError::into_inner)
+    /// What is lent, which is not kept any more.
+    #[inline]
+    pub(super) fn take_tensor(&self, py: Python<'_>) -> Option<Py<PyAny>> {
+        self.tensor.take(py)
     }
 
-    /// Keeps what is lent. What was there goes with no lock held: that may run any code.
-    pub(super) fn put(&self, tensor: Py<PyAny>) {
-        let before = self.tensor().replace(tensor);
-        drop(before);
-    }
-
-    /// Keeps where the call is; likewise.
-    pub(super) fn put_site(&self, site: Option<Site>) {
-        let before = std::mem::replace(&mut *self.site(), site);
-        drop(before);
+    /// Keeps where the call is.
+    pub(super) fn put_site(&self, py: Python<'_>, site: Option<Site>) {
+        drop(self.site.replace(py, site));
     }
 
     /// Shows the garbage collector what this owns: a tensor may have attributes of the user's.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        if let Ok(tensor) = self.tensor.try_lock() {
-            visit.call(&*tensor)?;
-        }
-        match self.site.try_lock() {
-            Ok(site) => site.iter().try_for_each(|(code, instruction)| {
+        self.tensor
+            .traverse(visit, |tensor, visit| visit.call(tensor))?;
+        self.site.traverse(visit, |site, visit| {
+            site.iter().try_for_each(|(code, instruction)| {
                 visit.call(code)?;
                 visit.call(instruction)
-            }),
-            Err(_) => Ok(()),
-        }
+            })
+        })
     }
 
     /// Takes all.
-    pub(super) fn take(&self) -> (Option<Py<PyAny>>, Option<Site>) {
-        let tensor = self.tensor().take();
-        (tensor, self.site().take())
+    pub(super) fn take(&self, py: Python<'_>) -> (Option<Py<PyAny>>, Option<Site>) {
+        (self.tensor.take(py), self.site.take(py))
     }
 
     /// Takes what was lent, if it is still used, with the number of references that the caller has,
@@ -191,7 +203,7 @@ impl Lent {
         given: Arguments<'_, '_>,
         closely: bool,
     ) -> PyResult<Option<(Py<PyAny>, i64, i64)>> {
-        let Some(lent) = self.tensor().take() else {
+        let Some(lent) = self.tensor.take(py) else {
             return Ok(None);
         };
         let others = raw::references(lent.bind(py)) - 1;
@@ -199,11 +211,12 @@ impl Lent {
             if closely && is_used_in_torch(lent.bind(py))? {
                 return Ok(Some((lent, MANY, 0)));
             }
-            self.put(lent);
+            self.put(py, lent);
             return Ok(None);
         }
         let times = given.count(lent.bind(py));
-        Ok(Some((lent, others - times, times)))
+        let own = given.own(lent.bind(py));
+        Ok(Some((lent, others - own, times)))
     }
 }
 
@@ -227,7 +240,10 @@ impl Held {
     /// Counts a call; how many there were before.
     #[inline]
     pub(super) fn next_call(&self) -> u64 {
-        self.calls.fetch_add(1, Ordering::Relaxed)
+        // Who counts holds the interpreter.
+        let before = self.calls.load(Ordering::Relaxed);
+        self.calls.store(before + 1, Ordering::Relaxed);
+        before
     }
 
     /// Shows the garbage collector what this owns.
@@ -277,7 +293,7 @@ impl Held {
         given: Arguments<'_, '_>,
         is_own: bool,
     ) -> PyResult<()> {
-        let site = lent.site().take();
+        let site = lent.site.take(py);
         let (used, count) = used.map_or((None, MANY), |(used, count)| (Some(used), count));
         let (of, Arguments { args, kwargs, .. }) = (&self.storages, given);
         let what = (
@@ -293,9 +309,9 @@ impl Held {
         );
         let told = self.callback.call1(py, what);
         if told.is_err() {
-            lent.put_site(site);
+            lent.put_site(py, site);
             if let Some(used) = used {
-                lent.put(used);
+                lent.put(py, used);
             }
         }
         told.map(drop)

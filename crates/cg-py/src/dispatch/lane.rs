@@ -85,23 +85,25 @@ impl Lane {
         self.device.get().core.has_captures() || is_any_busy()
     }
 
-    /// Makes the current stream wait for the last replay, if that was on another one.
+    /// Makes the current stream wait for the last replay, if that was on another one; its raw handle.
     #[inline]
-    pub(crate) fn enter(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn enter(&self, py: Python<'_>) -> PyResult<Option<u64>> {
         let now = match &self.current {
             Current::Dlpack(current) => current.get(py)?,
             Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
-            Current::Object(_) => return Ok(()),
+            Current::Object(_) => return Ok(None),
         };
-        let last = self.last.swap(now, Ordering::Relaxed);
+        // Nobody else is here: the interpreter is held.
+        let last = self.last.load(Ordering::Relaxed);
+        self.last.store(now, Ordering::Relaxed);
         if last == now || last == NONE {
-            return Ok(());
+            return Ok(Some(now));
         }
         let switched = self.switch.call1(py, (last, now));
         if switched.is_err() {
             // The next one is to wait instead.
             self.last.store(last, Ordering::Relaxed);
         }
-        switched.map(drop)
+        switched.map(|_| Some(now))
     }
 }

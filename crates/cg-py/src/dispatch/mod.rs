@@ -4,6 +4,7 @@ mod contents;
 mod entry;
 mod fixed;
 mod flags;
+mod followers;
 mod held;
 mod lane;
 mod modes;
@@ -14,7 +15,6 @@ mod turn;
 mod written;
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -25,6 +25,7 @@ pub(crate) use contents::Contents;
 pub(crate) use entry::Entry;
 pub(crate) use fixed::Fixed;
 pub(crate) use flags::Flags;
+use followers::Followers;
 pub(crate) use held::Storage;
 pub(crate) use lane::{Lane, enter_busy, is_any_busy, leave_busy};
 pub(crate) use modes::set_driver;
@@ -33,18 +34,18 @@ pub(crate) use neighbours::Neighbours;
 pub(crate) use pattern::Found;
 pub(crate) use turn::Turn;
 
+use crate::raw::Attached;
+
 /// A function's entries. A call that fits one is a replay of it; a derived class has a method `_miss`
 /// for any other.
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Dispatcher {
     is_capturing: Py<PyAny>,
-    is_transformed: Py<PyAny>,
-    /// The variables of `torch.autograd.forward_ad`.
-    forward_ad: Py<PyDict>,
+    followers: Followers,
     modes: Modes,
     /// The one that was used last comes first. Replaced as a whole: a call goes through what it
     /// found, whatever other threads do.
-    entries: Mutex<Arc<[Py<Entry>]>>,
+    entries: Attached<Py<PyTuple>>,
 }
 
 #[pymethods]
@@ -52,7 +53,8 @@ impl Dispatcher {
     /// Functions that tell whether the current stream captures, whether a transform of `torch.func`
     /// is under way, and torch's modes; `autocast` is called only while `is_autocast` is true.
     /// `forward_ad` has the variables of `torch.autograd.forward_ad`. `functions` are the addresses of
-    /// torch's own functions for the modes, by the names of the arguments.
+    /// torch's own functions for the modes, by the names of the arguments, and of `is_included`, which
+    /// tells of a dispatch key: `transforms` are those that a transform includes.
     #[new]
     #[expect(
         clippy::too_many_arguments,
@@ -60,6 +62,7 @@ impl Dispatcher {
         reason = "given once for each function"
     )]
     fn new(
+        py: Python<'_>,
         is_capturing: Py<PyAny>,
         is_transformed: Py<PyAny>,
         forward_ad: Py<PyDict>,
@@ -68,14 +71,14 @@ impl Dispatcher {
         is_autocast: Py<PyAny>,
         autocast: Py<PyAny>,
         functions: HashMap<String, usize>,
+        transforms: Vec<u16>,
     ) -> Self {
         let by_python = [is_grad_enabled, is_inference, is_autocast, autocast];
         Self {
             is_capturing,
-            is_transformed,
-            forward_ad,
+            followers: Followers::new(&functions, transforms, is_transformed, forward_ad),
             modes: Modes::new(&functions, by_python),
-            entries: Mutex::new(Arc::new([])),
+            entries: Attached::new(PyTuple::empty(py).unbind()),
         }
     }
 
@@ -89,20 +92,19 @@ impl Dispatcher {
     ) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
-        let mut found: Vec<Found<'_>> = Vec::with_capacity(args.len());
-        let is_followed = this.is_followed(py)?;
+        let mut found: Vec<Found<'_, '_>> = Vec::with_capacity(args.len());
+        let is_followed = this.followers.are_there(py)?;
         while !is_followed
             && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
         {
-            let entry = entry.bind(py);
             match entry.get().try_take() {
                 // Another thread may have taken it out in the meantime.
-                Ok(_) if !this.has(entry) => {}
+                Ok(_) if !this.has(&entry) => {}
                 Ok(_turn) => {
                     if place > 0 {
-                        this.put_first(entry);
+                        this.put_first(&entry)?;
                     }
-                    return Entry::run(entry, args, kwargs, &found);
+                    return Entry::run(&entry, args, kwargs, &found);
                 }
                 // The thread that has it may take the entry out.
                 Err(turn) => turn.wait(py)?,
@@ -113,72 +115,63 @@ impl Dispatcher {
         Ok(missed.unbind())
     }
 
-    /// Whether somebody has to see the operators: a transform of `torch.func`, whose tensors have no
-    /// memory of their own, or forward-mode differentiation.
+    /// Whether somebody has to see the operators.
     #[getter(_is_followed)]
     fn is_followed(&self, py: Python<'_>) -> PyResult<bool> {
-        if self.is_transformed.bind(py).call0()?.is_truthy()? {
-            return Ok(true);
-        }
-        let level = self
-            .forward_ad
-            .bind(py)
-            .get_item(intern!(py, "_current_level"))?;
-        level.map_or(Ok(false), |level| Ok(level.extract::<i64>()? >= 0))
+        self.followers.are_there(py)
     }
 
     /// Adds an entry, as the one that was used last.
-    fn add(&self, entry: &Bound<'_, Entry>) {
-        self.put_first(entry);
+    fn add(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
+        self.put_first(entry)
     }
 
     /// Takes an entry out; whether it was there.
-    fn remove(&self, entry: &Bound<'_, Entry>) -> bool {
-        let before = self.entries();
-        let kept: Vec<Py<Entry>> = others(&before, entry).collect();
+    fn remove(&self, entry: &Bound<'_, Entry>) -> PyResult<bool> {
+        let py = entry.py();
+        let before = self.entries.get(py).into_bound(py);
+        let kept: Vec<_> = others(&before, entry).collect();
         let removed = kept.len() < before.len();
-        self.replace(kept);
-        removed
+        self.replace(py, PyTuple::new(py, kept)?.unbind());
+        Ok(removed)
     }
 
     /// The entries, the one that was used last first.
     #[getter]
-    fn entries_by_use(&self, py: Python<'_>) -> Vec<Py<Entry>> {
-        self.entries().iter().map(|one| one.clone_ref(py)).collect()
+    fn entries_by_use(&self, py: Python<'_>) -> Py<PyTuple> {
+        self.entries.get(py)
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.is_capturing)?;
-        visit.call(&self.is_transformed)?;
-        visit.call(&self.forward_ad)?;
+        self.followers.traverse(&visit)?;
         self.modes.traverse(&visit)?;
-        match self.entries.try_lock() {
-            Ok(entries) => entries.iter().try_for_each(|entry| visit.call(entry)),
-            Err(_) => Ok(()),
-        }
+        self.entries
+            .traverse(&visit, |entries, visit| visit.call(entries))
     }
 
     fn __clear__(&self) {
-        self.replace(Vec::new());
+        Python::attach(|py| self.replace(py, PyTuple::empty(py).unbind()));
     }
 }
 
 impl Dispatcher {
     /// The entry that a call is a replay of, and its place; its tensors are put into `found`.
     #[inline]
-    fn fitting<'py>(
+    fn fitting<'a, 'py>(
         &self,
         mode: &Mode,
-        args: &Bound<'py, PyTuple>,
+        args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut Vec<Found<'py>>,
-    ) -> PyResult<Option<(usize, Py<Entry>)>> {
+        found: &mut Vec<Found<'a, 'py>>,
+    ) -> PyResult<Option<(usize, Bound<'py, Entry>)>> {
         let py = args.py();
-        for (place, entry) in self.entries().iter().enumerate() {
+        for (place, entry) in self.entries.get(py).bind(py).iter_borrowed().enumerate() {
+            let entry = entry.cast::<Entry>()?;
             found.clear();
             if entry.get().fits(mode, args, kwargs, found)? {
                 let is_blocked = entry.get().is_blocked(py, &self.is_capturing)?;
-                return Ok((!is_blocked).then(|| (place, entry.clone_ref(py))));
+                return Ok((!is_blocked).then(|| (place, entry.to_owned())));
             }
         }
         Ok(None)
@@ -186,35 +179,30 @@ impl Dispatcher {
 
     #[inline]
     fn has(&self, entry: &Bound<'_, Entry>) -> bool {
-        self.lock().iter().any(|one| one.is(entry))
+        let py = entry.py();
+        let entries = self.entries.get(py);
+        entries.bind(py).iter_borrowed().any(|one| one.is(entry))
     }
 
-    fn put_first(&self, entry: &Bound<'_, Entry>) {
-        let before = self.entries();
-        let first = std::iter::once(entry.clone().unbind());
-        self.replace(first.chain(others(&before, entry)).collect());
+    fn put_first(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
+        let py = entry.py();
+        let before = self.entries.get(py).into_bound(py);
+        let first = std::iter::once(entry.clone().into_any());
+        let all: Vec<_> = first.chain(others(&before, entry)).collect();
+        self.replace(py, PyTuple::new(py, all)?.unbind());
+        Ok(())
     }
 
-    fn entries(&self) -> Arc<[Py<Entry>]> {
-        Arc::clone(&self.lock())
-    }
-
-    /// Dropping may run any code, also some that comes back here: the lock is open then.
-    fn replace(&self, entries: Vec<Py<Entry>>) {
-        let before = std::mem::replace(&mut *self.lock(), entries.into());
-        drop(before);
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Arc<[Py<Entry>]>> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+    /// To drop what was there may run any code, also some that comes back here.
+    fn replace(&self, py: Python<'_>, entries: Py<PyTuple>) {
+        drop(self.entries.replace(py, entries));
     }
 }
 
 /// The entries but for one.
-fn others<'a>(
-    entries: &'a [Py<Entry>],
+fn others<'a, 'py>(
+    entries: &'a Bound<'py, PyTuple>,
     but: &'a Bound<'_, Entry>,
-) -> impl Iterator<Item = Py<Entry>> + 'a {
-    let kept = entries.iter().filter(move |other| !other.is(but));
-    kept.map(move |other| other.clone_ref(but.py()))
+) -> impl Iterator<Item = Bound<'py, PyAny>> + 'a {
+    entries.iter().filter(move |other| !other.is(but))
 }

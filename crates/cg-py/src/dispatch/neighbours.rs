@@ -168,7 +168,7 @@ impl Orphan {
         if let Some(fix) = tensor.getattr_opt(intern!(py, "_fix_weakref"))? {
             fix.call0()?;
         }
-        let count = raw::references(&tensor) - 1 - given.count(&tensor);
+        let count = raw::references(&tensor) - 1 - given.own(&tensor);
         if count <= 0 {
             return Ok(());
         }

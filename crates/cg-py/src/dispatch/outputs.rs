@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::items_of;
@@ -138,13 +138,13 @@ impl Outputs {
                 if let Leaf::Static(output) = leaf {
                     let (code, instruction) = &site;
                     let copy = (code.clone_ref(py), instruction.clone_ref(py));
-                    output.lent.put_site(Some(copy));
+                    output.lent.put_site(py, Some(copy));
                 }
             }
         } else if closely {
             for leaf in &self.leaves {
                 if let Leaf::Static(output) = leaf {
-                    output.lent.put_site(None);
+                    output.lent.put_site(py, None);
                 }
             }
         }
@@ -153,7 +153,7 @@ impl Outputs {
 
     /// What the call returns.
     #[inline]
-    pub(crate) fn result(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<Py<PyAny>> {
+    pub(crate) fn result(&self, py: Python<'_>, found: &[Found<'_, '_>]) -> PyResult<Py<PyAny>> {
         if let Some(held) = &self.held
             && !self.is_noted.load(Ordering::Relaxed)
         {
@@ -217,7 +217,7 @@ impl Drop for Outputs {
             let mut lent = Vec::new();
             for (place, leaf) in self.leaves.iter().enumerate() {
                 if let Leaf::Static(output) = leaf {
-                    let (tensor, site) = output.lent.take();
+                    let (tensor, site) = output.lent.take(py);
                     lent.extend(tensor.map(|tensor| (place, tensor, site)));
                 }
             }
@@ -239,7 +239,7 @@ impl Leaf {
                 let (py, shared) = (from.py(), storage.get());
                 let before = shared.references(py)?;
                 let lent = Arc::new(Lent::default());
-                lent.put(value.call_method0("detach")?.unbind());
+                lent.put(py, value.call_method0("detach")?.unbind());
                 // A tensor of a class derived from torch's has a second one inside it, which `own`
                 // was made with as well. Python code of the class may have let others go meanwhile.
                 let references = TENSORS * (shared.references(py)? - before).max(1);
@@ -263,11 +263,11 @@ impl Leaf {
     }
 
     #[inline]
-    fn lend(&self, py: Python<'_>, found: &[Found<'_>]) -> PyResult<Py<PyAny>> {
+    fn lend(&self, py: Python<'_>, found: &[Found<'_, '_>]) -> PyResult<Py<PyAny>> {
         match self {
             Self::Static(output) => output.lend(py),
             Self::Copied(own) => own.call_method0(py, intern!(py, "clone")),
-            Self::Argument(place) => Ok(found[*place].tensor.clone().unbind()),
+            Self::Argument(place) => Ok((*found[*place].tensor).clone().unbind()),
             Self::Constant(value) => Ok(value.clone_ref(py)),
         }
     }
@@ -277,19 +277,18 @@ impl Output {
     /// An alias that no caller has and that is as it was made.
     #[inline]
     fn lend(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let lent = self.lent.tensor().take();
+        let lent = self.lent.take_tensor(py);
         if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
             let signature = self.signature.get();
-            let is_as_made = signature.matches(&lent)? == Some(Match::Same)
-                && !signature.reader().requires_grad(&lent)?
+            let is_as_made = signature.matches(&lent, false)? == Some(Match::Same)
                 && is_as_given(&lent, self.own.bind(py))?;
             if is_as_made && raw::references(&lent) == 1 {
-                self.lent.put(lent.clone().unbind());
+                self.lent.put(py, lent.clone().unbind());
                 return Ok(lent.unbind());
             }
         }
         let new = self.own.call_method0(py, intern!(py, "detach"))?;
-        self.lent.put(new.clone_ref(py));
+        self.lent.put(py, new.clone_ref(py));
         Ok(new)
     }
 }
@@ -300,14 +299,12 @@ fn is_as_given(tensor: &Bound<'_, PyAny>, own: &Bound<'_, PyAny>) -> PyResult<bo
     if !tensor.get_type().is(own.get_type()) {
         return Ok(false);
     }
-    let name = intern!(tensor.py(), "__dict__");
-    let given = tensor.getattr(name)?.cast_into::<PyDict>()?;
+    let given = raw::attributes(tensor)?;
     if given.is_empty() {
         return Ok(true);
     }
     // Those of a class derived from torch's.
-    let own = own.getattr(name)?.cast_into::<PyDict>()?;
-    Ok(raw::has_just(&given, &items_of(&own)))
+    Ok(raw::has_just(&given, &items_of(&raw::attributes(own)?)))
 }
 
 impl Drop for Output {

@@ -1,5 +1,7 @@
 //! `Pattern`: the arguments that an entry takes, matched without flattening them first.
 
+use std::ops::Deref;
+
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyList, PyTuple, PyType};
@@ -9,9 +11,36 @@ use crate::error::argument;
 use crate::signature::{Match, Signature};
 
 /// A tensor of a call, and how it gets into its static one.
-pub(crate) struct Found<'py> {
-    pub(crate) tensor: Bound<'py, PyAny>,
+pub(crate) struct Found<'a, 'py> {
+    pub(crate) tensor: Argument<'a, 'py>,
     pub(crate) fit: Match,
+}
+
+/// Something among the arguments of a call.
+pub(crate) enum Argument<'a, 'py> {
+    /// From the tuple of the call, where it stays.
+    Positional(Borrowed<'a, 'py, PyAny>),
+    /// From what others may change meanwhile.
+    Held(Bound<'py, PyAny>),
+}
+
+impl Argument<'_, '_> {
+    /// Whether it is a reference of its own.
+    pub(crate) fn is_held(&self) -> bool {
+        matches!(self, Self::Held(_))
+    }
+}
+
+impl<'py> Deref for Argument<'_, 'py> {
+    type Target = Bound<'py, PyAny>;
+
+    #[inline]
+    fn deref(&self) -> &Bound<'py, PyAny> {
+        match self {
+            Self::Positional(value) => value,
+            Self::Held(value) => value,
+        }
+    }
 }
 
 /// What stands at one place of the arguments.
@@ -83,10 +112,10 @@ impl Pattern {
 
     /// Whether a value fits. Tensors that are copied are added to `found`, in order.
     #[inline]
-    pub(crate) fn fits<'py>(
+    pub(crate) fn fits<'a, 'py>(
         &self,
-        value: Bound<'py, PyAny>,
-        found: &mut Vec<Found<'py>>,
+        value: Argument<'a, 'py>,
+        found: &mut Vec<Found<'a, 'py>>,
     ) -> PyResult<bool> {
         match self {
             Self::Tensor(slot) => {
@@ -100,11 +129,17 @@ impl Pattern {
             Self::Constant(constant) => Ok(equals(&value, constant.bind(value.py()))),
             Self::Same(same) => Ok(value.is(same)),
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
-                Ok(tuple) => all_fit(patterns, tuple.len(), tuple.iter(), found),
+                Ok(tuple) => {
+                    let values = tuple.iter().map(Argument::Held);
+                    all_fit(patterns, tuple.len(), values, found)
+                }
                 Err(_) => Ok(false),
             },
             Self::List(patterns) => match value.cast_exact::<PyList>() {
-                Ok(list) => all_fit(patterns, list.len(), list.iter(), found),
+                Ok(list) => {
+                    let values = list.iter().map(Argument::Held);
+                    all_fit(patterns, list.len(), values, found)
+                }
                 Err(_) => Ok(false),
             },
             Self::Dict(patterns) => match value.cast_exact::<PyDict>() {
@@ -150,11 +185,11 @@ impl Pattern {
 
 /// Whether positional arguments or elements fit.
 #[inline]
-pub(crate) fn all_fit<'py>(
+pub(crate) fn all_fit<'a, 'py>(
     patterns: &[Pattern],
     count: usize,
-    values: impl Iterator<Item = Bound<'py, PyAny>>,
-    found: &mut Vec<Found<'py>>,
+    values: impl Iterator<Item = Argument<'a, 'py>>,
+    found: &mut Vec<Found<'a, 'py>>,
 ) -> PyResult<bool> {
     if count != patterns.len() {
         return Ok(false);
@@ -181,7 +216,7 @@ pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDi
 pub(crate) fn fits_dict<'py>(
     patterns: &[(Py<PyAny>, Pattern)],
     dict: &Bound<'py, PyDict>,
-    found: &mut Vec<Found<'py>>,
+    found: &mut Vec<Found<'_, 'py>>,
 ) -> PyResult<bool> {
     if dict.len() != patterns.len() {
         return Ok(false);
@@ -190,7 +225,7 @@ pub(crate) fn fits_dict<'py>(
         let Some(value) = dict.get_item(key)? else {
             return Ok(false);
         };
-        if !pattern.fits(value, found)? {
+        if !pattern.fits(Argument::Held(value), found)? {
             return Ok(false);
         }
     }
@@ -205,16 +240,19 @@ impl Slot {
             return Ok(None);
         }
         let signature = self.signature.get();
-        let Some(fit) = signature.matches(value)? else {
-            return Ok(None);
-        };
         // Without gradients as well: a function may ask a leaf for it, or record some itself.
-        let mut is_same = signature.reader().requires_grad(value)? == self.requires_grad;
-        if let Some(is_leaf) = self.is_leaf.filter(|_| is_same) {
-            is_same = value.getattr(intern!(value.py(), "is_leaf"))?.is_truthy()? == is_leaf;
+        let fit = signature.matches(value, self.requires_grad)?;
+        if let (Some(_), Some(is_leaf)) = (fit, self.is_leaf) {
+            let is_same = is_leaf == self::is_leaf(value)?;
+            return Ok(fit.filter(|_| is_same));
         }
-        Ok(is_same.then_some(fit))
+        Ok(fit)
     }
+}
+
+#[cold]
+fn is_leaf(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+    tensor.getattr(intern!(tensor.py(), "is_leaf"))?.is_truthy()
 }
 
 /// Whether two values that are no tensors are the same: `1`, `1.0` and `True` are not, nor are `0.0`

@@ -8,7 +8,8 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
 /// From feeding a graph to taking its results, and while another one is captured, no other thread may
-/// replay it. The thread that has the turn may take it again, as through a break.
+/// replay it. The thread that has the turn may take it again, as through a break. Who takes or leaves
+/// it holds the interpreter: no two threads do so at the same time.
 #[pyclass(frozen, module = "cgraph._core")]
 #[derive(Default)]
 pub(crate) struct Turn {
@@ -61,27 +62,27 @@ impl Turn {
     /// What a handler of a signal raises.
     #[cold]
     pub(crate) fn wait(&self, py: Python<'_>) -> PyResult<()> {
+        // With the interpreter: who leaves after this sees it.
+        self.waiting.fetch_add(1, Ordering::Relaxed);
         py.detach(|| {
             let locked = self.lock.lock().unwrap_or_else(PoisonError::into_inner);
-            self.waiting.fetch_add(1, Ordering::SeqCst);
-            let taken = |(): &mut ()| self.owner.load(Ordering::SeqCst) != 0;
+            let taken = |(): &mut ()| self.owner.load(Ordering::Acquire) != 0;
             drop(self.changed.wait_timeout_while(locked, PATIENCE, taken));
-            self.waiting.fetch_sub(1, Ordering::SeqCst);
         });
+        self.waiting.fetch_sub(1, Ordering::Relaxed);
         py.check_signals()
     }
 
     #[inline]
     fn enter(&self) -> bool {
-        let me = thread_number();
-        if self.owner.load(Ordering::Relaxed) == me {
-            self.again.fetch_add(1, Ordering::Relaxed);
-            return true;
+        let (me, owner) = (thread_number(), self.owner.load(Ordering::Relaxed));
+        if owner == me {
+            let again = self.again.load(Ordering::Relaxed);
+            self.again.store(again + 1, Ordering::Relaxed);
+        } else if owner == 0 {
+            self.owner.store(me, Ordering::Relaxed);
         }
-        let taken = self
-            .owner
-            .compare_exchange(0, me, Ordering::SeqCst, Ordering::Relaxed);
-        taken.is_ok()
+        owner == me || owner == 0
     }
 
     #[inline]
@@ -91,9 +92,9 @@ impl Turn {
             self.again.store(again - 1, Ordering::Relaxed);
             return;
         }
-        self.owner.store(0, Ordering::SeqCst);
+        self.owner.store(0, Ordering::Release);
         // Who begins to wait from here on sees that nobody has it.
-        if self.waiting.load(Ordering::SeqCst) > 0 {
+        if self.waiting.load(Ordering::Relaxed) > 0 {
             drop(self.lock.lock());
             self.changed.notify_one();
         }

@@ -35,7 +35,7 @@ impl Written {
 
     /// Whether one of the tensors shares memory with what is written.
     #[inline]
-    pub(super) fn meets(&self, found: &[Found<'_>]) -> bool {
+    pub(super) fn meets(&self, found: &[Found<'_, '_>]) -> bool {
         let mut pairs = self.tensors.iter().zip(found);
         pairs.any(|(tensor, Found { fit, .. })| match fit {
             Match::Copy(at) => {

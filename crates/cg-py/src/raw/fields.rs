@@ -1,0 +1,153 @@
+//! Fields of torch's tensors, read where they lie: a fifth of the time of torch's own functions.
+#![expect(
+    unsafe_code,
+    reason = "torch hands over pointers; this file says what it relies on"
+)]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+
+/// Where the fields of a `c10::TensorImpl` are, in bytes.
+///
+/// `cgraph._torch.fields` has compared each with what torch says of samples, and knows no others than
+/// the versions of torch that it was written for.
+pub(crate) struct Fields {
+    /// Of tensors that lie in memory of their own; those of other kinds have another one.
+    vtable: u64,
+    storage: usize,
+    autograd: usize,
+    extra: usize,
+    dim: usize,
+    sizes: usize,
+    strides: usize,
+    offset: usize,
+    kind: usize,
+    keys: usize,
+    /// In the storage.
+    data: usize,
+}
+
+/// What all tensors of a dtype, a device and a layout have in common.
+#[derive(Debug)]
+pub(crate) struct Words {
+    kind: u64,
+    keys: u64,
+    element_bytes: u64,
+}
+
+/// Objects of C++ begin with it.
+const VTABLE: usize = 0;
+
+const WORD: usize = size_of::<u64>();
+
+/// More sizes, and strides, lie elsewhere.
+const MOST_DIMENSIONS: usize = 5;
+
+/// The bits for dtype and device: the others are flags that follow from the extents, or do not matter.
+const KIND: u64 = 0xFF_FFFF_FFFF;
+
+impl Fields {
+    /// By their names; none if one is missing.
+    pub(super) fn find(known: &HashMap<String, usize>) -> Option<Self> {
+        let at = |name| known.get(name).copied();
+        Some(Self {
+            vtable: at("vtable")? as u64,
+            storage: at("storage")?,
+            autograd: at("autograd")?,
+            extra: at("extra")?,
+            dim: at("dim")?,
+            sizes: at("sizes")?,
+            strides: at("strides")?,
+            offset: at("offset")?,
+            kind: at("kind")?,
+            keys: at("keys")?,
+            data: at("data")?,
+        })
+    }
+
+    /// What others are compared with; none for more dimensions and other kinds of tensors.
+    ///
+    /// # Safety
+    /// The object is the `c10::TensorImpl` of a tensor that is alive.
+    pub(super) unsafe fn words(
+        &self,
+        object: *const c_void,
+        dim: usize,
+        element_bytes: u64,
+    ) -> Option<Words> {
+        // SAFETY: the contract is that of this function.
+        let at = |field| unsafe { word(object, field) };
+        let is_plain = at(VTABLE) == self.vtable && at(self.extra) == 0 && dim <= MOST_DIMENSIONS;
+        is_plain.then(|| Words {
+            kind: at(self.kind) & KIND,
+            keys: at(self.keys),
+            element_bytes,
+        })
+    }
+
+    /// Where a tensor lies that has these words and extents, which are the shape and then the strides,
+    /// or 0 if its memory was taken away; none if that cannot be said in this way.
+    ///
+    /// # Safety
+    /// As for [`Self::words`], and nothing changes the tensor meanwhile.
+    #[inline]
+    pub(super) unsafe fn address_if(
+        &self,
+        object: *const c_void,
+        words: &Words,
+        extents: &[i64],
+    ) -> Option<u64> {
+        // SAFETY: the contract is that of this function.
+        let at = |field| unsafe { word(object, field) };
+        // It has neither names nor symbolic sizes, and the dispatch keys say what else it is not: sparse,
+        // nested, quantized, a conjugate or a negative, of a subclass or a transform.
+        let is_like = at(VTABLE) == self.vtable
+            && at(self.extra) == 0
+            && at(self.keys) == words.keys
+            && at(self.kind) & KIND == words.kind;
+        let (shape, strides) = extents.split_at(extents.len() / 2);
+        let has = |first: usize, numbers: &[i64]| {
+            let mut numbers = numbers.iter().enumerate();
+            numbers.all(|(i, number)| at(first + WORD * i) == number.cast_unsigned())
+        };
+        let is_same = is_like
+            && at(self.dim) == shape.len() as u64
+            && has(self.sizes, shape)
+            && has(self.strides, strides);
+        if !is_same {
+            return None;
+        }
+        let storage = at(self.storage) as *const c_void;
+        if storage.is_null() {
+            return None;
+        }
+        // SAFETY: the word is the pointer to the storage of a tensor, which has it as long as it lives.
+        let data = unsafe { word(storage, self.data) };
+        Some(if data == 0 {
+            0
+        } else {
+            data + at(self.offset) * words.element_bytes
+        })
+    }
+
+    /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
+    ///
+    /// # Safety
+    /// As for [`Self::words`].
+    #[inline]
+    pub(super) unsafe fn has_no_history(&self, object: *const c_void) -> bool {
+        // SAFETY: the contract is that of this function.
+        unsafe { word(object, self.autograd) == 0 }
+    }
+}
+
+/// # Safety
+/// The object is a tensor's or a storage's, and the field is one of [`Fields`] in such an object.
+#[inline]
+unsafe fn word(object: *const c_void, field: usize) -> u64 {
+    // SAFETY: the field lies inside of the object, by the contract.
+    let word = unsafe { object.byte_add(field) }.cast::<u64>();
+    // SAFETY: `cgraph._torch.fields` has found a word there, at a multiple of a word. None of them is
+    // atomic, and whoever changes one holds the interpreter.
+    unsafe { word.read() }
+}

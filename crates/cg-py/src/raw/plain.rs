@@ -1,0 +1,253 @@
+//! What a tensor of one of torch's own classes is, without a call by Python.
+#![expect(
+    unsafe_code,
+    reason = "torch hands over pointers; this file says what it relies on"
+)]
+
+use std::collections::HashMap;
+use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pyo3::intern;
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use super::fields::{Fields, Words};
+use super::stable::{Answer, Form, Functions};
+
+/// Reads tensors of just some classes: by their fields where these are known, else by torch's stable
+/// functions.
+pub(crate) struct ReadPlain {
+    functions: Functions,
+    fields: Option<Fields>,
+    classes: Box<[Py<PyType>]>,
+    /// Where in a tensor's object the functions' handle is, in bytes.
+    offset: usize,
+    /// torch writes a trace to stderr for each failure: after one there are no more.
+    has_failed: AtomicBool,
+}
+
+/// What a tensor is, but for its extents and its address.
+#[derive(Debug)]
+pub(crate) struct Kind {
+    form: Form,
+    words: Option<Words>,
+    /// Whether some of this kind may not have their values as their bytes.
+    may_be_lazy: bool,
+}
+
+/// How a tensor compares with a kind and extents.
+pub(crate) enum Seen {
+    /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
+    /// if that is known.
+    At(u64, Option<bool>),
+    Other,
+    /// Only torch's other functions tell.
+    Unknown,
+}
+
+impl ReadPlain {
+    /// Takes the functions from where they are, by their names, for tensors of just the classes of
+    /// the samples; none if some are missing, or if the samples' objects are built in another way.
+    /// `fields` are where torch's objects have what they are, if all are known.
+    pub(crate) fn new(
+        functions: &HashMap<String, usize>,
+        fields: &HashMap<String, usize>,
+        samples: &[Bound<'_, PyAny>],
+    ) -> PyResult<Option<Self>> {
+        let mut offsets = samples.iter().map(handle_offset);
+        let Some(offset) = offsets.next().transpose()?.flatten() else {
+            return Ok(None);
+        };
+        for other in offsets {
+            if other? != Some(offset) {
+                return Ok(None);
+            }
+        }
+        let mut classes: Vec<Bound<'_, PyType>> = Vec::new();
+        for class in samples.iter().map(PyAnyMethods::get_type) {
+            if !classes.iter().any(|known| known.is(&class)) {
+                classes.push(class);
+            }
+        }
+        let functions = Functions::find(functions);
+        Ok(functions.map(|functions| Self {
+            functions,
+            fields: Fields::find(fields),
+            classes: classes.into_iter().map(Bound::unbind).collect(),
+            offset,
+            has_failed: AtomicBool::new(false),
+        }))
+    }
+
+    /// The kind of a tensor; none if [`Self::look`] could not tell of such tensors.
+    pub(crate) fn kind(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        element_bytes: u64,
+        may_be_lazy: bool,
+    ) -> Option<Kind> {
+        let handle = self.handle(tensor)?;
+        // SAFETY: the handle is the tensor's.
+        let form = self.noted(unsafe { self.functions.form(handle) })??;
+        // SAFETY: as above.
+        let object = unsafe { object(handle) };
+        let fields = self.fields.as_ref();
+        // SAFETY: the object is the tensor's.
+        let words = |fields: &Fields| unsafe { fields.words(object, form.dim, element_bytes) };
+        let words = fields.and_then(words);
+        let is_known = !may_be_lazy || self.functions.lazy.is_some();
+        is_known.then_some(Kind {
+            form,
+            words,
+            may_be_lazy,
+        })
+    }
+
+    /// Compares a tensor with a kind and with extents, which are the shape and then the strides.
+    #[inline]
+    pub(crate) fn look(&self, tensor: &Bound<'_, PyAny>, kind: &Kind, extents: &[i64]) -> Seen {
+        let Some(handle) = self.handle(tensor) else {
+            return Seen::Unknown;
+        };
+        if let (Some(fields), Some(words)) = (&self.fields, &kind.words) {
+            // SAFETY: the handle is the tensor's.
+            let object = unsafe { object(handle) };
+            // SAFETY: the object is the tensor's; no Python code runs here, which might change it.
+            if let Some(address) = unsafe { fields.address_if(object, words, extents) } {
+                // SAFETY: the object is the tensor's.
+                return Seen::At(address, unsafe { self.asks_gradient(object) });
+            }
+        }
+        // SAFETY: the handle is the tensor's; as above.
+        match self.noted(unsafe { self.ask(handle, kind, extents) }) {
+            Some(Some(address)) => Seen::At(address, self.requires_grad(tensor)),
+            Some(None) => Seen::Other,
+            None => Seen::Unknown,
+        }
+    }
+
+    /// Where a tensor's memory is; none for classes that are derived from `torch.Tensor`.
+    #[inline]
+    pub(crate) fn address(&self, tensor: &Bound<'_, PyAny>) -> Option<u64> {
+        let handle = self.handle(tensor)?;
+        // SAFETY: the handle is the tensor's.
+        self.noted(unsafe { self.functions.address(handle) })
+    }
+
+    /// Whether a tensor requires a gradient; none if that is not known here.
+    #[inline]
+    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> Option<bool> {
+        let handle = self.handle(tensor)?;
+        // SAFETY: the handle is the tensor's.
+        let object = unsafe { object(handle) };
+        // SAFETY: the object is the tensor's.
+        unsafe { self.asks_gradient(object) }
+    }
+
+    /// Whether a tensor's bytes are the conjugates of its values, and whether they are the negatives;
+    /// none if that is not known here.
+    pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>) -> Option<[bool; 2]> {
+        let (functions, handle) = (self.functions.lazy?, self.handle(tensor)?);
+        // SAFETY: the handle points at the tensor's `at::Tensor`. The functions only read it.
+        Some(functions.map(|is| unsafe { is(handle) }))
+    }
+
+    /// Takes what the samples say otherwise than the private functions for none of these.
+    pub(crate) fn require(&mut self, gradients_agree: bool, lazy_agree: bool) {
+        let functions = &mut self.functions;
+        functions.requires_grad = functions.requires_grad.filter(|_| gradients_agree);
+        functions.lazy = functions.lazy.filter(|_| lazy_agree);
+    }
+
+    /// Whether a tensor could not be read, so that none is any more.
+    pub(crate) fn has_failed(&self) -> bool {
+        self.has_failed.load(Ordering::Relaxed)
+    }
+
+    /// What the functions take for a tensor of a known class.
+    #[inline]
+    fn handle(&self, tensor: &Bound<'_, PyAny>) -> Option<*mut c_void> {
+        let class = tensor.get_type_ptr();
+        let mut classes = self.classes.iter();
+        let is_known = classes.any(|one| one.as_ptr().cast() == class);
+        if !is_known || self.has_failed() {
+            return None;
+        }
+        // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
+        // tensor of this class there; for these functions that is the address of an `at::Tensor`,
+        // and all of torch's classes begin alike.
+        Some(unsafe { tensor.as_ptr().byte_add(self.offset) }.cast())
+    }
+
+    /// [`Self::requires_grad`] of a tensor's object.
+    ///
+    /// # Safety
+    /// It is the `c10::TensorImpl` of a tensor that is alive.
+    #[inline]
+    unsafe fn asks_gradient(&self, object: *const c_void) -> Option<bool> {
+        let fields = self.fields.as_ref();
+        // SAFETY: the contract is that of this function.
+        if fields.is_some_and(|fields| unsafe { fields.has_no_history(object) }) {
+            return Some(false);
+        }
+        let function = self.functions.requires_grad?;
+        // SAFETY: a method of such objects, which only reads it.
+        Some(unsafe { function(object) })
+    }
+
+    /// [`Self::look`] by torch's functions: where the tensor lies, none if it is another one.
+    ///
+    /// # Safety
+    /// The handle is a tensor's, and nothing changes the tensor meanwhile.
+    #[inline(never)]
+    unsafe fn ask(&self, handle: *mut c_void, kind: &Kind, extents: &[i64]) -> Answer<Option<u64>> {
+        // SAFETY: the contract is that of this function; so below.
+        if !unsafe { self.functions.is_like(handle, &kind.form, extents) }? {
+            return Ok(None);
+        }
+        let mut lazy = self.functions.lazy.iter().flatten();
+        // SAFETY: the handle points at the tensor's `at::Tensor`. The functions only read it.
+        if kind.may_be_lazy && lazy.any(|is| unsafe { is(handle) }) {
+            return Ok(None);
+        }
+        // SAFETY: as above.
+        unsafe { self.functions.address(handle) }.map(Some)
+    }
+
+    #[inline]
+    fn noted<T>(&self, read: Answer<T>) -> Option<T> {
+        if read.is_err() {
+            self.has_failed.store(true, Ordering::Relaxed);
+        }
+        read.ok()
+    }
+}
+
+/// The `c10::TensorImpl` of a tensor.
+///
+/// # Safety
+/// The handle is a tensor's.
+#[inline]
+unsafe fn object(handle: *mut c_void) -> *const c_void {
+    // SAFETY: an `at::Tensor`, which the handle points at, is a pointer to one.
+    unsafe { handle.cast::<*const c_void>().read() }
+}
+
+/// Where in a tensor's object the pointer is that torch calls its `_cdata`.
+fn handle_offset(tensor: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
+    let py = tensor.py();
+    let size = |class: &Bound<'_, PyType>| class.getattr(intern!(py, "__basicsize__"))?.extract();
+    let wanted: usize = tensor.getattr(intern!(py, "_cdata"))?.extract()?;
+    let (begin, end): (usize, usize) = (size(&py.get_type::<PyAny>())?, size(&tensor.get_type())?);
+    // Up to torch 2.9, a word before it says who owns it.
+    let words = (begin..end).step_by(size_of::<usize>()).take(2);
+    let mut offsets = words.filter(|offset| offset + size_of::<usize>() <= end);
+    Ok(offsets.find(|offset| {
+        // SAFETY: an object has as many bytes as its class says, and the word ends before them; what
+        // begins at a multiple of a word is aligned for one.
+        let word = unsafe { tensor.as_ptr().byte_add(*offset) }.cast::<usize>();
+        // SAFETY: as above; nothing writes to it while the interpreter is held.
+        wanted == unsafe { word.read() }
+    }))
+}

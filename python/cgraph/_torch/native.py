@@ -1,0 +1,103 @@
+"""How the core reads torch without Python: addresses of torch's functions, and tensors."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+
+import torch
+
+from cgraph import _core
+from cgraph._torch.fields import tensor_fields
+from cgraph._torch.tensors import without_modes
+
+__all__ = ["mode_addresses", "stable_functions", "tensor_reader", "transform_keys"]
+
+
+@functools.cache
+def tensor_reader() -> _core.TensorReader:
+    """What reads tensors natively.
+
+    By their fields in a torch whose tensors are known, else through its stable C functions, or
+    through DLPack's table where it has one.
+    """
+    api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
+    with without_modes(), torch.inference_mode(False):
+        tensor = torch.empty(0, device="cpu")
+        samples = [tensor, torch.nn.Parameter(tensor, requires_grad=False)]
+        samples += [torch.empty(0, device="cpu", requires_grad=True), torch.nn.Parameter(tensor)]
+        conjugate = torch.empty(0, dtype=torch.complex64, device="cpu").conj()
+        samples += [conjugate, conjugate.imag]
+        fields = tensor_fields()
+    return _core.TensorReader(torch.Tensor, api, stable_functions(), samples, fields)
+
+
+_STABLE = tuple(
+    f"aoti_torch_get_{name}"
+    for name in (
+        "data_ptr",
+        "dim",
+        "sizes",
+        "strides",
+        "dtype",
+        "layout",
+        "device_type",
+        "device_index",
+    )
+)
+
+
+def stable_functions() -> dict[str, int]:
+    """The addresses of torch's stable C functions for what a tensor is, as far as there are any.
+
+    Those that are not stable are among them by names of ours.
+    """
+    stable = _addresses({name: (_CPU, name) for name in _STABLE})
+    grad = _addresses({"requires_grad": (_C10, "_ZNK3c1010TensorImpl13requires_gradEv")})
+    lazy = {
+        name: (_CPU, f"_ZN2at6native{len(name)}{name}ERKNS_6TensorE")
+        for name in ("is_conj", "is_neg")
+    }
+    return {**stable, **grad, **_addresses(lazy)} if stable else {}
+
+
+@functools.cache
+def mode_addresses() -> dict[str, int]:
+    """The addresses of torch's functions that tell a thread's modes.
+
+    Those of all modes or none, and ``is_included``, which tells of a dispatch key, or not.
+    """
+    keys = {"is_included": (_C10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE")}
+    modes = _addresses(
+        {
+            "is_grad_enabled": (_CPU, "aoti_torch_grad_mode_is_enabled"),
+            "is_inference": (_C10, "_ZN3c1013InferenceMode10is_enabledEv"),
+            "is_autocast": (_CPU, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"),
+        }
+    )
+    return {**modes, **_addresses(keys)}
+
+
+@functools.cache
+def transform_keys() -> list[int]:
+    """The numbers of the dispatch keys that a transform of ``torch.func`` includes."""
+    names = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
+    keys = [getattr(torch._C.DispatchKey, name, None) for name in names]
+    return [] if None in keys else [int(key) for key in keys]  # type: ignore[arg-type]
+
+
+_CPU, _C10 = "libtorch_cpu.so", "libc10.so"
+
+
+def _addresses(wanted: dict[str, tuple[str, str]]) -> dict[str, int]:
+    """Where functions of torch's libraries are; none if one is missing."""
+    folder = os.path.join(os.path.dirname(torch.__file__), "lib")
+    found = {}
+    try:
+        for name, (library, symbol) in wanted.items():
+            function = getattr(ctypes.CDLL(os.path.join(folder, library)), symbol)
+            found[name] = ctypes.cast(function, ctypes.c_void_p).value or 0
+    except (OSError, AttributeError):
+        return {}
+    return found
