@@ -58,7 +58,7 @@ def test_tensors_that_are_more_than_elements_run_eagerly_beside_dense_ones(
 
 
 @pytest.fixture(params=["by_torch", "by_python"])
-def _modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+def modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which a call asks torch for its modes."""
     if request.param == "by_python":
         monkeypatch.setattr(_torch, "mode_addresses", dict)
@@ -67,8 +67,7 @@ def _modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch)
         assert len(_torch.transform_keys()) == 2
 
 
-@pytest.mark.usefixtures("_modes_told")
-def test_transforms_of_torch_func_see_the_operators(lab: Lab) -> None:
+def test_transforms_of_torch_func_see_the_operators(lab: Lab, modes_told: None) -> None:
     @cgraph.graphed
     def cubed(x: Tensor) -> Tensor:
         return x * x * x
@@ -83,9 +82,8 @@ def test_transforms_of_torch_func_see_the_operators(lab: Lab) -> None:
     assert states(cubed) == ["captured"]
 
 
-@pytest.mark.usefixtures("_modes_told")
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")
-def test_forward_mode_differentiation_sees_the_operators(lab: Lab) -> None:
+def test_forward_mode_differentiation_sees_the_operators(lab: Lab, modes_told: None) -> None:
     cubed = cgraph.graphed(lambda x: x * x * x)
     for _ in range(2):
         x, slope = fresh(lab, 4), fresh(lab, 4)
