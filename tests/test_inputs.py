@@ -309,6 +309,38 @@ def test_a_tensor_whose_memory_was_taken_away_is_left_to_torch(
     assert found == ("torch", 0)
 
 
+def test_each_way_of_reading_tells_where_tensors_lie(lab: Lab, reader: _core.TensorReader) -> None:
+    def lie(*tensors: Tensor) -> _core.Fixed:
+        addresses = [one.data_ptr() for one in tensors]
+        are_equal = torch._C._tensors_data_ptrs_at_indices_equal
+        counted = torch.utils.hooks.RemovableHandle, []
+        return _core.Fixed([], [], counted, [*tensors], addresses, reader, are_equal)
+
+    base = fresh(lab, 4, 8)
+    parts = [
+        base,
+        base[1:, 2:],
+        torch.nn.Parameter(fresh(lab, 3)),
+        fresh(lab, 3).as_subclass(Plain),
+    ]
+    for part in parts:
+        known, before = lie(fresh(lab, 2), part), part.detach()
+        assert known.is_in_place(False)
+        part.data = before.clone()
+        assert not known.is_in_place(False)
+        part.data = before
+        assert known.is_in_place(False)
+        if before.storage_offset():
+            # The same place in elements, but not in bytes.
+            part.data = before.as_strided(before.shape, before.stride(), 1)
+            assert not known.is_in_place(False)
+            part.data = before
+    late = fresh(lab, 5)
+    known = lie(late)
+    late.data = fresh(lab, 5)
+    assert not known.is_in_place(False)
+
+
 @pytest.mark.filterwarnings("ignore:Named tensors")
 def test_named_tensors_are_read_as_others(lab: Lab, reader: _core.TensorReader) -> None:
     static, live = fresh(lab, 2, 3), fresh(lab, 2, 3).refine_names("rows", "columns")

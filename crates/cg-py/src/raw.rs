@@ -23,7 +23,7 @@ use pyo3::types::{PyDict, PyString, PyType};
 
 pub(crate) use attached::Attached;
 pub(crate) use dlpack::{CurrentWorkStream, ReadTensor};
-pub(crate) use plain::{Kind, ReadPlain, Seen};
+pub(crate) use plain::{Kind, ReadPlain, Seen, Spot};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: u64 = 2;

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{self, Kind, ReadPlain, ReadTensor, Seen};
+use crate::raw::{self, Kind, ReadPlain, ReadTensor, Seen, Spot};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -123,12 +123,22 @@ impl TensorReader {
         gradient_flag(tensor)
     }
 
-    /// Whether tensors lie at these addresses; none where torch's stable functions cannot tell.
+    /// Where a tensor is that has this address; none where only Python can compare it.
+    pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64) -> Option<Spot> {
+        let plain = self.plain.as_ref();
+        plain.map(|plain| plain.spot(tensor, address))
+    }
+
+    /// Whether tensors are there; none where only Python can tell.
     #[inline]
-    pub(crate) fn are_at(&self, py: Python<'_>, tensors: &[(Py<PyAny>, u64)]) -> Option<bool> {
+    pub(crate) fn are_at(
+        &self,
+        py: Python<'_>,
+        tensors: &[(Py<PyAny>, Option<Spot>)],
+    ) -> Option<bool> {
         let plain = self.plain.as_ref()?;
-        for (tensor, address) in tensors {
-            if plain.address(tensor.bind(py))? != *address {
+        for (tensor, spot) in tensors {
+            if !plain.is_at(tensor.bind(py), spot.as_ref()?)? {
                 return Some(false);
             }
         }

@@ -10,7 +10,7 @@ use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::{Contents, Items, items_of};
-use crate::raw;
+use crate::raw::{self, Spot};
 use crate::tensor::TensorReader;
 
 /// Modules as they were at the capture: where they were found, what their dictionaries held, and where
@@ -22,8 +22,8 @@ pub(crate) struct Fixed {
     hooks: Hooks,
     /// Whether each tensor requires a gradient.
     requires_grad: Vec<bool>,
-    /// The tensors, and where they lay.
-    tensors: Vec<(Py<PyAny>, u64)>,
+    /// The tensors, and where they lay; none where only Python can compare that.
+    tensors: Vec<(Py<PyAny>, Option<Spot>)>,
     reader: Py<TensorReader>,
     /// The same once more, for torch's own comparison: that of all if the reader cannot tell of one,
     /// as of those of derived classes.
@@ -103,9 +103,12 @@ impl Fixed {
         let of_reader = reader.get();
         let flags = tensors.iter().map(|one| of_reader.requires_grad(&one));
         let flags = flags.collect::<PyResult<_>>()?;
-        let with_address = tensors.iter().zip(addresses.iter());
-        let with_address =
-            with_address.map(|(tensor, address)| Ok((tensor.unbind(), address.extract()?)));
+        let with_spot = tensors.iter().zip(addresses.iter());
+        let with_spot = with_spot.map(|(tensor, address)| {
+            let spot = of_reader.spot(&tensor, address.extract()?);
+            Ok((tensor.unbind(), spot))
+        });
+        let with_spot = with_spot.collect::<PyResult<_>>()?;
         Ok(Self {
             holders: holders
                 .map(|found| Holder::new(tensors.py(), found))
@@ -113,7 +116,7 @@ impl Fixed {
             requires_grad: flags,
             owners: Contents::new(owners),
             hooks: Hooks::new(hooks),
-            tensors: with_address.collect::<PyResult<_>>()?,
+            tensors: with_spot,
             reader,
             lists: Lists {
                 places: PyList::new(tensors.py(), 0..tensors.len())?.unbind(),

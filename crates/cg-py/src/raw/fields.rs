@@ -130,6 +130,23 @@ impl Fields {
         })
     }
 
+    /// Dtype and device, memory and offset of a tensor; none for other kinds of tensors.
+    ///
+    /// # Safety
+    /// As for [`Self::words`].
+    #[inline]
+    pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<[u64; 3]> {
+        // SAFETY: the contract is that of this function.
+        let at = |field| unsafe { word(object, field) };
+        let storage = at(self.storage) as *const c_void;
+        if at(VTABLE) != self.vtable || storage.is_null() {
+            return None;
+        }
+        // SAFETY: the word is the pointer to the storage of a tensor, which has it as long as it lives.
+        let data = unsafe { word(storage, self.data) };
+        Some([at(self.kind) & KIND, data, at(self.offset)])
+    }
+
     /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
     ///
     /// # Safety

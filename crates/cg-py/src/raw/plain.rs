@@ -36,6 +36,13 @@ pub(crate) struct Kind {
     may_be_lazy: bool,
 }
 
+/// Where a tensor is.
+pub(crate) struct Spot {
+    address: u64,
+    /// What is compared first.
+    words: Option<[u64; 3]>,
+}
+
 /// How a tensor compares with a kind and extents.
 pub(crate) enum Seen {
     /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
@@ -125,6 +132,31 @@ impl ReadPlain {
             Some(None) => Seen::Other,
             None => Seen::Unknown,
         }
+    }
+
+    /// Where a tensor is that has this address now; it stays there as long as [`Self::is_at`] says so.
+    pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64) -> Spot {
+        let is_there = self.address(tensor) == Some(address);
+        let words = is_there.then(|| self.words_of_spot(tensor)).flatten();
+        Spot { address, words }
+    }
+
+    /// Whether a tensor is there; none for classes that are derived from `torch.Tensor`.
+    #[inline]
+    pub(crate) fn is_at(&self, tensor: &Bound<'_, PyAny>, spot: &Spot) -> Option<bool> {
+        if spot.words.is_some() && self.words_of_spot(tensor) == spot.words {
+            return Some(true);
+        }
+        self.address(tensor).map(|now| now == spot.address)
+    }
+
+    #[inline]
+    fn words_of_spot(&self, tensor: &Bound<'_, PyAny>) -> Option<[u64; 3]> {
+        let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
+        // SAFETY: the handle is the tensor's.
+        let object = unsafe { object(handle) };
+        // SAFETY: the object is the tensor's.
+        unsafe { fields.spot(object) }
     }
 
     /// Where a tensor's memory is; none for classes that are derived from `torch.Tensor`.
