@@ -317,7 +317,7 @@ MODES: dict[str, Callable[[str], AbstractContextManager[Any]]] = {
 def test_each_mode_of_torch_has_a_key(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, has_own_functions: bool
 ) -> None:
-    assert len(_torch.mode_addresses()) == 4
+    assert {"is_grad_enabled", "is_inference", "is_autocast"} < set(_torch.mode_addresses())
     if not has_own_functions:
         monkeypatch.setattr(_torch, "mode_addresses", dict)
 

@@ -389,3 +389,24 @@ def test_a_buffer_that_is_assigned_is_noticed(lab: Lab) -> None:
         x = fresh(lab, 4, 3)
         assert_close(function(x), norm(x))
         norm.running_mean = fresh(lab, 3)
+
+
+def test_a_cache_whose_memory_is_shared_until_it_is_written_is_found_where_it_went(
+    lab: Lab,
+) -> None:
+    def step(x: Tensor, cache: Tensor) -> Tensor:
+        cache.add_(x)
+        return cache * 2
+
+    function = cgraph.graphed(step, static_argnames="cache")
+    cache = fresh(lab, 6)
+    for number in range(5):
+        x, expected = fresh(lab, 6), cache.clone()
+        right = step(x, expected)
+        found = function(x, cache=cache)
+        assert_close(found, right)
+        assert_close(cache, expected)
+        del found
+        if number == 1:
+            kept, before = torch._lazy_clone(cache), cache.clone()
+    assert_close(kept, before)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import _thread
+import gc
 import signal
 import sys
 import threading
@@ -226,3 +227,33 @@ def test_threads_get_right_results_of_calls_with_gradients(lab: Lab) -> None:
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
+
+
+def test_an_entry_that_goes_while_another_one_is_put_first_stays_away(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x: x * 2)
+    for size in range(1, 5):
+        agree(function, lambda x: x * 2, fresh(lab, size))
+    entries = list(function.entries_by_use)
+    target, last = entries[1], entries[-1]
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.me = self
+
+        def __del__(self) -> None:
+            function.remove(target)
+
+    # Before Python 3.12 any allocation may be the one that collects.
+    threshold = gc.get_threshold()
+    for allocations in range(12):
+        function.add(target)
+        gc.collect()
+        Garbage()
+        gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
+        try:
+            function.add(last)
+        finally:
+            gc.set_threshold(*threshold)
+        gc.collect()
+        assert all(one is not target for one in function.entries_by_use)
+        assert function.entries_by_use[0] is last

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 from torch._subclasses import FakeTensorMode
+from torch.testing import assert_close
 
 import cgraph
 from cgraph import _core, _torch
@@ -151,6 +152,8 @@ def test_conjugates_and_negatives_go_through_torch(lab: Lab, reader: _core.Tenso
     one = y[:1].conj().imag
     assert one.is_neg()
     assert check(reader, fresh(lab, 1), one) == ("torch", 0)
+    assert check(reader, y.imag, y.conj().imag) == ("torch", 0)
+    assert check(reader, x.real.clone(), torch._neg_view(y.real.clone())) == ("torch", 0)
     for lazy in (y.conj(), one):
         with pytest.raises(ArgumentError, match=r"resolve_conj\(\), resolve_neg\(\)"):
             _core.Signature(reader, lazy)
@@ -166,7 +169,8 @@ def test_quantized_tensors_are_left_to_torch(reader: _core.TensorReader) -> None
 def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     x, y = fresh(lab, 3), fresh(lab, 3)
     all_of = stable_functions()
-    assert len(all_of) == (11 if HAS_STABLE_FUNCTIONS else 0)
+    assert bool(all_of) is HAS_STABLE_FUNCTIONS
+    assert not all_of or {"requires_grad", "is_conj", "is_neg"} < set(all_of)
     for functions, given in [
         ({}, samples()),
         ({name: at for name, at in all_of.items() if "sizes" not in name}, samples()),
@@ -239,8 +243,26 @@ def test_the_first_tensor_of_a_dtype_does_not_change_how_others_are_read(
     assert check(reader, x, y.conj()) == ("torch", 0)
 
 
-def test_the_fields_of_the_tensors_of_this_torch_are_known() -> None:
-    assert set(tensor_fields()) > {"storage", "sizes", "strides", "keys", "data", "vtable"}
+def test_tensors_of_this_torch_are_read_by_their_fields() -> None:
+    assert tensor_fields()
+    assert _torch.tensor_reader.__wrapped__().uses_fields
+    assert reader_by_fields().uses_fields
+    assert not _core.TensorReader(Tensor, None, stable_functions(), samples()).uses_fields
+
+
+@pytest.mark.parametrize("name", [*tensor_fields()])
+def test_each_field_is_compared_with_what_torch_says(name: str) -> None:
+    shifted = 0xFF00 if name == "guard" else tensor_fields()[name] + 8
+    wrong = {**tensor_fields(), name: shifted}
+    assert all(fields._agree(tensor_fields(), one) for one in fields._samples())
+    assert not all(fields._agree(wrong, one) for one in fields._samples())
+
+
+@pytest.mark.parametrize("name", [*tensor_fields()])
+def test_a_reader_takes_all_fields_or_none(name: str) -> None:
+    some = {other: at for other, at in tensor_fields().items() if other != name}
+    with pytest.raises(ArgumentError, match=f"no {name}, expected all or none"):
+        _core.TensorReader(Tensor, None, stable_functions(), samples(), some)
 
 
 @pytest.mark.parametrize("version", ["2.7.1", "2.12.0a0+git1", "3.0.0"])
@@ -249,27 +271,6 @@ def test_fields_are_not_looked_for_in_a_torch_that_is_not_known(
 ) -> None:
     monkeypatch.setattr(torch, "__version__", version)
     assert tensor_fields.__wrapped__() == {}
-
-
-@pytest.mark.parametrize(
-    ("name", "of_another"),
-    [
-        ("_keys_of", lambda tensor: 1),
-        ("_NUMBERS", dict.fromkeys(fields._NUMBERS, 7)),
-        ("_MOST_DIMENSIONS", 6),
-        ("_WORDS_OF_TENSOR", 8),
-        ("_WORDS_OF_STORAGE", 1),
-    ],
-)
-def test_fields_that_do_not_say_what_torch_says_are_not_used(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, name: str, of_another: Any
-) -> None:
-    monkeypatch.setattr(fields, name, of_another)
-    unknown = tensor_fields.__wrapped__()
-    assert unknown == {}
-    reader = _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), samples(), unknown)
-    x, y = fresh(lab, 3), fresh(lab, 3)
-    assert check(reader, x, y) == ("copy", y.data_ptr())
 
 
 @pytest.mark.parametrize("shape", [(), (1,), (4,), (3, 1, 2), (2, 1, 3, 1, 2), (2, 1, 3, 2, 1, 2)])
@@ -302,11 +303,28 @@ def test_a_tensor_that_changes_in_place_is_read_anew(lab: Lab, reader: _core.Ten
 def test_a_tensor_whose_memory_was_taken_away_is_left_to_torch(
     lab: Lab, reader: _core.TensorReader
 ) -> None:
-    signature, live = _core.Signature(reader, fresh(lab, 4)), fresh(lab, 4)
-    live.untyped_storage().resize_(0)
-    # pytest would show the tensor, which torch cannot.
-    found = signature.check(live)
-    assert found == ("torch", 0)
+    # Other ways ask torch, which adds the offset of a part to nothing.
+    starts = [0, 1] if reader.uses_fields else [0]
+    for start in starts:
+        signature, whole = _core.Signature(reader, fresh(lab, 1, 2)), fresh(lab, 4)
+        parts = [whole[start:][None, :2], whole[start:].as_strided((1, 2), (77, 1), start)]
+        whole.untyped_storage().resize_(0)
+        # pytest would show the tensors, which torch cannot.
+        found = [signature.check(part) for part in parts]
+        assert found == [("torch", 0)] * 2
+
+
+def test_memory_that_is_shared_until_it_is_written_is_no_longer_where_it_was(
+    lab: Lab, reader: _core.TensorReader
+) -> None:
+    static = fresh(lab, 4)
+    signature, before = _core.Signature(reader, static), static.clone()
+    assert signature.check(static) == ("same", static.data_ptr())
+    lazy = torch._lazy_clone(static)
+    # One of the two gets memory of its own where somebody asks for it.
+    assert {signature.check(one)[0] for one in (lazy, static)} == {"same", "copy"}
+    assert_close(lazy, before)
+    assert_close(static, before)
 
 
 def test_each_way_of_reading_tells_where_tensors_lie(lab: Lab, reader: _core.TensorReader) -> None:

@@ -300,6 +300,9 @@ class TensorReader:
     @property
     def uses_stable_functions(self) -> bool:
         """Whether torch's stable functions read what they can."""
+    @property
+    def uses_fields(self) -> bool:
+        """Whether tensors are read by their fields where they can."""
     def requires_grad(self, tensor: object) -> bool:
         """Whether a tensor requires a gradient.
 

@@ -309,7 +309,7 @@ impl Graph {
 
 impl Graph {
     /// Enqueues one run, with these tensors copied into the static inputs first. `stream` is the raw
-    /// handle of the current stream, where the caller has it.
+    /// handle of the stream that is current where the call began, if the caller has it.
     #[inline]
     pub(crate) fn run(
         slf: &Bound<'_, Self>,

@@ -21,7 +21,7 @@ use cg_core::{
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
 
-pub(crate) use attached::Attached;
+pub(crate) use attached::{Attached, count};
 pub(crate) use dlpack::{CurrentWorkStream, ReadTensor};
 pub(crate) use plain::{Kind, ReadPlain, Seen, Spot};
 

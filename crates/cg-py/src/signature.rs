@@ -149,10 +149,7 @@ impl Signature {
                 "a tensor of plain values: call resolve_conj(), resolve_neg() or dequantize()",
             );
         }
-        // A real view of a conjugate has gaps, but for one element.
-        let may_be_lazy = layout.shape().iter().all(|size| *size == 1)
-            || tensor.call_method0(intern!(py, "is_complex"))?.extract()?;
-        let kind = || reader.get().kind(tensor, element_bytes, may_be_lazy);
+        let kind = || reader.get().kind(tensor, element_bytes);
         Ok(Self {
             kind: (layout.bytes > 0).then(kind).flatten(),
             layout,

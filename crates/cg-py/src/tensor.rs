@@ -99,6 +99,13 @@ impl TensorReader {
         self.plain.as_ref().is_some_and(|plain| !plain.has_failed())
     }
 
+    /// Whether tensors are read by their fields where they can.
+    #[getter]
+    fn uses_fields(&self) -> bool {
+        let plain = self.plain.as_ref();
+        self.uses_stable_functions() && plain.is_some_and(ReadPlain::has_fields)
+    }
+
     /// Whether a tensor requires a gradient.
     #[pyo3(name = "requires_grad")]
     fn requires_grad_in_python(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
@@ -146,14 +153,8 @@ impl TensorReader {
     }
 
     /// What [`Self::look`] compares others with; none if it could not tell of them.
-    pub(crate) fn kind(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        element_bytes: u64,
-        may_be_lazy: bool,
-    ) -> Option<Kind> {
-        let plain = self.plain.as_ref();
-        plain.and_then(|plain| plain.kind(tensor, element_bytes, may_be_lazy))
+    pub(crate) fn kind(&self, tensor: &Bound<'_, PyAny>, element_bytes: u64) -> Option<Kind> {
+        self.plain.as_ref()?.kind(tensor, element_bytes)
     }
 
     /// Compares a tensor with the kind and the extents of another one, in the fastest way.
@@ -220,17 +221,6 @@ impl Place {
             DLDeviceType::kDLCPU | DLDeviceType::kDLCUDAHost => Self::Cpu,
             DLDeviceType::kDLCUDA | DLDeviceType::kDLCUDAManaged => Self::Cuda(index),
             _ => Self::Elsewhere,
-        }
-    }
-}
-
-impl Lazy {
-    /// What dtype and shape tell: a real view of a conjugate has gaps, but for one element.
-    pub(crate) fn of(is_complex: bool, shape: &[i64]) -> Self {
-        if is_complex || shape.iter().all(|size| *size == 1) {
-            Self::Unknown
-        } else {
-            Self::No
         }
     }
 }

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,12 +12,12 @@ import torch
 
 __all__ = ["tensor_fields"]
 
-# The versions whose tensors have been looked at.
+# The versions whose headers were read.
 _FIRST, _BEYOND = (2, 8), (2, 12)
 
-# So many words of a ``c10::TensorImpl`` are searched for its extents, and of a storage for its
-# data: both are larger in all these versions.
-_WORDS_OF_TENSOR, _WORDS_OF_STORAGE = 16, 6
+# So many words of a ``c10::TensorImpl`` and of a ``c10::StorageImpl`` are looked at: both have more
+# in all these versions.
+_WORDS_OF_TENSOR, _WORDS_OF_STORAGE = 24, 8
 _WORD = 8
 # Extents of up to so many dimensions are in the tensor itself.
 _MOST_DIMENSIONS = 5
@@ -24,9 +25,11 @@ _MOST_DIMENSIONS = 5
 
 @functools.cache
 def tensor_fields() -> dict[str, int]:
-    """The offsets in bytes of fields of ``c10::TensorImpl`` and of its storage, and its vtable.
+    """The offsets in bytes of fields of ``c10::TensorImpl`` and of its storage.
 
-    Each was found by comparing with what torch says of several tensors. Empty for other versions of
+    With them a ``vtable``, and a mask, ``guard``, for the flag of storages whose memory torch must
+    be asked for. Sizes, storage and data are searched for; what comes after them in the headers is
+    computed. All are compared with what torch says of several tensors. Empty for other versions of
     torch, or if one is elsewhere: then torch's own functions are asked, which takes longer. To be
     called outside of all modes.
     """
@@ -41,7 +44,7 @@ def tensor_fields() -> dict[str, int]:
 
 
 def _samples() -> Iterator[torch.Tensor]:
-    """Tensors that differ in all that is looked at; the first one has no number twice."""
+    """Tensors with other extents, offsets, dtypes, keys, storages and histories."""
     floats = torch.empty(100, device="cpu")
     yield floats.as_strided((2, 3), (17, 5), 11)
     yield floats
@@ -51,23 +54,28 @@ def _samples() -> Iterator[torch.Tensor]:
     yield torch.frombuffer(bytearray(8), dtype=torch.uint8)[2:]
     yield torch.nn.Parameter(floats[7:])
     yield torch.empty(4, dtype=torch.complex64, device="cpu").conj()
+    # It shares memory until torch is asked where it lies.
+    yield torch._lazy_clone(torch.empty(6, device="cpu"))
+    with warnings.catch_warnings():
+        # Named tensors are an experiment.
+        warnings.simplefilter("ignore")
+        yield floats[:4].rename("rows")
 
 
 def _fields_of(tensor: torch.Tensor) -> dict[str, int]:
     """Where the fields of a tensor seem to be."""
     words = _words(tensor._cdata, _WORDS_OF_TENSOR)
     storage = tensor.untyped_storage()
+    of_storage = _words(storage._cdata, _WORDS_OF_STORAGE)
     extents = [tensor.dim(), *tensor.shape]
     places = [i for i in range(len(words)) if words[i : i + len(extents)] == extents]
     owners = [i for i, word in enumerate(words) if word == storage._cdata]
-    data = [
-        i
-        for i, word in enumerate(_words(storage._cdata, _WORDS_OF_STORAGE))
-        if word == storage.data_ptr()
-    ]
-    if len(places) != 1 or len(owners) != 1 or not data:
+    # The first one: the next may be what frees the memory.
+    data = [i for i, word in enumerate(of_storage) if word == storage.data_ptr()][:1]
+    sizes_of_storage = [i for i, word in enumerate(of_storage) if word == storage.nbytes()]
+    if not len(places) == len(owners) == len(data) == len(sizes_of_storage) == 1:
         return {}
-    [dimensions], [owner] = places, owners
+    [dimensions], [owner], [nbytes] = places, owners, sizes_of_storage
     sizes = dimensions + 1
     offset = sizes + 2 * _MOST_DIMENSIONS
     fields = {
@@ -80,54 +88,54 @@ def _fields_of(tensor: torch.Tensor) -> dict[str, int]:
         "offset": offset,
         "kind": offset + 2,
         "keys": offset + 3,
-        # The first one: the next may be what frees the memory.
         "data": data[0],
+        "flags": nbytes + 1,
     }
     found = {name: place * _WORD for name, place in fields.items()}
-    return {**found, "vtable": words[0]}
+    return {**found, "vtable": words[0], "guard": _GUARD}
+
+
+# ``has_mutable_data_ptr_check_`` among the flags of a storage, each a byte.
+_GUARD = 0xFF << 24
 
 
 def _agree(fields: dict[str, int], tensor: torch.Tensor) -> bool:
     """Whether the fields of a tensor say of it what torch says."""
+    storage = tensor.untyped_storage()
 
     def at(name: str) -> int:
-        return _word(tensor._cdata + fields[name])
+        return _words(tensor._cdata + fields[name], 1)[0]
 
     def many(name: str) -> list[int]:
-        first = tensor._cdata + fields[name]
-        return _words(first, tensor.dim())
+        return _words(tensor._cdata + fields[name], tensor.dim())
 
-    storage = tensor.untyped_storage()
+    def in_storage(name: str) -> int:
+        return _words(storage._cdata + fields[name], 1)[0]
+
     # c10::ScalarType, then c10::Device with its index, and whether there is one.
     kind = _NUMBERS[tensor.dtype] | 0xFF << 24 | 1 << 32
+    of_torch: Any = torch._C
+    is_guarded = of_torch._is_cow_tensor(tensor)
     return (
-        _word(tensor._cdata) == fields["vtable"]
+        _words(tensor._cdata, 1) == [fields["vtable"]]
         and at("storage") == storage._cdata
-        and _word(storage._cdata + fields["data"]) == storage.data_ptr()
         and (at("autograd") != 0) == (tensor.requires_grad or tensor._is_view())
-        and at("extra") == 0
+        and (at("extra") != 0) == tensor.has_names()
         and at("dim") == tensor.dim()
         and many("sizes") == list(tensor.shape)
         and many("strides") == list(tensor.stride())
         and at("offset") == tensor.storage_offset()
         and at("kind") & 0xFF_FFFF_FFFF == kind
-        and at("keys") == _keys_of(tensor)
+        and at("keys") == of_torch._dispatch_keys(tensor).raw_repr()
+        and (in_storage("flags") & fields["guard"] != 0) == is_guarded
+        # Asked for last: where the storage is guarded, that changes it.
+        and (is_guarded or in_storage("data") == storage.data_ptr())
     )
 
 
 _NUMBERS = {torch.uint8: 0, torch.int64: 4, torch.float32: 6, torch.complex64: 9}
 
 
-def _keys_of(tensor: torch.Tensor) -> int:
-    """The dispatch keys of a tensor, a bit for each."""
-    keys: Any = torch._C._dispatch_keys(tensor)
-    return int(keys.raw_repr())
-
-
 def _words(address: int, count: int) -> list[int]:
     """So many words of memory."""
     return list((ctypes.c_uint64 * count).from_address(address))
-
-
-def _word(address: int) -> int:
-    return _words(address, 1)[0]

@@ -18,6 +18,7 @@ use super::written::Written;
 use crate::error::state;
 use crate::fed::Given;
 use crate::graph::Graph;
+use crate::raw;
 use crate::segments::Segments;
 use crate::signature::Match;
 
@@ -48,15 +49,6 @@ pub(crate) struct Entry {
 
 /// Counts what happens to the entries of all functions.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
-
-/// Counts one more; how many there were. Who counts holds the interpreter, so that nobody else does at
-/// the same time: what keeps them apart otherwise takes longer.
-#[inline]
-fn next(count: &AtomicU64) -> u64 {
-    let before = count.load(Ordering::Relaxed);
-    count.store(before + 1, Ordering::Relaxed);
-    before
-}
 
 /// What a call does.
 enum Work {
@@ -134,7 +126,7 @@ impl Entry {
             lane,
             turn,
             replays: AtomicU64::new(0),
-            last_use: AtomicU64::new(next(&CLOCK)),
+            last_use: AtomicU64::new(raw::count(&CLOCK)),
         })
     }
 
@@ -324,8 +316,8 @@ impl Entry {
                  move them before the call",
             ));
         }
-        next(&entry.replays);
-        entry.last_use.store(next(&CLOCK), Ordering::Relaxed);
+        raw::count(&entry.replays);
+        entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
     }
 }

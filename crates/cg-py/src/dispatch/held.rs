@@ -240,10 +240,7 @@ impl Held {
     /// Counts a call; how many there were before.
     #[inline]
     pub(super) fn next_call(&self) -> u64 {
-        // Who counts holds the interpreter.
-        let before = self.calls.load(Ordering::Relaxed);
-        self.calls.store(before + 1, Ordering::Relaxed);
-        before
+        raw::count(&self.calls)
     }
 
     /// Shows the garbage collector what this owns.

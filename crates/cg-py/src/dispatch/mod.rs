@@ -102,7 +102,7 @@ impl Dispatcher {
                 Ok(_) if !this.has(&entry) => {}
                 Ok(_turn) => {
                     if place > 0 {
-                        this.put_first(&entry)?;
+                        this.put_first(&entry, false)?;
                     }
                     return Entry::run(&entry, args, kwargs, &found);
                 }
@@ -123,16 +123,17 @@ impl Dispatcher {
 
     /// Adds an entry, as the one that was used last.
     fn add(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
-        self.put_first(entry)
+        self.put_first(entry, true)
     }
 
     /// Takes an entry out; whether it was there.
     fn remove(&self, entry: &Bound<'_, Entry>) -> PyResult<bool> {
-        let py = entry.py();
-        let before = self.entries.get(py).into_bound(py);
-        let kept: Vec<_> = others(&before, entry).collect();
-        let removed = kept.len() < before.len();
-        self.replace(py, PyTuple::new(py, kept)?.unbind());
+        let mut removed = false;
+        self.change(entry.py(), |before| {
+            let kept: Vec<_> = others(before, entry).collect();
+            removed = kept.len() < before.len();
+            kept
+        })?;
         Ok(removed)
     }
 
@@ -151,7 +152,7 @@ impl Dispatcher {
     }
 
     fn __clear__(&self) {
-        Python::attach(|py| self.replace(py, PyTuple::empty(py).unbind()));
+        Python::attach(|py| drop(self.entries.replace(py, PyTuple::empty(py).unbind())));
     }
 }
 
@@ -184,18 +185,31 @@ impl Dispatcher {
         entries.bind(py).iter_borrowed().any(|one| one.is(entry))
     }
 
-    fn put_first(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
-        let py = entry.py();
-        let before = self.entries.get(py).into_bound(py);
-        let first = std::iter::once(entry.clone().into_any());
-        let all: Vec<_> = first.chain(others(&before, entry)).collect();
-        self.replace(py, PyTuple::new(py, all)?.unbind());
-        Ok(())
+    /// Puts an entry before all others; if it is not `new`, only where it is still there.
+    fn put_first<'py>(&self, entry: &Bound<'py, Entry>, new: bool) -> PyResult<()> {
+        self.change(entry.py(), |before: &Bound<'py, PyTuple>| {
+            let others: Vec<_> = others(before, entry).collect();
+            let is_there = new || others.len() < before.len();
+            let first = is_there.then(|| entry.clone().into_any());
+            first.into_iter().chain(others).collect()
+        })
     }
 
-    /// To drop what was there may run any code, also some that comes back here.
-    fn replace(&self, py: Python<'_>, entries: Py<PyTuple>) {
-        drop(self.entries.replace(py, entries));
+    /// Puts what `with` makes of the entries in their place.
+    fn change<'py>(
+        &self,
+        py: Python<'py>,
+        mut with: impl FnMut(&Bound<'py, PyTuple>) -> Vec<Bound<'py, PyAny>>,
+    ) -> PyResult<()> {
+        loop {
+            let before = self.entries.get(py).into_bound(py);
+            // To make a tuple may collect garbage, whose end may come back here, and so may to drop one.
+            let after = PyTuple::new(py, with(&before))?;
+            if self.entries.get(py).is(&before) {
+                drop(self.entries.replace(py, after.unbind()));
+                return Ok(());
+            }
+        }
     }
 }
 

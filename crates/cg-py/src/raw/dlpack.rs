@@ -64,8 +64,7 @@ impl ReadTensor {
         let shape = unsafe { numbers(out.shape, ndim) };
         // SAFETY: as for `shape`; torch always writes strides, as DLPack 1.2 asks for.
         let strides = unsafe { numbers(out.strides, ndim) };
-        let (code, bits) = (u32::from(out.dtype.code), u64::from(out.dtype.bits));
-        let is_complex = code == dlpack_ffi::DLDataTypeCode::kDLComplex.0;
+        let bits = u64::from(out.dtype.bits);
         Some(with(&View {
             address: out.data as u64 + out.byte_offset,
             element_bytes: (bits * u64::from(out.dtype.lanes)).div_ceil(8),
@@ -73,7 +72,7 @@ impl ReadTensor {
             strides,
             dtype: Dtype::Dlpack(out.dtype.code, out.dtype.bits, out.dtype.lanes),
             place: Place::of(out.device.device_type, out.device.device_id),
-            lazy: Lazy::of(is_complex, shape),
+            lazy: Lazy::Unknown,
         }))
     }
 }

@@ -1,4 +1,4 @@
-//! Fields of torch's tensors, read where they lie: a fifth of the time of torch's own functions.
+//! Fields of torch's tensors, read where they lie.
 #![expect(
     unsafe_code,
     reason = "torch hands over pointers; this file says what it relies on"
@@ -6,14 +6,21 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use pyo3::PyResult;
+
+use crate::error::argument;
 
 /// Where the fields of a `c10::TensorImpl` are, in bytes.
 ///
 /// `cgraph._torch.fields` has compared each with what torch says of samples, and knows no others than
 /// the versions of torch that it was written for.
-pub(crate) struct Fields {
-    /// Of tensors that lie in memory of their own; those of other kinds have another one.
+pub(super) struct Fields {
+    /// Of torch's own class of such objects; those of sparse tensors, for example, have another one.
     vtable: u64,
+    /// The flags of storages whose memory torch must be asked for.
+    guard: u64,
     storage: usize,
     autograd: usize,
     extra: usize,
@@ -23,13 +30,14 @@ pub(crate) struct Fields {
     offset: usize,
     kind: usize,
     keys: usize,
-    /// In the storage.
+    /// In the storage, as the next one.
     data: usize,
+    flags: usize,
 }
 
 /// What all tensors of a dtype, a device and a layout have in common.
 #[derive(Debug)]
-pub(crate) struct Words {
+pub(super) struct Words {
     kind: u64,
     keys: u64,
     element_bytes: u64,
@@ -47,11 +55,24 @@ const MOST_DIMENSIONS: usize = 5;
 const KIND: u64 = 0xFF_FFFF_FFFF;
 
 impl Fields {
-    /// By their names; none if one is missing.
-    pub(super) fn find(known: &HashMap<String, usize>) -> Option<Self> {
-        let at = |name| known.get(name).copied();
-        Some(Self {
+    /// By their names; none if none are known.
+    pub(super) fn find(known: &HashMap<String, usize>) -> PyResult<Option<Self>> {
+        if known.is_empty() {
+            return Ok(None);
+        }
+        let at = |name: &str| {
+            let missing = || {
+                argument(
+                    "the fields of tensors",
+                    &format!("no {name}"),
+                    "all or none",
+                )
+            };
+            known.get(name).copied().ok_or_else(missing)
+        };
+        Ok(Some(Self {
             vtable: at("vtable")? as u64,
+            guard: at("guard")? as u64,
             storage: at("storage")?,
             autograd: at("autograd")?,
             extra: at("extra")?,
@@ -62,7 +83,8 @@ impl Fields {
             kind: at("kind")?,
             keys: at("keys")?,
             data: at("data")?,
-        })
+            flags: at("flags")?,
+        }))
     }
 
     /// What others are compared with; none for more dimensions and other kinds of tensors.
@@ -89,7 +111,7 @@ impl Fields {
     /// or 0 if its memory was taken away; none if that cannot be said in this way.
     ///
     /// # Safety
-    /// As for [`Self::words`], and nothing changes the tensor meanwhile.
+    /// As for [`Self::words`], and its storage is not exchanged meanwhile.
     #[inline]
     pub(super) unsafe fn address_if(
         &self,
@@ -117,34 +139,49 @@ impl Fields {
         if !is_same {
             return None;
         }
-        let storage = at(self.storage) as *const c_void;
-        if storage.is_null() {
-            return None;
-        }
-        // SAFETY: the word is the pointer to the storage of a tensor, which has it as long as it lives.
-        let data = unsafe { word(storage, self.data) };
+        // SAFETY: the contract is that of this function.
+        let [data, offset] = unsafe { self.place(object) }?;
+        let inside = offset.wrapping_mul(words.element_bytes);
         Some(if data == 0 {
             0
         } else {
-            data + at(self.offset) * words.element_bytes
+            data.wrapping_add(inside)
         })
     }
 
-    /// Dtype and device, memory and offset of a tensor; none for other kinds of tensors.
+    /// Dtype and device, memory and offset in elements of a tensor; none for other kinds of tensors.
     ///
     /// # Safety
-    /// As for [`Self::words`].
+    /// As for [`Self::address_if`].
     #[inline]
     pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<[u64; 3]> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
-        let storage = at(self.storage) as *const c_void;
-        if at(VTABLE) != self.vtable || storage.is_null() {
+        if at(VTABLE) != self.vtable {
             return None;
         }
-        // SAFETY: the word is the pointer to the storage of a tensor, which has it as long as it lives.
-        let data = unsafe { word(storage, self.data) };
-        Some([at(self.kind) & KIND, data, at(self.offset)])
+        // SAFETY: the contract is that of this function.
+        let [data, offset] = unsafe { self.place(object) }?;
+        Some([at(self.kind) & KIND, data, offset])
+    }
+
+    /// The memory of a tensor's storage and the offset there, in elements; none where torch must be
+    /// asked, as for memory that is shared until somebody does.
+    ///
+    /// # Safety
+    /// As for [`Self::address_if`], of an object with the known vtable.
+    #[inline]
+    unsafe fn place(&self, object: *const c_void) -> Option<[u64; 2]> {
+        // SAFETY: the contract is that of this function.
+        let at = |field| unsafe { word(object, field) };
+        let storage = at(self.storage) as *const c_void;
+        if storage.is_null() {
+            return None;
+        }
+        // SAFETY: the tensor holds this storage, which is not exchanged meanwhile.
+        let of_storage = |field| unsafe { word(storage, field) };
+        let is_free = of_storage(self.flags) & self.guard == 0;
+        is_free.then(|| [of_storage(self.data), at(self.offset)])
     }
 
     /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
@@ -163,8 +200,9 @@ impl Fields {
 #[inline]
 unsafe fn word(object: *const c_void, field: usize) -> u64 {
     // SAFETY: the field lies inside of the object, by the contract.
-    let word = unsafe { object.byte_add(field) }.cast::<u64>();
-    // SAFETY: `cgraph._torch.fields` has found a word there, at a multiple of a word. None of them is
-    // atomic, and whoever changes one holds the interpreter.
-    unsafe { word.read() }
+    let word = unsafe { object.byte_add(field) }.cast::<u64>().cast_mut();
+    // SAFETY: `cgraph._torch.fields` has found a word there, at a multiple of a word. Nothing is written
+    // through this; another thread that writes to the word, as torch may without the interpreter where
+    // a user changes the tensor that is passed here, gives the one value or the other.
+    unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Relaxed)
 }

@@ -32,8 +32,6 @@ pub(crate) struct ReadPlain {
 pub(crate) struct Kind {
     form: Form,
     words: Option<Words>,
-    /// Whether some of this kind may not have their values as their bytes.
-    may_be_lazy: bool,
 }
 
 /// Where a tensor is.
@@ -77,10 +75,11 @@ impl ReadPlain {
                 classes.push(class);
             }
         }
+        let fields = Fields::find(fields)?;
         let functions = Functions::find(functions);
         Ok(functions.map(|functions| Self {
             functions,
-            fields: Fields::find(fields),
+            fields,
             classes: classes.into_iter().map(Bound::unbind).collect(),
             offset,
             has_failed: AtomicBool::new(false),
@@ -88,13 +87,10 @@ impl ReadPlain {
     }
 
     /// The kind of a tensor; none if [`Self::look`] could not tell of such tensors.
-    pub(crate) fn kind(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        element_bytes: u64,
-        may_be_lazy: bool,
-    ) -> Option<Kind> {
-        let handle = self.handle(tensor)?;
+    pub(crate) fn kind(&self, tensor: &Bound<'_, PyAny>, element_bytes: u64) -> Option<Kind> {
+        let handle = self
+            .handle(tensor)
+            .filter(|_| self.functions.lazy.is_some())?;
         // SAFETY: the handle is the tensor's.
         let form = self.noted(unsafe { self.functions.form(handle) })??;
         // SAFETY: as above.
@@ -103,12 +99,12 @@ impl ReadPlain {
         // SAFETY: the object is the tensor's.
         let words = |fields: &Fields| unsafe { fields.words(object, form.dim, element_bytes) };
         let words = fields.and_then(words);
-        let is_known = !may_be_lazy || self.functions.lazy.is_some();
-        is_known.then_some(Kind {
-            form,
-            words,
-            may_be_lazy,
-        })
+        Some(Kind { form, words })
+    }
+
+    /// Whether fields are looked at.
+    pub(crate) fn has_fields(&self) -> bool {
+        self.fields.is_some()
     }
 
     /// Compares a tensor with a kind and with extents, which are the shape and then the strides.
@@ -120,7 +116,8 @@ impl ReadPlain {
         if let (Some(fields), Some(words)) = (&self.fields, &kind.words) {
             // SAFETY: the handle is the tensor's.
             let object = unsafe { object(handle) };
-            // SAFETY: the object is the tensor's; no Python code runs here, which might change it.
+            // SAFETY: the object is the tensor's. No Python code runs here, which might exchange its
+            // storage; who does that on another thread races with torch's own functions, too.
             if let Some(address) = unsafe { fields.address_if(object, words, extents) } {
                 // SAFETY: the object is the tensor's.
                 return Seen::At(address, unsafe { self.asks_gradient(object) });
@@ -240,8 +237,17 @@ impl ReadPlain {
         }
         let mut lazy = self.functions.lazy.iter().flatten();
         // SAFETY: the handle points at the tensor's `at::Tensor`. The functions only read it.
-        if kind.may_be_lazy && lazy.any(|is| unsafe { is(handle) }) {
+        if lazy.any(|is| unsafe { is(handle) }) {
             return Ok(None);
+        }
+        // SAFETY: as above.
+        let object = unsafe { object(handle) };
+        let fields = self.fields.as_ref();
+        // SAFETY: the object is the tensor's.
+        let spot = fields.and_then(|fields| unsafe { fields.spot(object) });
+        if spot.is_some_and(|[_, data, _]| data == 0) {
+            // torch would add the offset.
+            return Ok(Some(0));
         }
         // SAFETY: as above.
         unsafe { self.functions.address(handle) }.map(Some)
