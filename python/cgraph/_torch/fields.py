@@ -12,11 +12,10 @@ import torch
 
 __all__ = ["tensor_fields"]
 
-# The versions whose headers were read.
+# The headers of the first of these versions and of the last one, 2.11, were read.
 _FIRST, _BEYOND = (2, 8), (2, 12)
 
-# So many words of a ``c10::TensorImpl`` and of a ``c10::StorageImpl`` are looked at: both have more
-# in all these versions.
+# So many words of a ``c10::TensorImpl`` and a ``c10::StorageImpl`` are looked at: both have more.
 _WORDS_OF_TENSOR, _WORDS_OF_STORAGE = 24, 8
 _WORD = 8
 # Extents of up to so many dimensions are in the tensor itself.
