@@ -28,6 +28,7 @@ def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     for functions, given in [
         ({}, samples()),
         ({name: at for name, at in all_of.items() if "sizes" not in name}, samples()),
+        ({name: at for name, at in all_of.items() if "layout" not in name}, samples()),
         (dict.fromkeys(all_of, 0), samples()),
         (all_of, []),
         (all_of, [Plain(torch.empty(0))]),
@@ -105,6 +106,21 @@ def test_tensors_of_torch_up_to_2_11_are_read_by_their_fields() -> None:
     assert _torch.tensor_reader.__wrapped__().uses_fields is is_used
     assert reader_by_fields().uses_fields is is_used
     assert not _core.TensorReader(Tensor, None, stable_functions(), samples()).uses_fields
+
+
+@pytest.mark.skipif(not tensor_fields(), reason="the fields of this torch are not known")
+def test_where_no_function_tells_the_layout_fields_do(lab: Lab) -> None:
+    functions = {name: at for name, at in stable_functions().items() if "layout" not in name}
+    reader = _core.TensorReader(Tensor, None, functions, samples(), tensor_fields())
+    assert reader.uses_fields
+    assert not _core.TensorReader(Tensor, None, functions, samples()).uses_stable_functions
+    static, live = fresh(lab, 3, 4), fresh(lab, 3, 4)
+    assert check(reader, static, live) == ("copy", live.data_ptr())
+    assert check(reader, static, live.t().contiguous().t()) == ("torch", 0)
+    with pytest.raises(ArgumentError, match="that cannot be read"):
+        check(reader, static, live.to_sparse())
+    # Asking torch for what a sparse tensor has not would have ended this.
+    assert reader.uses_fields
 
 
 @pytest.mark.parametrize("name", [*tensor_fields()])

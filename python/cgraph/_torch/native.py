@@ -41,7 +41,6 @@ _STABLE = tuple(
         "sizes",
         "strides",
         "dtype",
-        "layout",
         "device_type",
         "device_index",
     )
@@ -49,17 +48,19 @@ _STABLE = tuple(
 
 
 def stable_functions() -> dict[str, int]:
-    """The addresses of torch's stable C functions for what a tensor is, as far as there are any.
+    """The addresses of torch's stable C functions for what a tensor is; none if one is missing.
 
+    But for that of the layout, which torch 2.8 has not: there the fields of tensors tell it.
     Those that are not stable are among them by names of ours.
     """
     stable = _addresses({name: (_CPU, name) for name in _STABLE})
+    layout = _addresses({name: (_CPU, name) for name in ("aoti_torch_get_layout",)})
     grad = _addresses({"requires_grad": (_C10, "_ZNK3c1010TensorImpl13requires_gradEv")})
     lazy = {
         name: (_CPU, f"_ZN2at6native{len(name)}{name}ERKNS_6TensorE")
         for name in ("is_conj", "is_neg")
     }
-    return {**stable, **grad, **_addresses(lazy)} if stable else {}
+    return {**stable, **layout, **grad, **_addresses(lazy)} if stable else {}
 
 
 @functools.cache

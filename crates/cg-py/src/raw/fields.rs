@@ -87,6 +87,16 @@ impl Fields {
         }))
     }
 
+    /// Whether it is torch's own kind of tensor, which has memory and strides.
+    ///
+    /// # Safety
+    /// As for [`Self::words`].
+    #[inline]
+    pub(super) unsafe fn is_strided(&self, object: *const c_void) -> bool {
+        // SAFETY: the contract is that of this function.
+        unsafe { word(object, VTABLE) == self.vtable }
+    }
+
     /// What others are compared with; none for more dimensions and other kinds of tensors.
     ///
     /// # Safety

@@ -76,7 +76,8 @@ impl ReadPlain {
             }
         }
         let fields = Fields::find(fields)?;
-        let functions = Functions::find(functions);
+        let can_tell = |one: &Functions| one.layout.is_some() || fields.is_some();
+        let functions = Functions::find(functions).filter(can_tell);
         Ok(functions.map(|functions| Self {
             functions,
             fields,
@@ -206,7 +207,15 @@ impl ReadPlain {
         // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
         // tensor of this class there; for these functions that is the address of an `at::Tensor`,
         // and all of torch's classes begin alike.
-        Some(unsafe { tensor.as_ptr().byte_add(self.offset) }.cast())
+        let handle = unsafe { tensor.as_ptr().byte_add(self.offset) }.cast();
+        let Some(fields) = &self.fields else {
+            return Some(handle);
+        };
+        // The functions complain about what has no strides.
+        // SAFETY: the handle is a tensor's.
+        let object = unsafe { object(handle) };
+        // SAFETY: the object is the tensor's.
+        unsafe { fields.is_strided(object) }.then_some(handle)
     }
 
     /// [`Self::requires_grad`] of a tensor's object.

@@ -29,7 +29,8 @@ pub(super) struct Functions {
     sizes: Get<*const i64>,
     strides: Get<*const i64>,
     dtype: Get<i32>,
-    layout: Get<i32>,
+    /// Not in every torch: without it only tensors may be asked about that are known to be strided.
+    pub(super) layout: Option<Get<i32>>,
     device_type: Get<i32>,
     device_index: Get<i32>,
     /// Private, as the next two are: not in every torch.
@@ -63,7 +64,7 @@ impl Functions {
             sizes: function(known, "aoti_torch_get_sizes")?,
             strides: function(known, "aoti_torch_get_strides")?,
             dtype: function(known, "aoti_torch_get_dtype")?,
-            layout: function(known, "aoti_torch_get_layout")?,
+            layout: function(known, "aoti_torch_get_layout"),
             device_type: function(known, "aoti_torch_get_device_type")?,
             device_index: function(known, "aoti_torch_get_device_index")?,
             requires_grad: is("requires_grad"),
@@ -77,9 +78,11 @@ impl Functions {
     /// The handle is a tensor's.
     #[inline]
     pub(super) unsafe fn form(&self, handle: *mut c_void) -> Answer<Option<Form>> {
-        // SAFETY: the handle is a tensor's, by the contract; so for all that is asked here.
-        if unsafe { ask(self.layout, handle) }? != STRIDED {
-            return Ok(None);
+        if let Some(layout) = self.layout {
+            // SAFETY: the handle is a tensor's, by the contract; so for all that is asked here.
+            if unsafe { ask(layout, handle) }? != STRIDED {
+                return Ok(None);
+            }
         }
         // SAFETY: as above.
         let device_type = unsafe { ask(self.device_type, handle) }?;
