@@ -306,6 +306,8 @@ class Call:
         Args:
             writes: The ends of each piece, in order, of which no two overlap.
         """
+        if not writes:
+            return None
         for name, tensor in zip(self.names, self.tensors, strict=True):
             if _torch.memory_of(tensor) is None:
                 continue

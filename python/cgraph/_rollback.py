@@ -209,6 +209,8 @@ class Rollback:
         Args:
             but: Tensors whose memory is left out.
         """
+        if not self._watch.captured:
+            return []
         memories = [memory for memory in map(_torch.memory_of, but) if memory is not None]
         return self._watch.captured_writes({_torch.storage_id(memory) for memory in memories})
 

@@ -56,7 +56,7 @@ pub(crate) struct Storage {
     at_rest: AtomicI64,
     /// Those of all outputs that lie in it, also of other entries: their rows overlap.
     lents: Mutex<Vec<Arc<Lent>>>,
-    /// How many these are.
+    /// How many these are: calls of most graphs need no lock to know that there are no others.
     count: AtomicUsize,
 }
 

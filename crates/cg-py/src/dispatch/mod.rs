@@ -102,7 +102,7 @@ impl Dispatcher {
                 Ok(_) if !this.has(&entry) => {}
                 Ok(_turn) => {
                     if place > 0 {
-                        this.put_first(&entry, false)?;
+                        this.put_first(&entry)?;
                     }
                     return Entry::run(&entry, args, kwargs, &found);
                 }
@@ -123,7 +123,7 @@ impl Dispatcher {
 
     /// Adds an entry, as the one that was used last.
     fn add(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
-        self.put_first(entry, true)
+        self.change(entry.py(), |before| first(entry, before))
     }
 
     /// Takes an entry out; whether it was there.
@@ -185,13 +185,15 @@ impl Dispatcher {
         entries.bind(py).iter_borrowed().any(|one| one.is(entry))
     }
 
-    /// Puts an entry before all others; if it is not `new`, only where it is still there.
-    fn put_first<'py>(&self, entry: &Bound<'py, Entry>, new: bool) -> PyResult<()> {
-        self.change(entry.py(), |before: &Bound<'py, PyTuple>| {
-            let others: Vec<_> = others(before, entry).collect();
-            let is_there = new || others.len() < before.len();
-            let first = is_there.then(|| entry.clone().into_any());
-            first.into_iter().chain(others).collect()
+    /// Puts an entry before all others, where it is still among them.
+    fn put_first(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
+        self.change(entry.py(), |before| {
+            let is_there = before.iter_borrowed().any(|one| one.is(entry));
+            if is_there {
+                first(entry, before)
+            } else {
+                before.iter().collect()
+            }
         })
     }
 
@@ -211,6 +213,12 @@ impl Dispatcher {
             }
         }
     }
+}
+
+/// An entry, and then the others.
+fn first<'py>(entry: &Bound<'py, Entry>, before: &Bound<'py, PyTuple>) -> Vec<Bound<'py, PyAny>> {
+    let entry_first = std::iter::once(entry.clone().into_any());
+    entry_first.chain(others(before, entry)).collect()
 }
 
 /// The entries but for one.

@@ -27,6 +27,8 @@ pub(super) struct Fields {
     dim: usize,
     sizes: usize,
     strides: usize,
+    /// More sizes, and strides, lie elsewhere.
+    most_dimensions: usize,
     offset: usize,
     kind: usize,
     keys: usize,
@@ -48,9 +50,6 @@ const VTABLE: usize = 0;
 
 const WORD: usize = size_of::<u64>();
 
-/// More sizes, and strides, lie elsewhere.
-const MOST_DIMENSIONS: usize = 5;
-
 /// The bits for dtype and device: the others are flags that follow from the extents, or do not matter.
 const KIND: u64 = 0xFF_FFFF_FFFF;
 
@@ -70,6 +69,7 @@ impl Fields {
             };
             known.get(name).copied().ok_or_else(missing)
         };
+        let (sizes, strides) = (at("sizes")?, at("strides")?);
         Ok(Some(Self {
             vtable: at("vtable")? as u64,
             guard: at("guard")? as u64,
@@ -77,8 +77,9 @@ impl Fields {
             autograd: at("autograd")?,
             extra: at("extra")?,
             dim: at("dim")?,
-            sizes: at("sizes")?,
-            strides: at("strides")?,
+            sizes,
+            strides,
+            most_dimensions: strides.saturating_sub(sizes) / WORD,
             offset: at("offset")?,
             kind: at("kind")?,
             keys: at("keys")?,
@@ -90,17 +91,17 @@ impl Fields {
     /// Whether it is torch's own kind of tensor, which has memory and strides.
     ///
     /// # Safety
-    /// As for [`Self::words`].
+    /// The object is the `c10::TensorImpl` of a tensor that is alive.
     #[inline]
     pub(super) unsafe fn is_strided(&self, object: *const c_void) -> bool {
         // SAFETY: the contract is that of this function.
         unsafe { word(object, VTABLE) == self.vtable }
     }
 
-    /// What others are compared with; none for more dimensions and other kinds of tensors.
+    /// What others are compared with; none for more dimensions, and for names or symbolic sizes.
     ///
     /// # Safety
-    /// The object is the `c10::TensorImpl` of a tensor that is alive.
+    /// The object is the `c10::TensorImpl` of a tensor that is alive and [strided](Self::is_strided).
     pub(super) unsafe fn words(
         &self,
         object: *const c_void,
@@ -109,7 +110,7 @@ impl Fields {
     ) -> Option<Words> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
-        let is_plain = at(VTABLE) == self.vtable && at(self.extra) == 0 && dim <= MOST_DIMENSIONS;
+        let is_plain = at(self.extra) == 0 && dim <= self.most_dimensions;
         is_plain.then(|| Words {
             kind: at(self.kind) & KIND,
             keys: at(self.keys),
@@ -133,8 +134,7 @@ impl Fields {
         let at = |field| unsafe { word(object, field) };
         // It has neither names nor symbolic sizes, and the dispatch keys say what else it is not: sparse,
         // nested, quantized, a conjugate or a negative, of a subclass or a transform.
-        let is_like = at(VTABLE) == self.vtable
-            && at(self.extra) == 0
+        let is_like = at(self.extra) == 0
             && at(self.keys) == words.keys
             && at(self.kind) & KIND == words.kind;
         let (shape, strides) = extents.split_at(extents.len() / 2);
@@ -159,27 +159,24 @@ impl Fields {
         })
     }
 
-    /// Dtype and device, memory and offset in elements of a tensor; none for other kinds of tensors.
+    /// Dtype and device, memory and offset in elements of a tensor; none where torch must be asked.
     ///
     /// # Safety
     /// As for [`Self::address_if`].
     #[inline]
     pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<[u64; 3]> {
         // SAFETY: the contract is that of this function.
-        let at = |field| unsafe { word(object, field) };
-        if at(VTABLE) != self.vtable {
-            return None;
-        }
+        let kind = unsafe { word(object, self.kind) } & KIND;
         // SAFETY: the contract is that of this function.
         let [data, offset] = unsafe { self.place(object) }?;
-        Some([at(self.kind) & KIND, data, offset])
+        Some([kind, data, offset])
     }
 
     /// The memory of a tensor's storage and the offset there, in elements; none where torch must be
     /// asked, as for memory that is shared until somebody does.
     ///
     /// # Safety
-    /// As for [`Self::address_if`], of an object with the known vtable.
+    /// As for [`Self::address_if`].
     #[inline]
     unsafe fn place(&self, object: *const c_void) -> Option<[u64; 2]> {
         // SAFETY: the contract is that of this function.

@@ -97,7 +97,7 @@ impl ReadPlain {
         // SAFETY: as above.
         let object = unsafe { object(handle) };
         let fields = self.fields.as_ref();
-        // SAFETY: the object is the tensor's.
+        // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields.
         let words = |fields: &Fields| unsafe { fields.words(object, form.dim, element_bytes) };
         let words = fields.and_then(words);
         Some(Kind { form, words })
@@ -117,8 +117,9 @@ impl ReadPlain {
         if let (Some(fields), Some(words)) = (&self.fields, &kind.words) {
             // SAFETY: the handle is the tensor's.
             let object = unsafe { object(handle) };
-            // SAFETY: the object is the tensor's. No Python code runs here, which might exchange its
-            // storage; who does that on another thread races with torch's own functions, too.
+            // SAFETY: the object is the tensor's, and strided, as `handle` has seen. No Python code runs
+            // here, which might exchange its storage; who does that on another thread races with
+            // torch's own functions, too.
             if let Some(address) = unsafe { fields.address_if(object, words, extents) } {
                 // SAFETY: the object is the tensor's.
                 return Seen::At(address, unsafe { self.asks_gradient(object) });
@@ -153,7 +154,7 @@ impl ReadPlain {
         let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
-        // SAFETY: the object is the tensor's.
+        // SAFETY: the object is the tensor's, and strided; as in `look`.
         unsafe { fields.spot(object) }
     }
 
@@ -195,7 +196,7 @@ impl ReadPlain {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// What the functions take for a tensor of a known class.
+    /// What the functions take for a tensor of a known class; it is strided where fields are known.
     #[inline]
     fn handle(&self, tensor: &Bound<'_, PyAny>) -> Option<*mut c_void> {
         let class = tensor.get_type_ptr();
@@ -252,7 +253,7 @@ impl ReadPlain {
         // SAFETY: as above.
         let object = unsafe { object(handle) };
         let fields = self.fields.as_ref();
-        // SAFETY: the object is the tensor's.
+        // SAFETY: the object is the tensor's, and strided; as in `look`.
         let spot = fields.and_then(|fields| unsafe { fields.spot(object) });
         if spot.is_some_and(|[_, data, _]| data == 0) {
             // torch would add the offset.
