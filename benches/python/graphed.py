@@ -58,22 +58,29 @@ def calls(count: int) -> list[str]:
 
 
 def served(model: Decode, graphed: Any, tokens: torch.Tensor, place: torch.Tensor) -> list[str]:
-    """Host µs of a call: torch's copies and replay, a captured size, and one padded to it."""
+    """Host µs of calls of a size and padded to it, by torch's copies and replay, and by ours."""
     exact, less, static = tokens[:256], tokens[:250], tokens[:256].clone()
     graphed(less, place)
     graph = torch.cuda.CUDAGraph()
     where = place.clone()
     with torch.cuda.graph(graph):
-        model(static, where)
+        result = model(static, where)
 
-    def by_torch() -> None:
+    def by_torch() -> torch.Tensor:
         static.copy_(exact)
         where.copy_(place)
         graph.replay()
+        return result
 
-    return in_text(
-        host_us([by_torch, lambda: graphed(exact, place), lambda: graphed(less, place)], 5)
-    )
+    def padded_by_torch() -> torch.Tensor:
+        static[:250].copy_(less)
+        static[250:].zero_()
+        where.copy_(place)
+        graph.replay()
+        return result[:250]
+
+    ours = [lambda: graphed(exact, place), lambda: graphed(less, place)]
+    return in_text(host_us([by_torch, padded_by_torch, *ours], 5))
 
 
 def settle() -> float:
@@ -115,7 +122,8 @@ def ladder(
             between = max(between, difference(got, right))
             del got
         found = served(model, graphed, tokens, place)
-        head = ["torch, 256 rows: µs", "cgraph, 256 rows: µs", "cgraph, 250 padded: µs"]
+        rows = "256 rows", "250 padded"
+        head = [f"{library}, {one}: µs" for library in ("torch", "cgraph") for one in rows]
         publish("A call of the decode model", head, [found], markdown)
     memory = report.memory_bytes / (1 << 20)
     return [theirs * 1e3, ours * 1e3, ours / theirs, memory, error, between]

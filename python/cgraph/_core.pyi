@@ -349,6 +349,20 @@ class Inputs:
         It is the tensor's own where nothing is to be copied, or where torch has just copied.
         """
 
+@final
+class PaddedGraph:
+    """Replays of a graph whose tensors have fewer rows than its static inputs."""
+
+    def __new__(
+        cls,
+        graph: Graph,
+        inputs: Inputs,
+        rows: tuple[int, int],
+        fill: str,
+        has_rows: Sequence[bool],
+        otherwise: Callable[[tuple[Any, ...]], object],
+    ) -> Self: ...
+
 @disjoint_base
 class Segments:
     """Graphs, and what runs eagerly between them; behind :class:`cgraph.SegmentedGraph`."""

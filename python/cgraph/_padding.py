@@ -8,12 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
+from cgraph import _core
 from cgraph._leaving import Leaving
 from cgraph._noise import Noise, is_near, same_rows
 from cgraph._options import Pad
 from cgraph._recorded import Recorded
 from cgraph._rows import Fit
 from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
 
 __all__ = [
@@ -71,6 +73,7 @@ class Padded:
     """
 
     def __init__(self, recorded: Recorded, found: Fit, pad: Pad, leaving: Leaving) -> None:
+        self._recorded = recorded
         self._replay = recorded.graph.replay
         if recorded.debugged is not None:
             self._replay = functools.partial(recorded.debugged, tuple(recorded.statics))
@@ -96,6 +99,25 @@ class Padded:
         self._fill(tensors)
         self._replay()
         self._leaving.leave(tensors, self._heads)
+
+    def native(self) -> tuple[_core.PaddedGraph, list[torch.Tensor]] | None:
+        """What does the same in one step, and what its tensors are like; None if nothing can.
+
+        The root node of a graph copies first rows and pads, where they lie side by side.
+        """
+        recorded, fill = self._recorded, self._pad
+        graph, inputs = recorded.graph, recorded.inputs
+        if callable(fill) or recorded.debugged is not None or recorded.leaves_more:
+            return None
+        if not isinstance(graph, CUDAGraph) or inputs is None:
+            return None
+        statics = zip(self._statics, self._dims, strict=True)
+        if any(dim not in (0, None) or not static.is_contiguous() for static, dim in statics):
+            return None
+        has_rows = [dim is not None for dim in self._dims]
+        of = self._statics[has_rows.index(True)].shape[0]
+        rows = self._rows, of
+        return _core.PaddedGraph(graph, inputs, rows, fill, has_rows, self), self._heads
 
     def _fill(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy and pad, in as few launches as may be."""

@@ -113,6 +113,12 @@ class Recorded:
         return self.graph
 
     @property
+    def inputs(self) -> _core.Inputs | None:
+        """The root nodes that copy to the static tensors; None on the simulator and with breaks."""
+        captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
+        return None if captured is None else captured.inputs
+
+    @property
     def footprint(self) -> Footprint | None:
         """What the capture did to its pool; None with breaks."""
         captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None

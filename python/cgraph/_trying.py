@@ -171,14 +171,17 @@ class Padding:
         gradients = Gradients([]) if recorded.debugged else recorded.gradients
         like_call = call.replaced(like)
         leaving = Leaving(recorded, function, like_call, outputs, outside, gradients)
-        padded = Padded(recorded, found, self._options.pad, leaving)
+        work: Any = Padded(recorded, found, self._options.pad, leaving)
+        lane = self._capturing.places.lane()
+        if lane is not None and (native := work.native()) is not None:
+            work, like = native
         return _core.Entry(
             *call.patterns([_torch.signature(one) for one in like]),
             is_in_order=call.is_in_order,
             modes=call.mode,
             flags=surroundings.flags,
             fixed=surroundings.fixed,
-            work=padded,
+            work=work,
             outputs=returned(
                 recorded,
                 outputs(),
@@ -186,7 +189,7 @@ class Padding:
                 copies=self._options.outputs == "clone",
                 held=self._capturing.holding,
             ),
-            lane=self._capturing.places.lane(),
+            lane=lane,
             turn=surroundings.turn,
             written=recorded.writes,
             has_breaks=bool(recorded.breaks),

@@ -33,7 +33,7 @@ pub use driver::spec::{Condition, Dim3, EdgeKind, NodeDetail, NodeIds};
 pub use driver::{CaptureMode, InstantiateFlags, begin_exit};
 pub use error::{Error, Result};
 pub use exec::Exec;
-pub use inputs::{Feed, Inputs};
+pub use inputs::{Feed, Fill, Inputs, Padding};
 pub use memory::Memory;
 pub use pool::{Checkpoint, FreeList, Keep, Pool, PoolBuilder, PoolStats, SegmentStats};
 pub use ranges::Ranges;

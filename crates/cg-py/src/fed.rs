@@ -1,6 +1,6 @@
 //! `Fed`: what a replay copies into the graph's memory and stores there, before its own work.
 
-use cg_core::{Address, Exec};
+use cg_core::{Address, Exec, Padding};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -21,6 +21,8 @@ pub(crate) enum Given<'a, 'py> {
     Tensors(&'a Bound<'py, PyTuple>),
     /// The same, known to fit.
     Found(&'a [Found<'a, 'py>]),
+    /// The same with the first rows of some, and what becomes of the others.
+    Padded(&'a [Found<'a, 'py>], &'a Padding),
 }
 
 /// The root nodes of a graph, and the random state that they hand to its kernels.
@@ -83,7 +85,9 @@ impl Fed {
         match given {
             Given::Nothing => inputs.rest(&mut scratch.sources),
             Given::Tensors(tensors) => inputs.collect(tensors, &mut scratch.sources)?,
-            Given::Found(found) => inputs.collect_found(found, &mut scratch.sources)?,
+            Given::Found(found) | Given::Padded(found, _) => {
+                inputs.collect_found(found, &mut scratch.sources)?;
+            }
         }
         if let Some(step) = random_step {
             step.call0(py)?;
@@ -93,8 +97,16 @@ impl Fed {
             return Err(error);
         }
         let (sources, values) = (&scratch.sources, &scratch.values);
+        let padding = match given {
+            Given::Padded(_, padding) => Some(padding),
+            Given::Nothing | Given::Tensors(_) | Given::Found(_) => None,
+        };
         let launched = enter(py, || {
             let feed = raw::feed(inputs.core(), sources, values)?;
+            let feed = match padding {
+                Some(padding) => feed.padded(padding)?,
+                None => feed,
+            };
             exec.replay_with_on(
                 &feed,
                 |last| last.handle().0 == stream,

@@ -150,6 +150,16 @@ impl Inputs {
         }
         Ok(())
     }
+
+    /// Whether no tensor, each of which is known to fit, has to be copied by torch.
+    #[inline]
+    pub(crate) fn can_copy(&self, found: &[Found<'_, '_>]) -> bool {
+        found.iter().enumerate().all(|(index, one)| match one.fit {
+            Match::Same => true,
+            Match::Copy(address) => self.is_safe(index, address),
+            Match::Torch => false,
+        })
+    }
 }
 
 impl Inputs {

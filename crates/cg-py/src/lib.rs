@@ -12,6 +12,7 @@ mod fed;
 mod graph;
 mod hook;
 mod inputs;
+mod padded;
 mod pool;
 mod raw;
 mod replay;
@@ -44,6 +45,8 @@ mod _core {
     use super::hook::{HookHandle, register_for_all};
     #[pymodule_export]
     use super::inputs::Inputs;
+    #[pymodule_export]
+    use super::padded::PaddedGraph;
     #[pymodule_export]
     use super::pool::{Block, Pool};
     #[pymodule_export]

@@ -84,7 +84,8 @@ pub(crate) fn feed<'a>(
     sources: &'a [Address],
     values: &'a [u64],
 ) -> Result<Feed<'a>> {
-    // SAFETY: the sources are the memory of tensors that the caller holds during the call. As for
+    // SAFETY: the sources are the memory of tensors that the caller holds during the call, each of the
+    // slot's bytes, or of the rows that the caller gives the feed padding for. As for
     // any work that torch enqueues, whoever frees the memory of a tensor does so in the order of the
     // stream that used it. Each is the slot's own address, or one that `crate::inputs::Inputs` has
     // found not to conflict, and the destinations of inputs never change.

@@ -60,7 +60,9 @@ impl Bound {
             for (i, source) in sources.iter().enumerate() {
                 if node.parameter.source(i) != *source {
                     if !feed.is_checked {
-                        shared.check_source(part.copies.start + i, *source)?;
+                        let slot = part.copies.start + i;
+                        let bytes = feed.bytes(slot, shared.slots[slot].1);
+                        shared.check_source(slot, *source, bytes)?;
                     }
                     node.parameter.set_source(i, *source);
                     node.is_set = false;
@@ -68,6 +70,10 @@ impl Bound {
             }
             let values = &feed.values[part.stores.clone()];
             let mut changes = node.parameter.set_stores(values.len());
+            changes |= match feed.padding {
+                Some(padding) => node.parameter.pad(padding, part.copies.clone()),
+                None => node.parameter.pad_nothing(),
+            };
             for (i, value) in values.iter().enumerate() {
                 changes |= node.parameter.set_value(i, *value);
             }
@@ -139,10 +145,10 @@ impl Bound {
 }
 
 impl Shared {
-    /// Fails if a slot cannot be copied from there.
+    /// Fails if a slot cannot be copied from so many bytes there.
     #[inline]
-    fn check_source(&self, slot: usize, source: Address) -> Result<()> {
-        let (own, bytes) = self.slots[slot];
+    fn check_source(&self, slot: usize, source: Address, bytes: u64) -> Result<()> {
+        let (own, _) = self.slots[slot];
         if source == own || !self.destinations.overlap(source, bytes) {
             return Ok(());
         }

@@ -7,19 +7,28 @@
 
 typedef unsigned long long u64;
 
+// What is written to the rows of a destination that its source does not have.
+enum Fill : unsigned char { NOTHING, ZEROS, LAST_ROW };
+
 template <unsigned BYTES> struct Parameter {
-    unsigned copies;
-    unsigned stores;
+    unsigned char copies;
+    unsigned char stores;
+    Fill fill;
+    unsigned char unused;
     // The blocks of all copies. The one behind them stores.
     unsigned copy_blocks;
-    unsigned unused;
-    // First the copies, in the order of their blocks: destination, source, and bytes and first block
-    // in one. Then the stores: destination and value.
+    // How many rows a source has, of as many as a destination has, where copies have rows.
+    unsigned rows;
+    unsigned of;
+    // First the copies, in the order of their blocks: destination, source, and bytes, first block and
+    // whether it has rows in one. Then the stores: destination and value.
     u64 words[BYTES / sizeof(u64) - 2];
 };
 
 // How many bits of a copy's third word are its first block.
 constexpr unsigned BLOCK_BITS = 20;
+// Whether it has rows, in the same word.
+constexpr u64 HAS_ROWS = 1ull << 63;
 
 template <unsigned BYTES>
 __device__ __forceinline__ unsigned first_block(const Parameter<BYTES> &p, unsigned copy) {
@@ -42,6 +51,48 @@ __device__ __forceinline__ void copy_as(u64 dst, u64 src, u64 bytes, u64 thread,
     }
 }
 
+// The copy of a whole destination, or of the first rows.
+__device__ __forceinline__ void copy(u64 dst, u64 src, u64 bytes, u64 thread, u64 threads) {
+    u64 alignment = dst | src;
+    if (alignment % 16 == 0) {
+        copy_as<uint4>(dst, src, bytes, thread, threads);
+    } else if (alignment % 4 == 0) {
+        copy_as<unsigned>(dst, src, bytes, thread, threads);
+    } else {
+        copy_as<unsigned char>(dst, src, bytes, thread, threads);
+    }
+}
+
+// Writes this row again and again, or zeros if there is none.
+template <typename T>
+__device__ __forceinline__ void pad_as(u64 dst, u64 row, u64 row_bytes, u64 bytes, u64 thread,
+                                       u64 threads) {
+    T *to = reinterpret_cast<T *>(dst);
+    const T *from = reinterpret_cast<const T *>(row);
+    u64 count = bytes / sizeof(T);
+    u64 period = row_bytes / sizeof(T);
+    for (u64 i = thread; i < count; i += threads) {
+        to[i] = from ? from[i % period] : T{};
+    }
+    // What is left is shorter than one element. Rows are whole elements.
+    u64 rest = count * sizeof(T) + thread;
+    if (rest < bytes) {
+        reinterpret_cast<char *>(dst)[rest] = 0;
+    }
+}
+
+__device__ __forceinline__ void pad(u64 dst, u64 row, u64 row_bytes, u64 bytes, u64 thread,
+                                    u64 threads) {
+    u64 alignment = dst | (row ? row | row_bytes : 0);
+    if (alignment % 16 == 0) {
+        pad_as<uint4>(dst, row, row_bytes, bytes, thread, threads);
+    } else if (alignment % 4 == 0) {
+        pad_as<unsigned>(dst, row, row_bytes, bytes, thread, threads);
+    } else {
+        pad_as<unsigned char>(dst, row, row_bytes, bytes, thread, threads);
+    }
+}
+
 template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BYTES> &p) {
     if (blockIdx.x >= p.copy_blocks) {
         for (unsigned i = threadIdx.x; i < p.stores; i += blockDim.x) {
@@ -60,8 +111,9 @@ template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BY
             high = middle;
         }
     }
-    u64 dst = p.words[3 * low], src = p.words[3 * low + 1], bytes = p.words[3 * low + 2] >> BLOCK_BITS;
-    if (dst == src) {
+    u64 dst = p.words[3 * low], src = p.words[3 * low + 1], extent = p.words[3 * low + 2];
+    bool has_rows = p.fill != NOTHING && (extent & HAS_ROWS);
+    if (dst == src && !has_rows) {
         return;
     }
     // Copies without blocks behind this one begin where it ends.
@@ -69,13 +121,15 @@ template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BY
     unsigned end = low + 1 < p.copies ? first_block(p, low + 1) : p.copy_blocks;
     u64 thread = static_cast<u64>(blockIdx.x - first) * blockDim.x + threadIdx.x;
     u64 threads = static_cast<u64>(end - first) * blockDim.x;
-    u64 alignment = dst | src;
-    if (alignment % 16 == 0) {
-        copy_as<uint4>(dst, src, bytes, thread, threads);
-    } else if (alignment % 4 == 0) {
-        copy_as<unsigned>(dst, src, bytes, thread, threads);
-    } else {
-        copy_as<unsigned char>(dst, src, bytes, thread, threads);
+    u64 bytes = (extent & ~HAS_ROWS) >> BLOCK_BITS;
+    u64 row = has_rows ? bytes / p.of : 0;
+    u64 head = has_rows ? row * p.rows : bytes;
+    if (dst != src) {
+        copy(dst, src, head, thread, threads);
+    }
+    if (head < bytes) {
+        u64 last = p.fill == LAST_ROW ? src + head - row : 0;
+        pad(dst + head, last, row, bytes - head, thread, threads);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use super::padding::{Fill, Padding};
 use crate::driver::handle::Address;
 
 /// Name of a kernel and size of its parameter.
@@ -34,18 +35,25 @@ const COPY_WORDS: usize = 3;
 const STORE_WORDS: usize = 2;
 /// How many words one node can have.
 const MOST_WORDS: usize = KERNELS[KERNELS.len() - 1].words();
-/// How many bits of a copy's third word are its first block; the others are its bytes.
+/// How many bits of a copy's third word are its first block; the others are its bytes, but for the top
+/// one.
 const BLOCK_BITS: u32 = 20;
+/// Whether the copy has rows, in the same word.
+const HAS_ROWS: u64 = 1 << 63;
 
 /// What one block copies at most, as long as there are blocks left.
 const TILE: u64 = 8 << 10;
 /// Blocks of one copy at most: more would not run at once.
 const MOST_BLOCKS: u64 = 1024;
 
-// Where the header has what.
+// Where the header has what: a byte each, and then four.
 const COPIES: usize = 0;
-const STORES: usize = 4;
-const COPY_BLOCKS: usize = 8;
+const STORES: usize = 1;
+/// What [`Fill`] the rows need that sources do not have; 0 if these have all.
+const FILL: usize = 2;
+const COPY_BLOCKS: usize = 4;
+const ROWS: usize = 8;
+const OF: usize = 12;
 
 impl Kernel {
     const fn new(name: &'static str, bytes: usize) -> Self {
@@ -79,12 +87,13 @@ pub(super) struct Copy {
     pub(super) dst: u64,
     pub(super) src: u64,
     pub(super) bytes: u64,
+    pub(super) has_rows: bool,
     pub(super) first_block: u32,
     pub(super) blocks: u32,
 }
 
-/// The parameter of one launch. Only sources, values and whether it stores ever change: a launch
-/// with another grid would make later replays slower.
+/// The parameter of one launch. Only sources, values, padding and whether it stores ever change: a
+/// launch with another grid would make later replays slower.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Parameter {
     bytes: Box<[u8]>,
@@ -95,7 +104,7 @@ impl Parameter {
     /// that has room.
     ///
     /// # Panics
-    /// If none has, or for a copy of 16 TiB.
+    /// If none has, or for a copy of 8 TiB.
     pub(super) fn new(copies: &[(Address, u64)], stores: &[Address]) -> Self {
         let words = COPY_WORDS * copies.len() + STORE_WORDS * stores.len();
         let kernel = KERNELS.iter().find(|kernel| words <= kernel.words());
@@ -105,14 +114,14 @@ impl Parameter {
         };
         let mut next_block = 0;
         for (i, (dst, bytes)) in copies.iter().enumerate() {
-            assert!(bytes.leading_zeros() >= BLOCK_BITS, "{bytes} bytes");
+            assert!(bytes.leading_zeros() > BLOCK_BITS, "{bytes} bytes");
             let at = copy_at(i);
             new.set_u64(at, dst.0);
             new.set_u64(at + WORD, dst.0);
             new.set_u64(at + 2 * WORD, bytes << BLOCK_BITS | u64::from(next_block));
             next_block += blocks_of(*bytes);
         }
-        new.set_u32(COPIES, count(copies.len()));
+        new.bytes[COPIES] = count(copies.len());
         new.set_u32(COPY_BLOCKS, next_block);
         for (i, address) in stores.iter().enumerate() {
             new.set_u64(store_at(copies.len(), i), address.0);
@@ -152,9 +161,43 @@ impl Parameter {
     /// Whether the stores happen.
     #[inline]
     pub(super) fn set_stores(&mut self, stores: usize) -> bool {
-        let changes = self.u32(STORES) != count(stores);
-        self.set_u32(STORES, count(stores));
+        let stores = count(stores);
+        std::mem::replace(&mut self.bytes[STORES], stores) != stores
+    }
+
+    /// Lets all sources have all rows; whether some had fewer.
+    #[inline]
+    pub(super) fn pad_nothing(&mut self) -> bool {
+        std::mem::replace(&mut self.bytes[FILL], 0) != 0
+    }
+
+    /// Lets the sources of these slots, which are those of the copies, have fewer rows; whether that
+    /// is a change.
+    pub(super) fn pad(&mut self, padding: &Padding, slots: Range<usize>) -> bool {
+        let fill = fill_number(padding.fill);
+        let mut changes = std::mem::replace(&mut self.bytes[FILL], fill) != fill;
+        for (at, number) in [(ROWS, padding.rows), (OF, padding.of)] {
+            changes |= self.u32(at) != number;
+            self.set_u32(at, number);
+        }
+        for (i, has_rows) in padding.slots(slots).iter().enumerate() {
+            let at = copy_at(i) + 2 * WORD;
+            let before = self.u64(at);
+            let now = before & !HAS_ROWS | if *has_rows { HAS_ROWS } else { 0 };
+            changes |= before != now;
+            self.set_u64(at, now);
+        }
         changes
+    }
+
+    /// What the rows are filled with that sources do not have, how many rows these have, and of how
+    /// many; none if they have all.
+    pub(super) fn padding(&self) -> Option<(Fill, u32, u32)> {
+        let fills = [Fill::Zeros, Fill::LastRow].into_iter();
+        let fill = fills
+            .into_iter()
+            .find(|fill| fill_number(*fill) == self.bytes[FILL])?;
+        Some((fill, self.u32(ROWS), self.u32(OF)))
     }
 
     /// Where the `i`-th copy reads.
@@ -195,7 +238,8 @@ impl Parameter {
             Copy {
                 dst: self.u64(copy_at(i)),
                 src: self.source(i).0,
-                bytes: extent(i) >> BLOCK_BITS,
+                bytes: (extent(i) & !HAS_ROWS) >> BLOCK_BITS,
+                has_rows: extent(i) & HAS_ROWS != 0,
                 first_block: first_block(i),
                 blocks: end - first_block(i),
             }
@@ -209,12 +253,12 @@ impl Parameter {
             let at = store_at(self.copies(), i);
             (Address(self.u64(at)), self.u64(at + WORD))
         };
-        (0..self.u32(STORES) as usize).map(store).collect()
+        (0..usize::from(self.bytes[STORES])).map(store).collect()
     }
 
     #[inline]
     fn copies(&self) -> usize {
-        self.u32(COPIES) as usize
+        usize::from(self.bytes[COPIES])
     }
 
     #[inline]
@@ -259,8 +303,16 @@ fn blocks_of(bytes: u64) -> u32 {
 }
 
 #[inline]
-fn count(entries: usize) -> u32 {
-    u32::try_from(entries).expect("no more entries than words")
+fn count(entries: usize) -> u8 {
+    u8::try_from(entries).expect("no more entries than a node has room for")
+}
+
+/// As the kernel knows it.
+fn fill_number(fill: Fill) -> u8 {
+    match fill {
+        Fill::Zeros => 1,
+        Fill::LastRow => 2,
+    }
 }
 
 #[cfg(test)]

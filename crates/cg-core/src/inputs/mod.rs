@@ -3,6 +3,7 @@
 
 mod bound;
 mod layout;
+mod padding;
 mod simulate;
 
 use std::fmt;
@@ -23,12 +24,14 @@ use crate::work::{Function, Module};
 
 pub(crate) use bound::Bound;
 use layout::{KERNELS, PTX, Parameter, THREADS};
+pub use padding::{Fill, Padding};
 pub(crate) use simulate::register;
 
 /// Nodes at the root of a template that copy what a replay is given into the template's memory.
 ///
-/// [`Inputs::feed`] and [`crate::Exec::replay_with`] say what a replay copies and stores. Any other
-/// replay copies and stores nothing. It keeps its template alive, since an exec's node is changed
+/// [`Inputs::feed`] and [`crate::Exec::replay_with`] say what a replay copies and stores, and
+/// [`Inputs::padding`] what becomes of rows that a source does not have. Any other replay copies and
+/// stores nothing. It keeps its template alive, since an exec's node is changed
 /// through the template's; so does an exec that was fed once.
 ///
 /// ```
@@ -63,6 +66,8 @@ pub struct Feed<'a> {
     inputs: &'a Inputs,
     sources: &'a [Address],
     values: &'a [u64],
+    /// Which sources have fewer rows than their slots.
+    padding: Option<&'a Padding>,
     /// Whether the caller has seen that no source conflicts.
     is_checked: bool,
 }
@@ -235,6 +240,7 @@ impl Inputs {
             inputs: self,
             sources,
             values,
+            padding: None,
             is_checked,
         })
     }

@@ -1,6 +1,7 @@
 //! What the kernels do, for the simulator.
 
-use super::layout::{KERNELS, Parameter};
+use super::layout::{Copy, KERNELS, Parameter};
+use super::padding::Fill;
 use crate::driver::handle::Address;
 use crate::driver::sim::{KernelCall, Sim};
 
@@ -20,20 +21,36 @@ fn simulate(call: &KernelCall<'_>) {
     let parameter = Parameter::from_bytes(call.arg(0));
     let copies = parameter.all_copies();
     let copies: Vec<_> = copies.iter().filter(|c| c.bytes > 0).collect();
-    for copy in copies.iter().filter(|copy| copy.src != copy.dst) {
+    let padding = parameter.padding();
+    let is_padded = |copy: &Copy| padding.is_some() && copy.has_rows;
+    let does_more = |copy: &&&Copy| copy.src != copy.dst || is_padded(copy);
+    for copy in copies.iter().filter(does_more) {
+        let padding = padding.filter(|_| copy.has_rows);
+        let head = padding.map_or(copy.bytes, |(_, rows, of)| {
+            copy.bytes / u64::from(of) * u64::from(rows)
+        });
         let end = copy.first_block + copy.blocks;
         assert!(
             copy.blocks > 0 && end <= call.grid.x,
             "{copy:?} has no block in {}",
             call.grid
         );
-        for other in &copies {
-            let apart = copy.src >= other.dst + other.bytes || other.dst >= copy.src + copy.bytes;
+        for other in copies.iter().filter(|_| copy.src != copy.dst) {
+            let apart = copy.src >= other.dst + other.bytes || other.dst >= copy.src + head;
             assert!(apart, "{copy:?} reads what {other:?} writes");
         }
-        let from = call.memory_at(Address(copy.src), copy.bytes);
+        let mut bytes = call.memory_at(Address(copy.src), head).to_vec();
+        if let Some((fill, _, of)) = padding {
+            let row = usize::try_from(copy.bytes / u64::from(of)).expect("it is in memory");
+            let last = match fill {
+                Fill::Zeros => vec![0; row],
+                Fill::LastRow => bytes[bytes.len() - row..].to_vec(),
+            };
+            let left = (copy.bytes - head).try_into().expect("it is in memory");
+            bytes.extend(last.iter().cycle().take(left));
+        }
         call.memory_at(Address(copy.dst), copy.bytes)
-            .copy_from(&from.to_vec());
+            .copy_from(&bytes);
     }
     for (address, value) in parameter.all_stores() {
         assert_eq!(address.0 % 8, 0, "a store of eight bytes at {address:?}");

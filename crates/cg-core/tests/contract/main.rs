@@ -34,6 +34,7 @@ mod capture_rules;
 mod data;
 mod exec;
 mod graph;
+mod input_rows;
 mod input_rules;
 mod input_sizes;
 mod inputs;

@@ -18,6 +18,7 @@ use super::written::Written;
 use crate::error::state;
 use crate::fed::Given;
 use crate::graph::Graph;
+use crate::padded::PaddedGraph;
 use crate::raw;
 use crate::segments::Segments;
 use crate::signature::Match;
@@ -54,6 +55,8 @@ static CLOCK: AtomicU64 = AtomicU64::new(1);
 enum Work {
     /// Replays a graph, whose static inputs are the tensors of the patterns.
     Graph(Py<Graph>, Outputs),
+    /// The same with fewer rows.
+    Padded(Py<PaddedGraph>, Outputs),
     /// The same for a graph with breaks.
     Segments(Py<Segments>, Outputs),
     /// The same by a callable that takes a tuple of tensors.
@@ -100,10 +103,14 @@ impl Entry {
             (None, _) => Work::Call(work.unbind()),
             (Some((leaves, build, held, neighbours)), graph) => {
                 let outputs = Outputs::new(&leaves, &build, held, neighbours)?;
-                match (graph, work.cast::<Segments>()) {
-                    (Ok(graph), _) => Work::Graph(graph.clone().unbind(), outputs),
-                    (_, Ok(segments)) => Work::Segments(segments.clone().unbind(), outputs),
-                    _ => Work::Feed(work.unbind(), outputs),
+                if let Ok(graph) = graph {
+                    Work::Graph(graph.clone().unbind(), outputs)
+                } else if let Ok(padded) = work.cast::<PaddedGraph>() {
+                    Work::Padded(padded.clone().unbind(), outputs)
+                } else if let Ok(segments) = work.cast::<Segments>() {
+                    Work::Segments(segments.clone().unbind(), outputs)
+                } else {
+                    Work::Feed(work.unbind(), outputs)
                 }
             }
         };
@@ -150,7 +157,10 @@ impl Entry {
     /// Tells of results that a caller still has, as a replay does.
     fn release(&self, py: Python<'_>) -> PyResult<()> {
         match &self.work {
-            Work::Graph(_, outputs) | Work::Segments(_, outputs) | Work::Feed(_, outputs) => {
+            Work::Graph(_, outputs)
+            | Work::Padded(_, outputs)
+            | Work::Segments(_, outputs)
+            | Work::Feed(_, outputs) => {
                 let (args, kwargs, found) = (&PyTuple::empty(py), None, [].as_slice());
                 outputs.release(
                     py,
@@ -187,6 +197,10 @@ impl Entry {
         match &self.work {
             Work::Graph(graph, outputs) => {
                 visit.call(graph)?;
+                outputs.traverse(&visit)?;
+            }
+            Work::Padded(padded, outputs) => {
+                visit.call(padded)?;
                 outputs.traverse(&visit)?;
             }
             Work::Segments(segments, outputs) => {
@@ -290,6 +304,12 @@ impl Entry {
                 let stream = enter_lane()?;
                 outputs.release(py, given)?;
                 Graph::run(graph.bind(py), Given::Found(found), stream)?;
+                outputs.result(py, found)?
+            }
+            Work::Padded(padded, outputs) => {
+                let stream = enter_lane()?;
+                outputs.release(py, given)?;
+                padded.get().run(py, found, stream)?;
                 outputs.result(py, found)?
             }
             Work::Segments(segments, outputs) => {

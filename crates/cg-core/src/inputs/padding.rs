@@ -1,0 +1,136 @@
+//! [`Padding`]: sources with fewer rows than their slots.
+
+use std::sync::Arc;
+
+use super::{Feed, Inputs, Shared};
+use crate::error::{Error, Result};
+
+/// What a replay writes to the rows of a slot that its source does not have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Fill {
+    /// Bytes of zero.
+    Zeros,
+    /// The source's last row, again and again.
+    LastRow,
+}
+
+/// Which slots have rows, and how many of them the sources have; made by [`Inputs::padding`].
+pub struct Padding {
+    shared: Arc<Shared>,
+    slots: Box<[bool]>,
+    pub(super) rows: u32,
+    pub(super) of: u32,
+    pub(super) fill: Fill,
+}
+
+impl Padding {
+    /// Whether each of these slots has rows.
+    #[inline]
+    pub(super) fn slots(&self, of: std::ops::Range<usize>) -> &[bool] {
+        &self.slots[of]
+    }
+
+    /// How many of a slot's bytes come from its source.
+    fn bytes(&self, slot: usize, bytes: u64) -> u64 {
+        if self.slots[slot] {
+            bytes / u64::from(self.of) * u64::from(self.rows)
+        } else {
+            bytes
+        }
+    }
+}
+
+impl Inputs {
+    /// Padding for sources that have the first `rows` rows of as many as `of`, side by side in
+    /// memory, in the slots for which `slots` is true; the other sources are whole.
+    ///
+    /// ```
+    /// # use cg_core::{Device, Fill, Inputs, InstantiateFlags, Memory, Sim, Stream, Template};
+    /// # use std::sync::Arc;
+    /// # let device = Device::sim(&Sim::default());
+    /// let slot = Memory::new(&device, 8)?;
+    /// let template = Arc::new(Template::new(&device)?);
+    /// let inputs = Inputs::add(&template, &[slot.clone()], &[])?;
+    /// let exec = template.instantiate(InstantiateFlags::default())?;
+    ///
+    /// let (stream, three) = (Stream::new(&device)?, Memory::new(&device, 6)?);
+    /// three.write(&[1, 2, 3, 4, 5, 6])?;
+    /// let padding = inputs.padding(3, 4, Fill::LastRow, [true])?;
+    /// let sources = [three.address()];
+    /// // SAFETY: `three` has three rows, and lives until the stream has passed the replay.
+    /// let feed = unsafe { inputs.feed(&sources, &[]) }?.padded(&padding)?;
+    /// exec.replay_with(&feed, &stream)?;
+    /// stream.synchronize()?;
+    /// assert_eq!(slot.read()?, [1, 2, 3, 4, 5, 6, 5, 6]);
+    /// # Ok::<(), cg_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `slots` are more or fewer than the inputs have, for no rows or more than
+    /// `of`, and for a slot whose bytes are not those of so many rows.
+    pub fn padding(
+        &self,
+        rows: u32,
+        of: u32,
+        fill: Fill,
+        slots: impl Into<Box<[bool]>>,
+    ) -> Result<Padding> {
+        let slots = slots.into();
+        if slots.len() != self.slots() {
+            let expected = format!("{}, one for each slot", self.slots());
+            return Err(Error::invalid("number of slots", &slots.len(), expected));
+        }
+        if rows == 0 || rows > of {
+            let expected = format!("1 to {of}");
+            return Err(Error::invalid("number of rows", &rows, expected));
+        }
+        let padded = self.shared.slots.iter().zip(&slots).filter(|one| *one.1);
+        for ((address, bytes), _) in padded {
+            if !bytes.is_multiple_of(u64::from(of)) {
+                let given = format!("{bytes} bytes at {:#x}", address.0);
+                let expected = format!("{of} rows of equal bytes");
+                return Err(Error::invalid("slot", &given, expected));
+            }
+        }
+        Ok(Padding {
+            shared: Arc::clone(&self.shared),
+            slots,
+            rows,
+            of,
+            fill,
+        })
+    }
+}
+
+impl<'a> Feed<'a> {
+    /// The same, with sources that have fewer rows than their slots. For [`Inputs::feed`] this means
+    /// that of these sources the rows alone need to be mapped.
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] for the padding of other inputs.
+    #[inline]
+    pub fn padded(self, padding: &'a Padding) -> Result<Self> {
+        if !Arc::ptr_eq(&padding.shared, &self.inputs.shared) {
+            let given = format!("that of {} other slots", padding.slots.len());
+            return Err(Error::invalid("padding", &given, "that of these inputs"));
+        }
+        Ok(Self {
+            padding: Some(padding),
+            ..self
+        })
+    }
+
+    /// How many bytes a source has, of a slot that has so many.
+    #[inline]
+    pub(super) fn bytes(&self, slot: usize, bytes: u64) -> u64 {
+        let padding = self.padding;
+        padding.map_or(bytes, |padding| padding.bytes(slot, bytes))
+    }
+}
+
+impl std::fmt::Debug for Padding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Padding({} of {} rows, ", self.rows, self.of)?;
+        write!(f, "{:?}, slots {:?})", self.fill, self.slots)
+    }
+}

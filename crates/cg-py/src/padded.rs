@@ -1,0 +1,78 @@
+//! `PaddedGraph`: a graph whose calls have fewer rows than its static inputs.
+
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use pyo3::{PyTraverseError, PyVisit};
+
+use crate::dispatch::Found;
+use crate::enter::enter;
+use crate::error::argument;
+use crate::fed::Given;
+use crate::graph::Graph;
+use crate::inputs::Inputs;
+
+/// Replays of a graph with the first rows of its static inputs.
+#[pyclass(frozen, module = "cgraph._core")]
+pub(crate) struct PaddedGraph {
+    graph: Py<Graph>,
+    inputs: Py<Inputs>,
+    padding: cg_core::Padding,
+    /// Replays with tensors that only torch can copy; it takes a tuple of them.
+    otherwise: Py<PyAny>,
+}
+
+#[pymethods]
+impl PaddedGraph {
+    /// For tensors with the first rows of static inputs where `has_rows` is true; `rows` are theirs
+    /// and those of the inputs. `fill` is what the others hold then: `"zero"` or `"repeat"`.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        graph: Py<Graph>,
+        inputs: Py<Inputs>,
+        rows: (u32, u32),
+        fill: &str,
+        has_rows: Vec<bool>,
+        otherwise: Py<PyAny>,
+    ) -> PyResult<Self> {
+        let fill = match fill {
+            "zero" => cg_core::Fill::Zeros,
+            "repeat" => cg_core::Fill::LastRow,
+            _ => return Err(argument("fill", fill, "zero or repeat")),
+        };
+        let padding = enter(py, || {
+            let (some, all) = rows;
+            inputs.get().core().padding(some, all, fill, has_rows)
+        })?;
+        Ok(Self {
+            graph,
+            inputs,
+            padding,
+            otherwise,
+        })
+    }
+
+    fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
+        visit.call(&self.graph)?;
+        visit.call(&self.inputs)?;
+        visit.call(&self.otherwise)
+    }
+}
+
+impl PaddedGraph {
+    /// Replays with tensors that fit the rows; `stream` is as for [`Graph::run`].
+    #[inline]
+    pub(crate) fn run(
+        &self,
+        py: Python<'_>,
+        found: &[Found<'_, '_>],
+        stream: Option<u64>,
+    ) -> PyResult<()> {
+        if self.inputs.get().can_copy(found) {
+            let given = Given::Padded(found, &self.padding);
+            return Graph::run(self.graph.bind(py), given, stream);
+        }
+        let tensors = PyTuple::new(py, found.iter().map(|one| &*one.tensor))?;
+        self.otherwise.call1(py, (tensors,)).map(drop)
+    }
+}

@@ -1,0 +1,94 @@
+"""Calls of fewer rows than a size, and how they get into its graph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import cgraph
+from graphed_calls import near, numbers
+from lab import Lab, fresh
+
+SIZES = [4, 8, 64]
+ROWS = (3, 64, 8, 5, 3, 1, 40, 4, 63, 7, 2, 8, 33)
+
+
+def mixed(x: Tensor, ids: Tensor, flags: Tensor, scale: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.where(flags[:, None], x * scale, -x) + ids[:, None], ids * 2
+
+
+def arguments(lab: Lab, rows: int) -> tuple[Tensor, ...]:
+    ids = torch.randint(0, 100, (rows,), device=lab.device)
+    return fresh(lab, rows, 5), ids, fresh(lab, rows) > 0, fresh(lab, 1)
+
+
+@pytest.mark.parametrize("pad", ["zero", "repeat"])
+def test_padded_and_exact_calls_by_turns_equal_eager(lab: Lab, pad: Any) -> None:
+    graphed = cgraph.graphed(mixed, sizes=SIZES, pad=pad)
+    for _ in range(3):
+        for rows in ROWS:
+            given = arguments(lab, rows)
+            rights = mixed(*given)
+            # As copies: this loop has variables.
+            results = [one.clone() for one in graphed(*given)]
+            for one, right in zip(results, rights, strict=True):
+                assert one.shape == right.shape
+                assert near(one, right), rows
+    captured, replays, eager = numbers(graphed)
+    assert (captured, eager) == (3, 0)
+    assert replays == 3 * len(ROWS)
+
+
+@pytest.mark.parametrize("pad", ["zero", "repeat"])
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16, torch.float64, torch.complex64])
+def test_rows_of_any_width_and_place_are_padded(lab: Lab, pad: Any, dtype: torch.dtype) -> None:
+    graphed = cgraph.graphed(lambda x: x * 3, sizes=SIZES, pad=pad)
+    for width in (1, 3, 8):
+        for rows in ROWS:
+            memory = (fresh(lab, rows * width + 7) * 20).abs().to(dtype)
+            for shift in (0, 1, 7):
+                x = memory[shift : shift + rows * width].view(rows, width)
+                assert torch.equal(graphed(x), x * 3), (width, rows, shift)
+
+
+def test_what_padding_rows_hold_is_that_of_this_call(lab: Lab) -> None:
+    # The counter sees them, and check_padding=False lets it.
+    for pad, right in (("zero", 0.0), ("repeat", None)):
+        graphed = cgraph.graphed(
+            lambda x: (x * 1, x.sum(0)), sizes=[8], pad=pad, check_padding=False
+        )
+        for rows in (8, 5, 3, 8, 7, 1):
+            x = fresh(lab, rows, 4)
+            _, total = graphed(x)
+            last = torch.zeros_like(x[-1]) if right == 0 else x[-1]
+            assert near(total, x.sum(0) + (8 - rows) * last), (pad, rows)
+
+
+def test_a_tensor_without_rows_beside_one_with_is_copied_whole(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, table: x @ table, sizes=[4, 8], dim={"x": 0})
+    for rows in (3, 8, 5, 4, 1):
+        x, table = fresh(lab, rows, 5), fresh(lab, 5, 6)
+        assert near(graphed(x, table), x @ table)
+
+
+def test_rows_in_another_dimension_are_padded(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, sizes=[4, 8], dim=1)
+    for rows in (3, 8, 5, 4, 1, 3):
+        x = fresh(lab, 3, rows)
+        assert near(graphed(x), x * 2)
+
+
+def test_random_numbers_of_padded_calls_follow_the_generator(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x + torch.rand_like(x), sizes=[8])
+    x = fresh(lab, 3, 4)
+    graphed(x)
+    graphed(x)
+    torch.manual_seed(3)
+    first = [graphed(x).clone() for _ in range(3)]
+    torch.manual_seed(3)
+    again = [graphed(x).clone() for _ in range(3)]
+    assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
+    assert not torch.equal(first[0], first[1])
