@@ -6,6 +6,7 @@ import functools
 import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from torch import Tensor, nn
@@ -163,3 +164,58 @@ def test_who_is_told_that_a_result_died_may_call_the_function(lab: Lab) -> None:
     del result
     second.reset()
     assert_close(seen[1], x * 2)
+
+
+SHIFTS: dict[str, Callable[[Any], Any]] = {
+    "pair": lambda s: (s[1], (s[0] + s[1]) / 2),
+    "list": lambda s: [s[1], s[2], (s[0] + s[2]) / 2],
+    "dictionary": lambda s: {"a": s["b"], "b": (s["a"] + s["b"]) / 2},
+    "twice": lambda s: (s[1], s[1], (s[0] + s[1]) / 2),
+}
+
+
+@pytest.mark.parametrize("policy", ["warn", "clone", "raise"])
+@pytest.mark.parametrize("sizes", [None, [4, 8]])
+@pytest.mark.parametrize("shift", SHIFTS)
+def test_results_that_a_call_returns_again_keep_their_values(
+    lab: Lab, shift: str, sizes: list[int] | None, policy: Any
+) -> None:
+    function = SHIFTS[shift]
+    graphed = cgraph.graphed(function, sizes=sizes, on_held=policy)
+    count = 3 if shift == "list" else 2
+    state: Any = [fresh(lab, 3) for _ in range(count)]
+    if shift == "dictionary":
+        state = dict(zip("ab", state, strict=True))
+    right = state
+    # More calls than are looked at closely.
+    for call in range(70):
+        state, right = graphed(state), function(right)
+        assert_close(state, right, msg=f"call {call}")
+        if shift == "twice":
+            assert state[0] is state[1]
+            state, right = state[1:], right[1:]
+
+
+def test_a_pair_of_variables_that_a_call_shifts_has_the_values_of_eager(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda a, b: (b, (a + b) / 2))
+    a, b = fresh(lab, 3), fresh(lab, 3)
+    one, other = a, b
+    for _ in range(70):
+        a, b = graphed(a, b)
+        one, other = other, (one + other) / 2
+        assert_close((a, b), (one, other))
+
+
+def test_what_another_graph_of_the_pool_has_returned_is_kept_if_it_is_returned_again(
+    lab: Lab,
+) -> None:
+    pool = cgraph.graph_pool_handle()
+    first = cgraph.graphed(lambda x: (x * 2).exp() + 1, pool=pool)
+    second = cgraph.graphed(lambda y: (y, (y + 1).exp().sum(0) * 3), pool=pool)
+    for _ in range(5):
+        x = fresh(lab, 4, 3)
+        y, total = second(first(x))
+        right = (x * 2).exp() + 1
+        assert_close(y, right)
+        assert_close(total, (right + 1).exp().sum(0) * 3)
+        del y, total

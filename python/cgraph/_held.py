@@ -53,6 +53,7 @@ class Holding:
         args: tuple[Any, ...] = (),
         kwargs: Mapping[str, Any] | None = None,
         are_kept: bool = False,
+        is_returned: bool = False,
     ) -> None:
         """Act on output ``place`` of the call at ``site``.
 
@@ -67,16 +68,18 @@ class Holding:
             args: The positional arguments of that call, which are copied first.
             kwargs: Its keyword arguments.
             are_kept: Whether somebody else has the tuple of the positional ones.
+            is_returned: Whether the call returns this one of its arguments, as a function does that
+                shifts values: it gets memory of its own, whatever the policy.
         """
         if is_busy():
             # In a warm-up, whose values nobody sees.
             return
-        if lent is not None:
+        if lent is not None and not is_returned:
             given = _Given(args, kwargs or {}, are_kept, sys._getframe(1))
             count -= given.references(lent)
             if count <= _assigned_next(lent, given):
                 return
-        if self._policy == "clone" and lent is not None:
+        if lent is not None and (is_returned or self._policy == "clone"):
             # In the mode of the call that returned it, or it would change its kind.
             with torch.inference_mode(lent.is_inference()):
                 # One reference for the other, so that only those of views are left to be counted.

@@ -168,6 +168,7 @@ impl Entry {
                         args,
                         kwargs,
                         found,
+                        returned: &[],
                     },
                 )
             }
@@ -291,6 +292,7 @@ impl Entry {
             args,
             kwargs,
             found,
+            returned: &[],
         };
         // Where the capture itself has moved something, the next call captures anew.
         let may_move = entry.has_breaks && entry.is_in_place(py)?;

@@ -16,8 +16,8 @@ pub(super) struct Held {
     /// Called before the replay that overwrites a result: with `storages` (`None` once the graph is
     /// gone), its place, the tensor that was returned (`None` if only views of it are held), code and
     /// instruction of the call, how many references the caller has (with those of the call, if it is
-    /// among its arguments), whether it is the replay of the same graph, the call's arguments, and
-    /// whether somebody else has their tuple.
+    /// among its arguments), whether it is the replay of the same graph, the call's arguments,
+    /// whether somebody else has their tuple, and whether the call returns this one of them.
     callback: Py<PyAny>,
     /// What the outputs lie in, by their places.
     storages: Py<PyAny>,
@@ -67,6 +67,8 @@ pub(crate) struct Arguments<'a, 'py> {
     pub(crate) kwargs: Option<&'a Bound<'py, PyDict>>,
     /// The tensors among them.
     pub(crate) found: &'a [Found<'a, 'py>],
+    /// The places of those that the call returns as they are.
+    pub(crate) returned: &'a [usize],
 }
 
 impl Arguments<'_, '_> {
@@ -83,6 +85,13 @@ impl Arguments<'_, '_> {
             .iter()
             .map(|one| i64::from(one.tensor.is(tensor)))
             .sum()
+    }
+
+    /// Whether the call returns this one of its tensors, whatever becomes of its memory.
+    #[inline]
+    fn return_it(&self, tensor: &Bound<'_, PyAny>) -> bool {
+        let mut returned = self.returned.iter();
+        returned.any(|place| self.found[*place].tensor.is(tensor))
     }
 
     /// How many references to a tensor are ours.
@@ -271,7 +280,7 @@ impl Held {
             return Ok(false);
         };
         // As a rule the variable that the result of this call is assigned to.
-        if !closely && count - CALLS * times <= 1 {
+        if !closely && count - CALLS * times <= 1 && !given.return_it(used.bind(py)) {
             return Ok(false);
         }
         self.tell(py, place, lent, Some((used, count)), given, is_own)?;
@@ -292,6 +301,9 @@ impl Held {
     ) -> PyResult<()> {
         let site = lent.site.take(py);
         let (used, count) = used.map_or((None, MANY), |(used, count)| (Some(used), count));
+        let is_returned = used
+            .as_ref()
+            .is_some_and(|used| given.return_it(used.bind(py)));
         let (of, Arguments { args, kwargs, .. }) = (&self.storages, given);
         let what = (
             of,
@@ -303,6 +315,7 @@ impl Held {
             args,
             kwargs,
             given.are_kept(),
+            is_returned,
         );
         let told = self.callback.call1(py, what);
         if told.is_err() {
@@ -337,6 +350,7 @@ impl Held {
             args,
             kwargs,
             kept,
+            given.return_it(tensor),
         );
         self.callback.call1(py, what).map(drop)
     }

@@ -19,6 +19,8 @@ use crate::signature::{Match, Signature};
 /// The result of a replay.
 pub(crate) struct Outputs {
     leaves: Vec<Leaf>,
+    /// The places of the arguments among them.
+    returned: Box<[usize]>,
     build: Build,
     held: Option<Arc<Held>>,
     /// The graphs of the same pool, and the number of this one among them.
@@ -90,7 +92,12 @@ impl Outputs {
         if let Some((somebody, ..)) = &held {
             neighbours.get().know(somebody.bind(given.py()));
         }
+        let returned = leaves.iter().filter_map(|leaf| match leaf {
+            Leaf::Argument(place) => Some(*place),
+            Leaf::Static(_) | Leaf::Copied(_) | Leaf::Constant(_) => None,
+        });
         Ok(Self {
+            returned: returned.collect(),
             leaves,
             build,
             held: held.map(|callbacks| Arc::new(Held::new(callbacks))),
@@ -104,6 +111,15 @@ impl Outputs {
     /// Tells Python of each result that is still held, which the next replay overwrites.
     #[inline]
     pub(crate) fn release(&self, py: Python<'_>, given: Arguments<'_, '_>) -> PyResult<()> {
+        let given = Arguments {
+            // Where a result is only about to go, nothing is returned.
+            returned: if given.found.is_empty() {
+                &[]
+            } else {
+                &self.returned
+            },
+            ..given
+        };
         let call = self.held.as_ref().map(|held| {
             let call = held.next_call();
             (held, call, held.is_close(call))
