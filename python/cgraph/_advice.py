@@ -31,6 +31,8 @@ FIXES = {
     "CPU tensor": "move the tensor to the device before the call",
     "a break in a function whose": "call under torch.no_grad(), or graph what is before and behind"
     " the break on its own",
+    "no rows": "nothing: there is no work to save",
+    "the result has": "return tensors, numbers, strings, and tuples, lists or dictionaries of them",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
     " cgraph.explain(fn, *args) lists all that a capture refuses",
     "padding": "let padding rows write nothing that others read, give sizes= without gaps, or"

@@ -26,8 +26,8 @@ from cgraph._rows import Rows
 from cgraph._search import Found, found_tensors
 from cgraph._source import user_line
 from cgraph._together import Together
-from cgraph._training import Trained, require_no_gradient, train_or_record
-from cgraph.errors import CaptureError, StateError
+from cgraph._training import Trained, train_or_record
+from cgraph.errors import CaptureError, StateError, add_note
 
 __all__ = ["Capturing"]
 
@@ -109,6 +109,9 @@ class Capturing:
             self.capture(key, call, together)
         except WarmupError as error:
             self.limits.forget_unused(key)
+            add_note(
+                error.cause, f"cgraph: {self.name} was being captured for the key ({key.text})"
+            )
             raise error.cause from None
         except NotReadyError as error:
             raise CaptureError(f"{error}: call the function once before") from None
@@ -210,8 +213,7 @@ class Capturing:
                 recorded = train_or_record(plan, call, statics, driver, *of_passes)
             else:
                 recorded = record(plan, call, statics, driver)
-                if call.mode.grad:
-                    require_no_gradient(recorded)
+                _refusals.require_no_gradient(recorded, call.mode.grad)
             has_called = not only_captures or (isinstance(recorded, Recorded) and recorded.breaks)
             if has_called and not recorded.has_added_hooks:
                 surroundings = self._reach.after_call(call.modules, surroundings)

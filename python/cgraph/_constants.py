@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import copy
 import dataclasses
 import itertools
@@ -197,7 +198,8 @@ def _items(value: Any) -> dict[Any, Any] | None:
         names = (field.name for field in dataclasses.fields(value))
         held = {name: getattr(value, name) for name in names if hasattr(value, name)}
         return held | getattr(value, "__dict__", {})
-    return dict(vars(value)) if isinstance(value, types.SimpleNamespace) else None
+    plain = types.SimpleNamespace | argparse.Namespace
+    return dict(vars(value)) if isinstance(value, plain) else None
 
 
 def _is_container(value: Any) -> bool:

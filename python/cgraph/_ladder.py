@@ -71,7 +71,7 @@ def capture_ladder(
         total=len(wanted),
         unit="graph",
         leave=False,
-        disable=None if progress else True,
+        disable=not progress,
         file=sys.stderr,
     )
     with gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:

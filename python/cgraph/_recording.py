@@ -15,13 +15,13 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._attributes import Attributes, registered_in
-from cgraph._calls import Call, hides_tensors
+from cgraph._calls import Call
 from cgraph._collector import collections_held_off
-from cgraph._constants import is_array
 from cgraph._drawing import draws_on
 from cgraph._gradients import Gradients
 from cgraph._holders import put_back_tensors, require_none_replaced, used_of
 from cgraph._recorded import Recorded
+from cgraph._refusals import require_known_classes
 from cgraph._rollback import Rollback
 from cgraph._search import Found
 from cgraph._source import levels_to_user
@@ -180,7 +180,7 @@ def _record(
             try:
                 of_capture.require_no_new_tensor()
                 require_none_replaced(held, rollback.captures_name)
-                _require_known_classes(outputs)
+                require_known_classes(outputs)
                 require_unmoved(plan)
                 rollback.require_one_device()
                 gradients.note(statics, call.names, rollback.captures_use)
@@ -458,24 +458,6 @@ def has_moved(name: str) -> NotReadyError:
         f"the function gives {name} other memory, as `.data = ...` does, and replays do not: write"
         " to it in place"
     )
-
-
-def _require_known_classes(outputs: list[Any]) -> None:
-    """Refuse a result with what would be the same object in each call, and may change.
-
-    Also one with an object that has tensors and is no container that pytree knows.
-    """
-    for leaf in (one for one in outputs if not isinstance(one, torch.Tensor)):
-        if isinstance(leaf, set | bytearray | Iterator) or is_array(leaf):
-            raise CaptureError(
-                f"the result has a {type(leaf).__qualname__}, and replays would return that of the"
-                " capture again: return tensors, numbers, strings and tuples of them"
-            )
-        if hides_tensors(leaf):
-            raise CaptureError(
-                f"the result has a {type(leaf).__qualname__}, whose tensors cannot be told apart"
-                " from it: return tuples, lists, dictionaries or classes that pytree knows"
-            )
 
 
 class _BreakFoundError(BaseException):

@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, MappingView, Sequence
+from typing import Any
+
+import torch
 
 from cgraph import _driver, _torch
 from cgraph._calls import Call, hides_tensors
+from cgraph._constants import is_array
 from cgraph._reach import Surroundings
+from cgraph._recorded import Recorded
 from cgraph._source import levels_to_user
+from cgraph._surroundings import tensors_of
+from cgraph.errors import CaptureError
 
 __all__ = [
     "OF_SAVING",
+    "ResultError",
     "is_of_old_torch",
     "is_saved_elsewhere",
     "reason_against",
+    "require_known_classes",
+    "require_no_gradient",
     "warn_of_call",
 ]
 
@@ -56,6 +66,62 @@ def reason_against(call: Call) -> str | None:
     return None
 
 
+class ResultError(CaptureError):
+    """The function returns what no replay could return."""
+
+
+def require_known_classes(outputs: Sequence[Any]) -> None:
+    """Refuse a result with what would be the same object in each call, and may change.
+
+    Also one with an object that has tensors and is no container that pytree knows, such as a
+    function that closes over some.
+
+    Raises:
+        ResultError: It has.
+    """
+    for leaf in (one for one in outputs if not isinstance(one, torch.Tensor)):
+        kind = type(leaf).__qualname__
+        if isinstance(leaf, set | bytearray | Iterator | MappingView) or is_array(leaf):
+            raise ResultError(
+                f"the result has a {kind}, and replays would return that of the capture again:"
+                " return tensors, numbers, strings and tuples of them"
+            )
+        if hides_tensors(leaf) or _closes_over_tensors(leaf):
+            raise ResultError(
+                f"the result has a {kind}, whose tensors cannot be told apart from it: return"
+                " tuples, lists, dictionaries or classes that pytree knows"
+            )
+
+
+def require_no_gradient(
+    recorded: Recorded, grad: bool = True, broken: CaptureError | None = None
+) -> None:
+    """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
+
+    Args:
+        recorded: The graph.
+        grad: Whether the call records gradients. If not, the function may itself, but results that
+            are there without it, such as parameters, are what they are.
+        broken: Why no passes were captured; None if no result was seen to require a gradient.
+
+    Raises:
+        CaptureError: It does.
+    """
+    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
+    if not grad and any(one.grad_fn is not None for one in tensors):
+        recorded.reset()
+        raise CaptureError(
+            "the result requires a gradient, as the function records some where its caller records"
+            " none: call it with gradients, or return tensors that require none"
+        )
+    if grad and any(one.requires_grad for one in tensors):
+        recorded.reset()
+        raise broken or CaptureError(
+            "the result requires a gradient of something that is no argument and in no module that"
+            " the function names: pass the module, or call under torch.no_grad()"
+        )
+
+
 def is_saved_elsewhere(call: Call, surroundings: Surroundings) -> bool:
     """Whether somebody sees what autograd saves in a call, and so would see its warm-up."""
     needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
@@ -70,3 +136,9 @@ def warn_of_call(name: str, reason: str) -> None:
 def is_of_old_torch(error: Exception) -> bool:
     """Whether torch 2.8 has refused an operator of higher order only because a mode looks on."""
     return isinstance(error, NotImplementedError) and "no rule registered for HOP" in str(error)
+
+
+def _closes_over_tensors(value: object) -> bool:
+    if not callable(value) or isinstance(value, torch.nn.Module | type):
+        return False
+    return any(True for _ in tensors_of(value, modules=False))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -149,7 +150,9 @@ def _attributes_in(value: object) -> list[tuple[str, Any]]:
         values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
     elif issubclass(kind, (*LEAVES, type)):
         return []
-    elif issubclass(kind, types.SimpleNamespace) or is_users(vars(kind).get("__module__")):
+    elif issubclass(kind, types.SimpleNamespace | argparse.Namespace) or is_users(
+        vars(kind).get("__module__")
+    ):
         values = vars_of(value)
     else:
         return []

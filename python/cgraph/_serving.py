@@ -17,6 +17,7 @@ from cgraph._keys import Key
 from cgraph._native import entry_of_call
 from cgraph._options import Options
 from cgraph._recording import NotReadyError, WarmupError
+from cgraph._refusals import ResultError
 from cgraph._source import place_of, user_line
 from cgraph._text import first_line
 from cgraph._training import GradientBreakError
@@ -27,6 +28,8 @@ __all__ = ["Request", "Serving"]
 
 # So often in a row a call may make what a graph would use.
 _WAITS = 3
+# What the reasons begin with of calls that are meant to run eagerly.
+_NO_FAILURES = ("larger than all sizes", "too many keys", "no rows", "no elements")
 
 
 @dataclass(frozen=True)
@@ -57,6 +60,12 @@ class Request:
     def padded(self, whole: Call) -> Request:
         """The same, to be served by a graph of more rows."""
         return replace(self, whole=whole)
+
+    @property
+    def padded_names(self) -> str:
+        """The arguments that have more rows in the whole call, in words."""
+        pairs = zip(self.call.leaves, self.whole.leaves, strict=True)
+        return ", ".join(one.name for one, other in pairs if one.value is not other.value)
 
     def eagerly(self, function: Callable[..., Any]) -> Callable[[], Any]:
         """The call of a function, to be made."""
@@ -111,7 +120,15 @@ class Serving:
         return self._once_eagerly(key, request, reason)
 
     def eagerly(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
-        """Let the key of ``request.whole`` run eagerly from now on, and answer this call."""
+        """Let the key of ``request.whole`` run eagerly from now on, and answer this call.
+
+        Raises:
+            CaptureError: That is a failure, and those are to come out.
+        """
+        if self._raises and not reason.startswith(_NO_FAILURES):
+            self._capturing.limits.forget_unused(key)
+            name = self._capturing.name
+            raise CaptureError(f"{name} cannot be captured for ({request.call}): {reason}")
         self._stay_eager(key, request.whole, reason, user_line())
         return request.eagerly(self._function)
 
@@ -136,17 +153,18 @@ class Serving:
         capturing, whole = self._capturing, request.whole
         if recurs := capturing.limits.is_recurring(key):
             key.reason = None
-        if key.reason is not None:
+        is_of_many = key.reason is not None and capturing.limits.is_of_many(key.reason)
+        if key.reason is not None and not (is_of_many and request.is_frozen):
             key.eager_calls += 1
             return request.eagerly(self._function)
         if not self._arguments.fit(request.args, request.kwargs):
             # Python says what is wrong with them.
             capturing.keys.pop(capturing.identity(whole), None)
             return request.eagerly(self._function)
-        capturing.ready.require_thawed(key, request.is_frozen)
         reason = capturing.reason_against(whole)
-        if reason is None and not recurs:
-            reason = capturing.limits.explosion(key)
+        if reason is None:
+            capturing.ready.require_thawed(key, request.is_frozen)
+            reason = None if recurs else capturing.limits.explosion(key)
         if reason is not None:
             return self.eagerly(key, request, reason)
         if capturing.is_saved_elsewhere(whole):
@@ -200,9 +218,16 @@ class Serving:
             raise self._with_note(error, key)
 
         reason = first_line(error)
-        if not isinstance(error, GradientBreakError):
+        if not isinstance(error, GradientBreakError | ResultError):
             reason = f"raised in the capture: {type(error).__name__}: {reason}"
-        where, fix = place_of(error), fix_of(error)
+        # What the error of a result says is all that there is to say.
+        fix = None if isinstance(error, ResultError) else fix_of(error)
+        if fix is None and (padded := request.padded_names):
+            fix = (
+                f"padded were {padded}: if not all of these have rows, name those that do, as"
+                f" dim={{{padded.split(', ')[0]!r}: 0}}"
+            )
+        where = place_of(error)
         # What the frames still hold of the capture would meet the eager call in autograd.
         traceback.clear_frames(error.__traceback__)
 

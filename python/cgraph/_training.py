@@ -31,6 +31,7 @@ from cgraph._recording import (
     warn_uncompiled,
     watched,
 )
+from cgraph._refusals import require_no_gradient
 from cgraph._rollback import Rollback, leaves_behind
 from cgraph._surroundings import objects_of, tensors_of
 from cgraph._timing import seconds_of
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
 __all__ = [
     "GradientBreakError",
     "Trained",
-    "require_no_gradient",
     "stand_ins",
     "train",
     "train_or_record",
@@ -313,27 +313,8 @@ def train_or_record(
             # It has made a call, whose traces stay.
             plan = replace(plan, warmup=max(0, plan.warmup - 1))
     recorded = record(plan, call, statics, driver)
-    require_no_gradient(recorded, broken)
+    require_no_gradient(recorded, broken=broken)
     return recorded
-
-
-def require_no_gradient(recorded: Recorded, broken: CaptureError | None = None) -> None:
-    """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
-
-    Args:
-        recorded: The graph.
-        broken: Why no passes were captured; None if no result was seen to require a gradient.
-
-    Raises:
-        CaptureError: It does.
-    """
-    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
-    if any(one.requires_grad for one in tensors):
-        recorded.reset()
-        raise broken or CaptureError(
-            "the result requires a gradient of something that is no argument and in no module that"
-            " the function names: pass the module, or call under torch.no_grad()"
-        )
 
 
 def train(

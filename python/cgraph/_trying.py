@@ -67,14 +67,14 @@ class Padding:
         if found is None:
             self._tell_of_no_effect(call)
             return None
-        if found.rows == found.size or found.rows == 0:
-            return None
-        if serving.is_eager(call):
+        if found.rows == found.size or serving.is_eager(call):
             return None
 
         def eagerly(reason: str) -> Callable[[], Any]:
             return serving.eagerly(capturing.key(call), request, reason)
 
+        if found.rows == 0:
+            return eagerly("no rows")
         if found.size is None:
             return eagerly(f"larger than all sizes: the largest one is {options.sizes[-1]}")
         try:

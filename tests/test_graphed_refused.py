@@ -1,0 +1,182 @@
+"""Calls and results that are better not captured: what becomes of them, and what is said."""
+
+from __future__ import annotations
+
+import argparse
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import cgraph
+from cgraph.errors import CaptureError, StateError
+from graphed_calls import numbers
+from lab import Lab, fresh
+
+UNKNOWN: dict[str, Callable[[Tensor], Any]] = {
+    "values": lambda x: {1: x * 2}.values(),
+    "items": lambda x: {1: x * 2}.items(),
+    "closure": lambda x: lambda y=x * 2: y,
+    "generator": lambda x: (one for one in [x * 2]),
+}
+
+
+def leaves(result: Any) -> list[Tensor]:
+    """The tensors of such a result."""
+    if callable(result):
+        return [result()]
+    return [one[1] if isinstance(one, tuple) else one for one in result]
+
+
+@pytest.mark.parametrize("outputs", ["static", "clone"])
+@pytest.mark.parametrize("kind", UNKNOWN)
+def test_a_result_whose_tensors_nobody_can_tell_is_that_of_eager(
+    lab: Lab, kind: str, outputs: Any
+) -> None:
+    graphed = cgraph.graphed(UNKNOWN[kind], outputs=outputs)
+    first, second = fresh(lab, 3), fresh(lab, 3)
+    with pytest.warns(UserWarning, match="the result has a") as caught:
+        kept = graphed(first)
+    assert len(caught) == 1
+    assert "return tensors, numbers, strings" in str(caught[0].message)
+    assert "generator_state" not in str(caught[0].message)
+    later = graphed(second)
+    assert_close(leaves(kept), [first * 2])
+    assert_close(leaves(later), [second * 2])
+
+
+def test_a_function_that_closes_over_no_tensor_is_returned_as_ever(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: (x * 2, len, lambda: 3))
+    for _ in range(3):
+        x = fresh(lab, 3)
+        double, length, three = graphed(x)
+        assert_close(double, x * 2)
+        assert length is len
+        assert three() == 3
+    assert numbers(graphed)[0] == 1
+
+
+def test_a_result_with_gradients_that_the_function_records_itself_has_them(lab: Lab) -> None:
+    weight = fresh(lab, 3).requires_grad_()
+
+    def function(x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            return x * weight
+
+    graphed = cgraph.graphed(function)
+    with torch.no_grad(), pytest.warns(UserWarning, match="the result requires a gradient"):
+        for _ in range(3):
+            x = fresh(lab, 3)
+            result = graphed(x)
+            assert result.requires_grad
+            (given,) = torch.autograd.grad(result, weight, torch.ones_like(result))
+            assert_close(given, x)
+
+
+def test_a_parameter_that_is_returned_without_gradients_is_no_reason_to_run_eagerly(
+    lab: Lab,
+) -> None:
+    module = nn.Linear(3, 3).to(lab.device)
+    graphed = cgraph.graphed(lambda x: (module(x), module.weight))
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 2, 3)
+            assert_close(graphed(x)[0], module(x))
+    assert numbers(graphed)[0] == 1
+
+
+def test_a_frozen_function_runs_calls_eagerly_that_no_capture_serves(lab: Lab) -> None:
+    weight = fresh(lab, 3, 3)
+    sized = cgraph.graphed(lambda x, w: x @ w, sizes=[2, 4])
+    sized.capture(fresh(lab, 1, 3), weight, progress=False).freeze()
+    plain = cgraph.graphed(lambda x: x * 2).freeze()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(2):
+            assert sized(fresh(lab, 0, 3), weight).shape == (0, 3)
+            assert plain(fresh(lab, 0, 3)).shape == (0, 3)
+            assert plain(torch.ones(2, device="meta")).device.type == "meta"
+    x = fresh(lab, 3, 3)
+    assert_close(sized(x, weight), x @ weight)
+    with pytest.raises(StateError, match=r"frozen.*x: float32\[2, 3\]"):
+        plain(fresh(lab, 2, 3))
+
+
+def test_a_batch_without_rows_gets_no_graph_beside_the_sizes(lab: Lab) -> None:
+    weight = fresh(lab, 3, 3)
+    graphed = cgraph.graphed(lambda x, w: x @ w, sizes=[2, 4])
+    with pytest.warns(UserWarning, match="no rows") as caught:
+        for rows in (0, 2, 0, 4, 0):
+            x = fresh(lab, rows, 3)
+            assert_close(graphed(x, weight), x @ weight)
+    assert len(caught) == 1
+    assert numbers(graphed) == (2, 2, 3)
+
+
+def test_a_frozen_function_names_keys_that_were_too_many(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2)
+    with pytest.warns(UserWarning, match="too many keys"):
+        for rows in range(1, 12):
+            graphed(fresh(lab, rows, 2))
+    graphed.freeze()
+    x = fresh(lab, 1, 2)
+    assert_close(graphed(x), x * 2)
+    with pytest.raises(StateError, match=r"frozen.*float32\[11, 2\]"):
+        graphed(fresh(lab, 11, 2))
+
+
+def test_numbers_of_a_namespace_are_compared_in_each_call(lab: Lab) -> None:
+    options = argparse.Namespace(scale=2, shift=1)
+    graphed = cgraph.graphed(lambda x, given: x * given.scale + given.shift)
+    for scale in (2, 2, 3, 3, 2):
+        options.scale = scale
+        x = fresh(lab, 3)
+        assert_close(graphed(x, options), x * scale + 1)
+    assert numbers(graphed)[0] == 2
+
+
+def test_progress_is_shown_wherever_it_was_asked_for(
+    lab: Lab, capsys: pytest.CaptureFixture[str]
+) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, sizes=[2, 4])
+    graphed.capture(fresh(lab, 4, 3))
+    assert "graph" in capsys.readouterr().err
+    other = cgraph.graphed(lambda x: x * 2, sizes=[2, 4])
+    other.capture(fresh(lab, 4, 3), progress=False)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_a_size_raises_in_its_warmup_is_told_with_the_size(lab: Lab) -> None:
+    def function(x: Tensor) -> Tensor:
+        if x.shape[0] == 2:
+            raise ValueError("two")
+        return x * 2
+
+    graphed = cgraph.graphed(function, sizes=[1, 2, 4])
+    with pytest.raises(ValueError, match="two") as caught:
+        graphed.capture(fresh(lab, 4, 3), progress=False)
+    assert any("float32[2, 3]" in note for note in caught.value.__notes__)
+
+
+def test_padding_that_pads_a_weight_says_how_to_name_what_has_rows(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, w: x @ w, sizes=[4, 8])
+    with pytest.warns(UserWarning, match="dim=") as caught:
+        for _ in range(2):
+            x, w = fresh(lab, 3, 3), fresh(lab, 3, 4)
+            assert_close(graphed(x, w), x @ w)
+    assert "w" in str(caught[0].message)
+
+
+def test_a_size_that_cannot_be_captured_raises_if_that_was_asked_for(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x - x.mean(0), sizes=[4], on_fail="raise")
+    with pytest.raises(CaptureError, match="padding to 4 rows is not safe"):
+        graphed(fresh(lab, 3, 2))
+    x = fresh(lab, 4, 2)
+    assert_close(graphed(x), x - x.mean(0))
+    odd = cgraph.graphed(lambda x: x * 2, on_fail="raise")
+    with pytest.raises(CaptureError, match="elsewhere"):
+        odd(torch.ones(2, device="meta"))
