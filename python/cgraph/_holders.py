@@ -11,7 +11,14 @@ import torch
 
 from cgraph.errors import CaptureError
 
-__all__ = ["Holder", "put_back_tensors", "require_none_replaced", "used_of", "vars_of"]
+__all__ = [
+    "Holder",
+    "put_back_tensors",
+    "require_none_replaced",
+    "used_of",
+    "vars_of",
+    "with_functions",
+]
 
 
 class Holder(NamedTuple):
@@ -25,6 +32,7 @@ class Holder(NamedTuple):
             on from there.
         is_deep: Whether there are attributes of objects among them.
         is_named: Whether code of the function, or of what it calls, has the names on the way.
+        functions: Where the functions are, one in the other, that have the owner.
     """
 
     owner: Any
@@ -33,6 +41,7 @@ class Holder(NamedTuple):
     path: tuple[Any, ...] = ()
     is_deep: bool = False
     is_named: bool = True
+    functions: tuple[Holder, ...] = ()
 
     @property
     def now(self) -> Any:
@@ -90,11 +99,20 @@ def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> lis
     for one in used:
         for tensor in one.tensors:
             best[id(tensor)] = min(one.rank, best.get(id(tensor), one.rank))
-    return [
+    return with_functions(
         one
         for one in used
         if not one.is_deep or any(one.rank == best[id(tensor)] for tensor in one.tensors)
-    ]
+    )
+
+
+def with_functions(found: Iterable[Holder]) -> list[Holder]:
+    """The same with the places of the functions that lead to some, each once."""
+    found = list(found)
+    functions = {
+        (id(one.owner), one.name, one.path): one for holder in found for one in holder.functions
+    }
+    return [*found, *functions.values()]
 
 
 def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> None:

@@ -11,6 +11,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._attributes import dictionaries_of
 from cgraph._holders import Holder
+from cgraph._stepping import HOOKS_OF_STEPS
 from cgraph._surroundings import holders_of, modules_of, tensors_of
 
 __all__ = ["Reach", "Surroundings"]
@@ -263,11 +264,11 @@ class Surroundings:
                 self._names.append(f"{path}.{name}" if path else name)
 
     def _replaced(self) -> str:
-        hooks = (one for one in self._holders if one.name in _torch.HOOKS_OF_LEAVES)
-        of_leaves = [one.value for one in hooks]
+        hooks = [one for one in self._holders if one.name in _HOOKS]
         for owner, known in zip(self._owners, self._items, strict=True):
-            if any(owner is one for one in of_leaves) and [*owner.items()] != known:
-                return _NAMES["_backward_hooks"]
+            name = next((one.name for one in hooks if one.value is owner), None)
+            if name is not None and [*owner.items()] != known:
+                return _NAMES[name]
         names = (
             f"the setting {name} of an optimizer" if id(owner) in self._groups else name
             for owner, known in zip(self._owners, map(dict, self._items), strict=True)
@@ -304,4 +305,6 @@ _NAMES = {
     "param_groups": "a group of an optimizer",
     "training": "whether a module trains",
     **dict.fromkeys(_torch.HOOKS_OF_LEAVES, "a hook of a tensor"),
+    **dict.fromkeys(HOOKS_OF_STEPS, "a hook of an optimizer"),
 }
+_HOOKS = {*_torch.HOOKS_OF_LEAVES, *HOOKS_OF_STEPS}

@@ -183,7 +183,9 @@ def _record(
                 require_known_classes(outputs)
                 require_unmoved(plan)
                 rollback.require_one_device()
-                gradients.note(statics, call.names, rollback.captures_use)
+                gradients.note(
+                    statics, call.names, rollback.captures_use, rollback.captures_backward
+                )
                 if gradients.has_made and not plan.warmup:
                     # Calls to come may add to it, or set it anew: the first one does the same.
                     raise NotReadyError("the function makes a gradient that was not there")

@@ -104,10 +104,7 @@ class Rollback:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Watch no operators in a ``with`` block, which are then as fast as ever, and compiled.
-
-        What they write is put back if it was written before.
-        """
+        """Watch no operators in a block; what they write is put back if it was written before."""
         if not self._is_entered:
             yield
             return
@@ -189,6 +186,11 @@ class Rollback:
         begin, end = _torch.span_of(tensor)
         spans = self._watch.captured.get(_torch.storage_id(memory), [])
         return any(one < end and begin < other for one, other in spans)
+
+    @property
+    def captures_backward(self) -> bool:
+        """Whether a captured operator is of a backward pass."""
+        return self._watch.captures_backward
 
     def require_one_device(self) -> None:
         """Refuse a capture of work on several GPUs, of which one graph has one.
@@ -314,6 +316,7 @@ class Watch(_torch.Bystander):
         used_tensors: Those of them that captured operators get as they are.
         computed: Those of the storages that operators made before.
         devices: The GPUs whose tensors captured operators get.
+        captures_backward: Whether a captured operator is of a backward pass.
         generators: Those that operators got, with their states before.
         over: The block has ended; where the mode could not be left, it does nothing.
         has_unseen: A capture writes storages that it has not made and that were not written before.
@@ -333,6 +336,7 @@ class Watch(_torch.Bystander):
         self.noticed_tensors: set[int] = set()
         self.used_tensors: set[int] = set()
         self.devices: set[torch.device] = set()
+        self.captures_backward = False
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.over = False
         self.has_unseen = False
@@ -366,6 +370,7 @@ class Watch(_torch.Bystander):
                 self._note_generator(generator)
             if self._is_capturing():
                 self.devices |= {one.device for one in given if one.is_cuda}
+                self.captures_backward |= _torch.backward_pass() != -1
                 if self.noticed_tensors:
                     self._note_used(given)
         result = run()

@@ -93,6 +93,7 @@ def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found
                 (*holder.path, name),
                 holder.is_deep or is_object,
                 holder.is_named and (not is_object or name in names),
+                holder.functions,
             )
             (named if step.is_named else others).append((step, around))
     return Found(holders, [*attributes.values()], [*dictionaries.values()])

@@ -16,10 +16,12 @@ from cgraph._constants import Snapshot
 from cgraph._holders import Holder
 from cgraph._surroundings import objects_of
 
-__all__ = ["Steps"]
+__all__ = ["HOOKS_OF_STEPS", "Steps"]
 
 
 _KINDS = (GradScaler, LRScheduler, Optimizer)
+HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
+"""What optimizers keep the hooks in that run around their steps."""
 
 
 class Steps:
@@ -102,12 +104,15 @@ class Steps:
         return None
 
     def states(self) -> list[Holder]:
-        """Where the states and the settings of the optimizers are that have stepped."""
+        """Where states, settings and hooks of the optimizers are that have stepped."""
         found: list[Holder] = []
         for optimizer in (one.optimizer for one in self._before.values()):
             found.append(Holder(optimizer, "state", optimizer.state))
-            groups = enumerate(optimizer.param_groups)
+            # With the place that the next group gets, where nothing is.
+            groups = enumerate([*optimizer.param_groups, None])
             found += [Holder(optimizer, "param_groups", one, (place,)) for place, one in groups]
+            hooks = [(name, getattr(optimizer, name, None)) for name in HOOKS_OF_STEPS]
+            found += [Holder(optimizer, *one) for one in hooks if isinstance(one[1], dict)]
         return found
 
     def _settings_of(self, found: Iterable[object]) -> Snapshot:

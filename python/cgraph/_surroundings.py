@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cgraph import _core
 from cgraph._code import globals_in, is_users
-from cgraph._holders import Holder, vars_of
+from cgraph._holders import Holder, vars_of, with_functions
 from cgraph._torch import tree_iter
 
 __all__ = [
@@ -69,19 +69,25 @@ def holders_of(function: object) -> list[Holder]:
 
     Not those in lists and dictionaries, of which it may use one.
     """
-    return list(held_by(function, (torch.nn.Module,), set()))
+    return with_functions(held_by(function, (torch.nn.Module,), set()))
 
 
-def held_by(function: object, kinds: tuple[type, ...] | None, seen: set[int]) -> Iterator[Holder]:
+def held_by(
+    function: object,
+    kinds: tuple[type, ...] | None,
+    seen: set[int],
+    functions: tuple[Holder, ...] = (),
+) -> Iterator[Holder]:
     """Where a function, or one that it has or names, finds objects, or those of some kinds."""
     if id(function) in seen:
         return
     seen.add(id(function))
     for holder in _places_of(function):
         if isinstance(holder.value, _FUNCTIONS):
-            yield from held_by(holder.value, kinds, seen)
+            way = functions if isinstance(holder.owner, _Constant) else (*functions, holder)
+            yield from held_by(holder.value, kinds, seen, way)
         elif kinds is None or isinstance(holder.value, kinds):
-            yield holder
+            yield holder._replace(functions=functions)
 
 
 def of_kind(kind: type) -> list[tuple[str, Any]]:
@@ -143,11 +149,13 @@ def _of_class(one: object) -> list[Holder]:
     return [Holder(one, *item) for item in of_kind(type(one)) if item[0] not in own]
 
 
+class _Constant(dict[str, Any]):
+    """A place whose value stays, as long as nobody assigns a function's defaults."""
+
+
 def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
-    """Places whose values stay, as long as nobody assigns a function's defaults: each has a
-    dictionary of its own.
-    """  # noqa: D205
-    return [Holder({name: one}, name, one) for name, one in values]
+    """Such places."""
+    return [Holder(_Constant({name: one}), name, one) for name, one in values]
 
 
 def attributes_of(function: object) -> dict[str, Any]:

@@ -291,7 +291,8 @@ impl Holder {
         for step in &self.path {
             now = now.and_then(|container| step.of(&container));
         }
-        now.is_some_and(|now| now.is(&self.value))
+        // What is not there is nothing, as a group that an optimizer may get.
+        now.map_or_else(|| self.value.is_none(py), |now| now.is(&self.value))
     }
 }
 

@@ -1,0 +1,198 @@
+"""What is exchanged, added and taken away between calls of a captured step or function."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.testing import assert_close
+
+import cgraph
+from graphed_calls import numbers
+from lab import Lab, fresh
+
+Make = Callable[[Callable[..., Any]], Callable[..., Any]]
+
+
+def network(lab: Lab) -> nn.Sequential:
+    torch.manual_seed(7)
+    return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)).to(lab.device)
+
+
+def inputs(lab: Lab, count: int) -> list[Tensor]:
+    torch.manual_seed(8)
+    return [fresh(lab, 5, 3) for _ in range(count)]
+
+
+def tripled(leaf: Tensor) -> None:
+    assert leaf.grad is not None
+    leaf.grad.mul_(3)
+
+
+def cleared_one_by_one(module: nn.Module) -> None:
+    for one in module.parameters():
+        one.grad = None
+
+
+CLEARED: dict[str, Callable[[nn.Module, torch.optim.Optimizer], None]] = {
+    "optimizer": lambda _, optimizer: optimizer.zero_grad(),
+    "module": lambda module, _: module.zero_grad(),
+    "attribute": lambda module, _: cleared_one_by_one(module),
+}
+HOOKS: dict[str, Callable[[Tensor], Any]] = {
+    "hook": lambda leaf: leaf.register_hook(lambda grad: grad * 3),
+    "after": lambda leaf: leaf.register_post_accumulate_grad_hook(tripled),
+}
+
+
+@pytest.mark.parametrize("cleared", CLEARED)
+@pytest.mark.parametrize("kind", HOOKS)
+def test_hooks_of_parameters_come_and_go_where_the_step_clears_gradients_last(
+    lab: Lab, kind: str, cleared: str
+) -> None:
+    def train(make: Make) -> list[Tensor]:
+        module = network(lab)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = module(x).square().sum()
+            loss.backward()
+            given = module[0].weight.grad.clone()
+            optimizer.step()
+            CLEARED[cleared](module, optimizer)
+            return given
+
+        made = make(step)
+        found = []
+        for call, x in enumerate(inputs(lab, 7)):
+            if call == 3:
+                handle = HOOKS[kind](module[0].weight)
+            if call == 5:
+                handle.remove()
+            found.append(made(x).clone())
+        return found
+
+    assert_close(train(cgraph.graphed), train(lambda step: step))
+
+
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("when", [1, 3])
+def test_parameters_of_a_group_that_an_optimizer_gets_are_trained(
+    lab: Lab, momentum: float, when: int
+) -> None:
+    def train(make: Make) -> list[Tensor]:
+        module = network(lab)
+        optimizer = torch.optim.SGD(module[0].parameters(), 0.1, momentum=momentum)
+
+        def step(x: Tensor) -> Tensor:
+            module.zero_grad()
+            loss = module(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        made = make(step)
+        found = []
+        for call, x in enumerate(inputs(lab, 7)):
+            if call == when:
+                optimizer.add_param_group({"params": [*module[2].parameters()], "lr": 0.05})
+            found.append(made(x).clone())
+        return [*found, *(one.detach() for one in module.parameters())]
+
+    assert_close(train(cgraph.graphed), train(lambda step: step))
+
+
+@pytest.mark.parametrize("kind", ["pre", "post"])
+def test_hooks_of_an_optimizer_come_and_go(lab: Lab, kind: str) -> None:
+    def train(make: Make) -> list[Tensor]:
+        module = network(lab)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+
+        def halve(optimizer: torch.optim.Optimizer, *_: object) -> None:
+            with torch.no_grad():
+                for one in optimizer.param_groups[0]["params"]:
+                    (one.grad if kind == "pre" else one).mul_(0.5)
+
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss = module(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        made = make(step)
+        found = []
+        for call, x in enumerate(inputs(lab, 7)):
+            if call == 2:
+                register = getattr(optimizer, f"register_step_{kind}_hook")
+                handle = register(halve)
+            if call == 5:
+                handle.remove()
+            found.append(made(x).clone())
+        return [*found, *(one.detach() for one in module.parameters())]
+
+    assert_close(train(cgraph.graphed), train(lambda step: step))
+
+
+def scaled(by: Tensor) -> Callable[[Tensor], Tensor]:
+    return lambda x: x * by
+
+
+def applied(x: Tensor) -> Tensor:
+    return helper(x) + 1
+
+
+helper: Callable[[Tensor], Tensor]
+
+
+@pytest.mark.parametrize("make", [scaled, lambda by: functools.partial(torch.mul, by)])
+def test_a_function_that_a_variable_gets_is_called_from_then_on(
+    lab: Lab, make: Callable[[Tensor], Callable[[Tensor], Tensor]]
+) -> None:
+    global helper
+    first, second = fresh(lab, 3), fresh(lab, 3)
+    closed = helper = make(first)
+    of_closure = cgraph.graphed(lambda x: closed(x) + 1)
+    of_module = cgraph.graphed(applied)
+    holder: dict[str, Any] = {}
+
+    class Model:
+        def __init__(self) -> None:
+            self.act = make(first)
+
+        def run(self, x: Tensor) -> Tensor:
+            return self.act(x) + 1
+
+    model = Model()
+    of_object = cgraph.graphed(model.run)
+    for by in (first, first, second, second, first):
+        if by is not holder.get("by"):
+            closed = helper = model.act = make(by)
+        holder["by"] = by
+        for _ in range(2):
+            x = fresh(lab, 3)
+            for graphed in (of_closure, of_module, of_object):
+                assert_close(graphed(x), x * by + 1)
+    for graphed in (of_closure, of_module, of_object):
+        captured, replays, eager = numbers(graphed)
+        assert (captured, eager) == (1, 0)
+        assert replays == 10
+
+
+def test_a_module_that_another_function_names_is_used_from_then_on(lab: Lab) -> None:
+    modules = [nn.Linear(3, 3).to(lab.device) for _ in range(2)]
+
+    def through(module: nn.Module) -> Callable[[Tensor], Tensor]:
+        return lambda x: module(x)
+
+    call = through(modules[0])
+    graphed = cgraph.graphed(lambda x: call(x) * 2)
+    for place in (0, 0, 1, 1, 0):
+        call = through(modules[place])
+        with torch.no_grad():
+            x = fresh(lab, 2, 3)
+            assert_close(graphed(x), modules[place](x) * 2)
