@@ -180,3 +180,26 @@ def test_a_size_that_cannot_be_captured_raises_if_that_was_asked_for(lab: Lab) -
     odd = cgraph.graphed(lambda x: x * 2, on_fail="raise")
     with pytest.raises(CaptureError, match="elsewhere"):
         odd(torch.ones(2, device="meta"))
+
+
+def test_flags_that_are_set_on_a_graphed_module_are_those_of_the_module(lab: Lab) -> None:
+    module = nn.BatchNorm1d(3).to(lab.device)
+    graphed = cgraph.graphed(module)
+    graphed.training = False
+    assert not module.training
+    with torch.no_grad():
+        x = fresh(lab, 5, 3)
+        assert_close(graphed(x), x / (1 + module.eps) ** 0.5)
+    graphed.note = 3
+    assert graphed.note == 3
+    assert not hasattr(module, "note")
+
+
+def test_a_report_says_where_nothing_was_measured(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x * 2, measure=False)
+    graphed(fresh(lab, 3))
+    graphed(fresh(lab, 3))
+    assert "2 replays, what they saved was not measured" in str(graphed.report())
+    measured = cgraph.graphed(lambda x: x * 2)
+    measured(fresh(lab, 3))
+    assert "1 replay saved" in str(measured.report())

@@ -21,6 +21,7 @@ __all__ = [
     "Inputs",
     "Lane",
     "Neighbours",
+    "PaddedGraph",
     "Pool",
     "Segments",
     "Signature",

@@ -91,14 +91,14 @@ class Holding:
             lent = None
         line, there = user_line(), _line(site)
         here = short_place(line)
-        what = "a view of output" if lent is None else "output"
+        what = "output" if lent is not None else "memory of output"
         does = "overwrites" if is_own else "may overwrite"
         memory = "its memory" if is_own else "memory that they share"
         text = (
-            f"{what} {place} of {self._name}, returned at {there or 'another line'}, is still"
-            f" referenced, and the call at {here or 'another line'} {does} it: results of"
-            f" a graph lie in {memory}. Clone what you keep, or graph the function with"
-            ' outputs="clone"'
+            f"{what} {place} of {self._name}, returned at {there or 'another line'}"
+            f"{' or before' if lent is None else ''}, is still referenced, and the call at"
+            f" {here or 'another line'} {does} it: results of a graph lie in {memory}. Clone what"
+            ' you keep, or graph the function with outputs="clone"'
         )
         if self._policy == "raise":
             raise StateError(text)

@@ -124,12 +124,16 @@ def _function(function: FunctionReport) -> str:
 def _sums(functions: Sequence[FunctionReport], keys: int) -> str:
     captured = sum(function.captured for function in functions)
     replays = sum(function.replays for function in functions)
-    saved = sum(function.saved_seconds for function in functions)
+    measured = any(
+        key.total_saved_seconds is not None for function in functions for key in function.keys
+    )
+    saved = in_time(sum(function.saved_seconds for function in functions))
     seconds = sum(function.capture_seconds for function in functions)
     memory = sum(function.memory_bytes for function in functions)
     return (
         f"{captured:,} of {plural(keys, 'key')} captured, in {in_time(seconds)} and"
-        f" {in_units(memory)}; {plural(replays, 'replay')} saved {in_time(saved)}"
+        f" {in_units(memory)}; {plural(replays, 'replay')}"
+        f"{f' saved {saved}' if measured or not replays else ', what they saved was not measured'}"
     )
 
 

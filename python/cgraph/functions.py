@@ -79,13 +79,21 @@ def graphed(
     function, or one that it names, closes over, names or has as a default, or that its object or
     its class, an object there or such a module has as an attribute. A call after one that the graph
     uses has moved, or after a module was exchanged, captures anew, and so does one after a module,
-    or a leaf of a backward pass inside, got or lost a hook, or a setting of an optimizer was
-    changed. An attribute that was None, and a container that grows, are not looked at again. Of
+    a leaf of a backward pass inside or an optimizer got or lost a hook, or a setting of an
+    optimizer was changed. An attribute that was None, and other containers that grow, are not
+    looked at again, nor are values inside objects among the arguments that compare as objects. Of
     modules behind objects all of that is looked at as well, but their parameters get no gradients.
     If the result requires a gradient, backward passes are graphs too, as those of
     :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
     hooks of one do not see what goes through another, and an argument that is returned is another
-    tensor. A training step with its backward pass and optimizer inside is one graph.
+    tensor. As there, the backward pass of a call comes before the next call of its key. A training
+    step with its backward pass and optimizer inside is one graph.
+
+    The function is given copies of tensors: those with gaps, or that are expanded, have none there,
+    and a result that is a view of an argument is one of the copy. A graphed module is no
+    ``torch.nn.Module``: inside another one, graph its method, ``part.forward =
+    cgraph.graphed(part.forward)``. After eight keys in a row that served one call each, others run
+    eagerly until their third call: give ``sizes``, and :meth:`GraphedFunction.capture` them.
 
     Whatever else the function reads, as torch's default dtype, is as it was at the capture: Python
     runs only then. Tensors that it writes among its arguments are written for the caller as well,
@@ -129,8 +137,8 @@ def graphed(
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
-            in any loop. Of results with gradients only those are looked for that are held as they
-            were returned, not their views.
+            in any loop. One that the call returns again has memory of its own in any case. Of views
+            it is only warned with ``"clone"``; those of results with gradients are not looked for.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
@@ -153,7 +161,8 @@ def graphed(
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
             have their own. Of functions that share one, one thread at a time may call any.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
-            warning. ``"raise"``: the error comes out.
+            warning. ``"raise"``: the error comes out. Calls of no rows, of more than all sizes, and
+            of too many keys run eagerly in both.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing. Without it writes to arguments by
             ``.data``, arguments that share memory with what the function writes elsewhere, and
@@ -412,6 +421,14 @@ class GraphedFunction(_core.Dispatcher):
         if kept.__wrapped__.__self__ is not instance:
             instance.__dict__[self._kept_as] = kept = bound
         return kept
+
+    def __setattr__(self, name: str, value: object) -> None:
+        """Set an attribute of a module where it has one of that name, as its flag ``training``."""
+        is_public = not name.startswith("_") and not hasattr(type(self), name)
+        if is_public and isinstance(self._fn, torch.nn.Module) and hasattr(self._fn, name):
+            setattr(self._fn, name, value)
+        else:
+            object.__setattr__(self, name, value)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):
