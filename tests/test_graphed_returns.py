@@ -159,3 +159,14 @@ def test_an_object_of_a_class_of_the_users_is_returned(lab: Lab) -> None:
     assert one is not other
     assert_close(one.y, first * 2)
     assert_close(other.y, second * 2)
+
+
+@pytest.mark.parametrize(
+    "function", [lambda x: None, lambda x: 3, lambda x: x, lambda x: x[1:], nn.Dropout().eval()]
+)
+def test_a_function_that_does_nothing_on_the_device_is_as_eager(lab: Lab, function: Any) -> None:
+    graphed = cgraph.graphed(function)
+    for _ in range(3):
+        x = fresh(lab, 4)
+        agree(graphed, function, x)
+    assert states(graphed) == ["captured"]

@@ -369,6 +369,8 @@ def _captured(
     for generator in generators:
         graph.register_generator_state(generator)
     graph._statics = tuple(statics)
+    # Some functions do nothing on the device, as dropout that does not train.
+    graph._may_be_empty = True
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
     try:
         with breakable(_Whole()):
