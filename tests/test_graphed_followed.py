@@ -196,3 +196,71 @@ def test_a_module_that_another_function_names_is_used_from_then_on(lab: Lab) -> 
         with torch.no_grad():
             x = fresh(lab, 2, 3)
             assert_close(graphed(x), modules[place](x) * 2)
+
+
+@pytest.mark.parametrize(
+    "make", [scaled, lambda by: functools.partial(torch.mul, by), lambda by: lambda x, y=by: x * y]
+)
+def test_a_function_that_is_made_anew_for_each_call_is_the_same(
+    lab: Lab, make: Callable[[Tensor], Callable[[Tensor], Tensor]]
+) -> None:
+    global helper
+    by = fresh(lab, 3)
+    graphed = cgraph.graphed(applied)
+    for _ in range(20):
+        helper = make(by)
+        x = fresh(lab, 3)
+        assert_close(graphed(x), x * by + 1)
+    assert numbers(graphed) == (1, 20, 0)
+    by = fresh(lab, 3)
+    for _ in range(3):
+        helper = make(by)
+        x = fresh(lab, 3)
+        assert_close(graphed(x), x * by + 1)
+    assert numbers(graphed) == (1, 23, 0)
+
+
+def test_all_ways_to_a_tensor_through_functions_are_followed(lab: Lab) -> None:
+    first, second = fresh(lab, 3), fresh(lab, 3)
+
+    def both(one: Callable[..., Tensor], other: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        return lambda x: one(x) + other(x)
+
+    a = b = scaled(first)
+    twice = cgraph.graphed(lambda x: a(x) - b(x) * 2)
+    named = cgraph.graphed(lambda x: first.sum() + c(x))
+    c = scaled(first)
+    nested = cgraph.graphed(lambda x: both(d, e)(x) + d(x) * 2)
+    d = scaled(first)
+    e = both(d, d)
+    for call in range(6):
+        if call == 2:
+            b = c = scaled(second)
+            e = both(scaled(second), d)
+        x = fresh(lab, 3)
+        assert_close(twice(x), a(x) - b(x) * 2)
+        assert_close(named(x), first.sum() + c(x))
+        assert_close(nested(x), both(d, e)(x) + d(x) * 2)
+
+
+def test_hooks_of_leaves_that_get_no_gradient_in_the_step_are_nobodys_concern(lab: Lab) -> None:
+    one, other = network(lab), network(lab)
+    optimizer = torch.optim.SGD(one.parameters(), 0.1)
+
+    def step(x: Tensor) -> Tensor:
+        assert other is not one
+        optimizer.zero_grad()
+        loss = one(x).square().sum()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    graphed = cgraph.graphed(step)
+    handle = None
+    for x in inputs(lab, 12):
+        if handle is not None:
+            handle.remove()
+        handle = other[0].weight.register_hook(lambda grad: grad * 2)
+        graphed(x)
+    captured, replays, eager = numbers(graphed)
+    assert (captured, replays, eager) == (1, 12, 0)

@@ -219,3 +219,29 @@ def test_what_another_graph_of_the_pool_has_returned_is_kept_if_it_is_returned_a
         assert_close(y, right)
         assert_close(total, (right + 1).exp().sum(0) * 3)
         del y, total
+
+
+@pytest.mark.parametrize(
+    ("alias", "policy"),
+    [
+        ("detach", "warn"),
+        ("detach", "raise"),
+        ("detach", "clone"),
+        # What autograd knows as a view holds the result itself as well.
+        ("view_as", "clone"),
+        ("chunk", "clone"),
+    ],
+)
+def test_aliases_of_results_that_a_call_returns_again_keep_their_values(
+    lab: Lab, alias: str, policy: Any
+) -> None:
+    def other(x: Tensor) -> Tensor:
+        return {"detach": x.detach(), "view_as": x.view_as(x), "chunk": x.chunk(1)[0]}[alias]
+
+    graphed = cgraph.graphed(lambda a, b: (b, (a + b) / 2), on_held=policy)
+    a, b = fresh(lab, 3), fresh(lab, 3)
+    one, two = a, b
+    for _ in range(70):
+        a, b = graphed(other(a), other(b))
+        one, two = two, (one + two) / 2
+        assert_close((a, b), (one, two))

@@ -30,8 +30,8 @@ class Gradients:
         self._before: list[tuple[torch.Tensor | None, int | None]] = []
         self._replaced: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self.added_to: list[Holder] = []
-        # Those that a backward pass inside may have given gradients; None if there was no pass.
-        self._given_to: list[torch.Tensor] | None = None
+        # Those that a backward pass inside may have given gradients.
+        self._given_to: list[torch.Tensor] = []
         self.has_made = False
         # What the leaves get; made by the first replay.
         self._given: list[torch.Tensor | None] | None = None
@@ -42,9 +42,8 @@ class Gradients:
 
     def hooks(self) -> list[Holder]:
         """Where the hooks are that a backward pass runs for the leaves."""
-        leaves = [leaf for leaf, _ in self._replaced] if self._given_to is None else self._given_to
-        leaves = [*leaves, *(one.owner for one in self.added_to)]
-        leaves = [*{id(leaf): leaf for leaf in leaves}.values()]
+        leaves = [*(leaf for leaf, _ in self._replaced), *(one.owner for one in self.added_to)]
+        leaves = [*{id(leaf): leaf for leaf in (*leaves, *self._given_to)}.values()]
         return [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
 
     @property
@@ -77,7 +76,7 @@ class Gradients:
         statics: Sequence[torch.Tensor],
         names: Sequence[str],
         is_used: Callable[[torch.Tensor], bool],
-        has_backward: bool,
+        gets_gradient: Callable[[torch.Tensor], bool],
     ) -> None:
         """Note at the end of the capture what it has done.
 
@@ -85,7 +84,8 @@ class Gradients:
             statics: Tensors that stand for the arguments, which are never theirs.
             names: The names of these.
             is_used: Whether the capture reads or writes one of those that were there before.
-            has_backward: Whether there was a backward pass, whose gradients may be gone by now.
+            gets_gradient: Whether a backward pass inside may have given a leaf one, which may be
+                gone by now.
 
         Raises:
             CaptureError: An argument would have another gradient, or the graph would go on with one
@@ -118,10 +118,9 @@ class Gradients:
                 )
             elif now is not None and (_version(now) != version or is_used(now)):
                 self.added_to.append(Holder(leaf, "grad", now))
-        if has_backward:
-            given = {id(static) for static in statics}
-            leaves = (leaf for leaf, _ in self._old if leaf.requires_grad)
-            self._given_to = [leaf for leaf in leaves if id(leaf) not in given]
+        given = {id(static) for static in statics}
+        leaves = (leaf for leaf, _ in self._old if leaf.requires_grad and gets_gradient(leaf))
+        self._given_to = [leaf for leaf in leaves if id(leaf) not in given]
         changed = {id(leaf) for leaf, *_ in (*self._replaced, *self.added_to)}
         for static, name in zip(statics, names, strict=True):
             if id(static) in changed:

@@ -69,7 +69,7 @@ class Holding:
             kwargs: Its keyword arguments.
             are_kept: Whether somebody else has the tuple of the positional ones.
             is_returned: Whether the call returns this one of its arguments, as a function does that
-                shifts values: it gets memory of its own, whatever the policy.
+                shifts values: without ``storages`` it gets memory of its own, and with them it has.
         """
         if is_busy():
             # In a warm-up, whose values nobody sees.
@@ -79,6 +79,8 @@ class Holding:
             count -= given.references(lent)
             if count <= _assigned_next(lent, given):
                 return
+        if lent is not None and is_returned and storages is not None:
+            return
         if lent is not None and (is_returned or self._policy == "clone"):
             # In the mode of the call that returned it, or it would change its kind.
             with torch.inference_mode(lent.is_inference()):

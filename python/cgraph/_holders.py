@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -13,6 +14,7 @@ from cgraph.errors import CaptureError
 
 __all__ = [
     "Holder",
+    "is_same_function",
     "put_back_tensors",
     "require_none_replaced",
     "used_of",
@@ -136,6 +138,37 @@ def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
         # A tuple has what it had once it is there again.
         if isinstance(one.value, torch.Tensor | tuple) and one.now is not one.value:
             one.put_back()
+
+
+def is_same_function(now: object, then: object) -> bool:
+    """Whether something is the same object, or a function of the same code and contents.
+
+    Some are made anew before each call, as closures and those of ``functools.partial``.
+    """
+    if now is then:
+        return True
+    if isinstance(now, types.FunctionType) and isinstance(then, types.FunctionType):
+        return now.__code__ is then.__code__ and _are_same(_contents_of(now), _contents_of(then))
+    if isinstance(now, functools.partial) and isinstance(then, functools.partial):
+        parts = ((one.func, *one.args, *one.keywords.values()) for one in (now, then))
+        return [*now.keywords] == [*then.keywords] and _are_same(*map(list, parts))
+    return False
+
+
+def _contents_of(function: types.FunctionType) -> list[object]:
+    """What a function closes over, and its defaults; cells that are empty are themselves."""
+    contents: list[object] = [function.__globals__]
+    for cell in function.__closure__ or ():
+        try:
+            contents.append(cell.cell_contents)
+        except ValueError:
+            contents.append(cell)
+    return [*contents, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _are_same(now: list[object], then: list[object]) -> bool:
+    pairs = zip(now, then, strict=False)
+    return len(now) == len(then) and all(is_same_function(*pair) for pair in pairs)
 
 
 def vars_of(one: object) -> dict[str, Any]:

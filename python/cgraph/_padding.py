@@ -116,8 +116,11 @@ class Padded:
             return None
         has_rows = [dim is not None for dim in self._dims]
         of = self._statics[has_rows.index(True)].shape[0]
-        rows = self._rows, of
-        return _core.PaddedGraph(graph, inputs, rows, fill, has_rows, self), self._heads
+        try:
+            native = _core.PaddedGraph(graph, inputs, self._rows, of, fill, has_rows, self)
+        except ArgumentError:  # rows without elements, or that share memory
+            return None
+        return native, self._heads
 
     def _fill(self, tensors: Sequence[torch.Tensor]) -> None:
         """Copy and pad, in as few launches as may be."""

@@ -10,7 +10,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._attributes import dictionaries_of
-from cgraph._holders import Holder
+from cgraph._holders import Holder, is_same_function
 from cgraph._stepping import HOOKS_OF_STEPS
 from cgraph._surroundings import holders_of, modules_of, tensors_of
 
@@ -204,10 +204,12 @@ class Surroundings:
         # cgraph's own hooks may be there, while another capture follows modules.
         if self.fixed.is_in_place(grad, hooks=False):
             return None
-        for holder in self._holders:
-            if holder.now is not holder.value:
+        others = [(one, now) for one in self._holders if (now := one.now) is not one.value]
+        for holder, now in others:
+            if not is_same_function(now, holder.value):
                 return _words(holder)
-        return self.find_displaced() or self._replaced()
+        # What cannot be named is a parameter, unless functions were made anew and nothing else.
+        return self.find_displaced() or self._replaced() or (None if others else "a parameter")
 
     def find_displaced(self) -> str | None:
         """The first tensor that lies elsewhere; None if none does."""
@@ -263,7 +265,7 @@ class Surroundings:
                 self._tensors.append(tensor)
                 self._names.append(f"{path}.{name}" if path else name)
 
-    def _replaced(self) -> str:
+    def _replaced(self) -> str | None:
         hooks = [one for one in self._holders if one.name in _HOOKS]
         for owner, known in zip(self._owners, self._items, strict=True):
             name = next((one.name for one in hooks if one.value is owner), None)
@@ -275,9 +277,9 @@ class Surroundings:
             for name in {**owner, **known}
             if name not in known or name not in owner or not _are_same(owner[name], known[name])
         )
-        found = next(names, "a parameter")
+        found: Any = next(names, None)
         # The state of an optimizer is found by its parameters.
-        return found if isinstance(found, str) else _NAMES["state"]
+        return found if isinstance(found, str | None) else _NAMES["state"]
 
 
 def _inside(part: torch.nn.Module) -> list[Holder]:

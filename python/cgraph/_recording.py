@@ -162,7 +162,7 @@ def _record(
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
-            rollback.notice(gradients.captures_now())
+            rollback.notice((*gradients.captures_now(), *leaves))
             # A call may have made some that were not there.
             held, of_objects, _ = plan.held()
             kept = Attributes(() if plan.warmup else of_objects)
@@ -184,7 +184,7 @@ def _record(
                 require_unmoved(plan)
                 rollback.require_one_device()
                 gradients.note(
-                    statics, call.names, rollback.captures_use, rollback.captures_backward
+                    statics, call.names, rollback.captures_use, rollback.captures_gradient
                 )
                 if gradients.has_made and not plan.warmup:
                     # Calls to come may add to it, or set it anew: the first one does the same.

@@ -187,10 +187,9 @@ class Rollback:
         spans = self._watch.captured.get(_torch.storage_id(memory), [])
         return any(one < end and begin < other for one, other in spans)
 
-    @property
-    def captures_backward(self) -> bool:
-        """Whether a captured operator is of a backward pass."""
-        return self._watch.captures_backward
+    def captures_gradient(self, leaf: torch.Tensor) -> bool:
+        """Whether a backward pass is captured, and an operator that gets a leaf that is noticed."""
+        return self._watch.captures_backward and self.captures_name(leaf)
 
     def require_one_device(self) -> None:
         """Refuse a capture of work on several GPUs, of which one graph has one.

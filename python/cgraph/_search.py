@@ -105,12 +105,16 @@ _Way = tuple[Holder, frozenset[int]]
 
 def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holder]:
     """Where all ways begin, each once."""
-    seen: set[tuple[int, str]] = set()
-    for holder in held_by(function, None, set()):
+    roots: dict[tuple[int, str], Holder] = {}
+    for holder in held_by(function, None):
         place = id(holder.owner), holder.name
-        if place not in seen and not issubclass(type(holder.value), PLAIN):
-            seen.add(place)
-            yield holder
+        if place in roots:
+            # Another function has it as well.
+            functions = *roots[place].functions, *holder.functions
+            roots[place] = holder._replace(functions=functions)
+        elif not issubclass(type(holder.value), PLAIN):
+            roots[place] = holder
+    yield from roots.values()
     kinds: dict[type, list[tuple[str, Any]]] = {}
     for part in parts:
         values = vars(part)

@@ -69,25 +69,47 @@ def holders_of(function: object) -> list[Holder]:
 
     Not those in lists and dictionaries, of which it may use one.
     """
-    return with_functions(held_by(function, (torch.nn.Module,), set()))
+    return with_functions(held_by(function, (torch.nn.Module,)))
 
 
-def held_by(
-    function: object,
-    kinds: tuple[type, ...] | None,
-    seen: set[int],
-    functions: tuple[Holder, ...] = (),
-) -> Iterator[Holder]:
-    """Where a function, or one that it has or names, finds objects, or those of some kinds."""
-    if id(function) in seen:
-        return
-    seen.add(id(function))
-    for holder in _places_of(function):
-        if isinstance(holder.value, _FUNCTIONS):
-            way = functions if isinstance(holder.owner, _Constant) else (*functions, holder)
-            yield from held_by(holder.value, kinds, seen, way)
-        elif kinds is None or isinstance(holder.value, kinds):
-            yield holder._replace(functions=functions)
+def held_by(function: object, kinds: tuple[type, ...] | None) -> Iterator[Holder]:
+    """Where a function, or one that it has or names, finds objects, or those of some kinds.
+
+    With the places of all functions on all ways that lead there.
+    """
+    found: list[tuple[Holder, int]] = []
+    # Where each function is that was found, and the functions that have it there.
+    places: dict[int, list[tuple[Holder, int]]] = {id(function): []}
+    waiting = [function]
+    while waiting:
+        owner = waiting.pop()
+        for holder in _places_of(owner):
+            value = holder.value
+            if isinstance(value, _FUNCTIONS):
+                if id(value) not in places:
+                    places[id(value)] = []
+                    waiting.append(value)
+                places[id(value)].append((holder, id(owner)))
+            elif kinds is None or isinstance(value, kinds):
+                found.append((holder, id(owner)))
+    known: dict[int, tuple[Holder, ...]] = {}
+    for holder, owner in found:
+        if owner not in known:
+            known[owner] = _leading_to(owner, places)
+        yield holder._replace(functions=known[owner])
+
+
+def _leading_to(function: int, places: dict[int, list[tuple[Holder, int]]]) -> tuple[Holder, ...]:
+    """The places of functions on all ways to one of them, but for those whose values stay."""
+    leading: list[Holder] = []
+    seen, waiting = {function}, [function]
+    while waiting:
+        for holder, owner in places[waiting.pop()]:
+            leading += [] if isinstance(holder.owner, _Constant) else [holder]
+            if owner not in seen:
+                seen.add(owner)
+                waiting.append(owner)
+    return tuple(leading)
 
 
 def of_kind(kind: type) -> list[tuple[str, Any]]:

@@ -164,17 +164,19 @@ class Padding:
                 for whole, part in zip(recorded.outputs, cut, strict=True)
             ]
 
-        # Calls are compared with dense tensors, as they come; what is copied to may have gaps.
-        like = [torch.empty_like(tensor, requires_grad=False) for tensor in call.tensors]
         function, outside = self._capturing.function, surroundings.storages
         # What replays for debugging gives the leaves theirs.
         gradients = Gradients([]) if recorded.debugged else recorded.gradients
-        like_call = call.replaced(like)
+        # With the graph's tensors: those of the call are not kept.
+        like_call = call.replaced(recorded.statics)
         leaving = Leaving(recorded, function, like_call, outputs, outside, gradients)
         work: Any = Padded(recorded, found, self._options.pad, leaving)
-        lane = self._capturing.places.lane()
-        if lane is not None and (native := work.native()) is not None:
+        if (native := work.native()) is not None:
             work, like = native
+        else:
+            # Calls are compared with dense tensors, as they come; what is copied to may have gaps.
+            like = [torch.empty_like(tensor, requires_grad=False) for tensor in call.tensors]
+        lane = self._capturing.places.lane()
         return _core.Entry(
             *call.patterns([_torch.signature(one) for one in like]),
             is_in_order=call.is_in_order,

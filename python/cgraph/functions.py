@@ -137,8 +137,9 @@ def graphed(
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
-            in any loop. One that the call returns again has memory of its own in any case. Of views
-            it is only warned with ``"clone"``; those of results with gradients are not looked for.
+            in any loop. But with ``"ignore"``, one that the call returns again gets memory of its
+            own. Of views it is only warned with ``"clone"``; those of results with gradients are
+            not looked for.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
@@ -161,8 +162,8 @@ def graphed(
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
             have their own. Of functions that share one, one thread at a time may call any.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
-            warning. ``"raise"``: the error comes out. Calls of no rows, of more than all sizes, and
-            of too many keys run eagerly in both.
+            warning. ``"raise"``: the error comes out. Calls without elements or rows, of more rows
+            than all sizes, of too many keys and of what moves too often run eagerly in both.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing. Without it writes to arguments by
             ``.data``, arguments that share memory with what the function writes elsewhere, and
@@ -429,6 +430,14 @@ class GraphedFunction(_core.Dispatcher):
             setattr(self._fn, name, value)
         else:
             object.__setattr__(self, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        """Delete an attribute where :meth:`__setattr__` would set it."""
+        is_own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
+        if not is_own and isinstance(self._fn, torch.nn.Module):
+            delattr(self._fn, name)
+        else:
+            object.__delattr__(self, name)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_"):

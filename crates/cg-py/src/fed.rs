@@ -102,11 +102,7 @@ impl Fed {
             Given::Nothing | Given::Tensors(_) | Given::Found(_) => None,
         };
         let launched = enter(py, || {
-            let feed = raw::feed(inputs.core(), sources, values)?;
-            let feed = match padding {
-                Some(padding) => feed.padded(padding)?,
-                None => feed,
-            };
+            let feed = raw::feed(inputs.core(), sources, values, padding)?;
             exec.replay_with_on(
                 &feed,
                 |last| last.handle().0 == stream,

@@ -23,14 +23,19 @@ pub(crate) struct PaddedGraph {
 
 #[pymethods]
 impl PaddedGraph {
-    /// For tensors with the first rows of static inputs where `has_rows` is true; `rows` are theirs
-    /// and those of the inputs. `fill` is what the others hold then: `"zero"` or `"repeat"`.
+    /// For tensors with the first `rows` rows of as many as `of` where `has_rows` is true. `fill` is
+    /// what the others of a static input hold then: `"zero"` or `"repeat"`.
     #[new]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "given once for each number of rows"
+    )]
     fn new(
         py: Python<'_>,
         graph: Py<Graph>,
         inputs: Py<Inputs>,
-        rows: (u32, u32),
+        rows: u32,
+        of: u32,
         fill: &str,
         has_rows: Vec<bool>,
         otherwise: Py<PyAny>,
@@ -40,10 +45,7 @@ impl PaddedGraph {
             "repeat" => cg_core::Fill::LastRow,
             _ => return Err(argument("fill", fill, "zero or repeat")),
         };
-        let padding = enter(py, || {
-            let (some, all) = rows;
-            inputs.get().core().padding(some, all, fill, has_rows)
-        })?;
+        let padding = enter(py, || inputs.get().core().padding(rows, of, fill, has_rows))?;
         Ok(Self {
             graph,
             inputs,

@@ -15,8 +15,8 @@ use std::mem::transmute;
 use std::ptr::null_mut;
 
 use cg_core::{
-    Address, Device, Error, Feed, GraphHandle, Memory, Result, Stream, StreamHandle, Template,
-    Tracker,
+    Address, Device, Error, Feed, GraphHandle, Memory, Padding, Result, Stream, StreamHandle,
+    Template, Tracker,
 };
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyString, PyType};
@@ -83,13 +83,14 @@ pub(crate) fn feed<'a>(
     inputs: &'a cg_core::Inputs,
     sources: &'a [Address],
     values: &'a [u64],
+    padding: Option<&'a Padding>,
 ) -> Result<Feed<'a>> {
     // SAFETY: the sources are the memory of tensors that the caller holds during the call, each of the
-    // slot's bytes, or of the rows that the caller gives the feed padding for. As for
+    // slot's bytes, or with padding of the rows that `Entry` has compared it with. As for
     // any work that torch enqueues, whoever frees the memory of a tensor does so in the order of the
     // stream that used it. Each is the slot's own address, or one that `crate::inputs::Inputs` has
     // found not to conflict, and the destinations of inputs never change.
-    unsafe { inputs.feed_checked(sources, values) }
+    unsafe { inputs.feed_checked(sources, values, padding) }
 }
 
 /// A function of torch's that tells a mode of the thread. It may be called at any time.

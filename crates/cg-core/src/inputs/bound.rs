@@ -55,14 +55,25 @@ impl Bound {
             self.template = Some(Arc::clone(&feed.inputs.template));
         }
         let shared = &self.shared;
+        // What an address is checked for depends on the padding, too.
+        let is_padded =
+            |node: &Setting| feed.padding.is_some() || node.parameter.padding().is_some();
+        if !feed.is_checked && self.nodes.iter().any(is_padded) {
+            for (slot, source) in feed.sources.iter().enumerate() {
+                shared.check_source(slot, *source, feed.bytes(slot, shared.slots[slot].1))?;
+            }
+        }
         for (part, node) in shared.parts.iter().zip(&mut self.nodes) {
             let sources = &feed.sources[part.copies.clone()];
             for (i, source) in sources.iter().enumerate() {
                 if node.parameter.source(i) != *source {
                     if !feed.is_checked {
                         let slot = part.copies.start + i;
-                        let bytes = feed.bytes(slot, shared.slots[slot].1);
-                        shared.check_source(slot, *source, bytes)?;
+                        shared.check_source(
+                            slot,
+                            *source,
+                            feed.bytes(slot, shared.slots[slot].1),
+                        )?;
                     }
                     node.parameter.set_source(i, *source);
                     node.is_set = false;

@@ -29,12 +29,14 @@ pub(super) const THREADS: u32 = 256;
 
 const HEADER: usize = 16;
 const WORD: usize = 8;
-/// Destination, source, and bytes and first block in one.
+/// Destination, source, and bytes, first block and whether it has rows in one.
 const COPY_WORDS: usize = 3;
 /// Destination and value.
 const STORE_WORDS: usize = 2;
 /// How many words one node can have.
 const MOST_WORDS: usize = KERNELS[KERNELS.len() - 1].words();
+// A byte counts the copies, and one the stores.
+const _: () = assert!(MOST_WORDS / STORE_WORDS <= 255);
 /// How many bits of a copy's third word are its first block; the others are its bytes, but for the top
 /// one.
 const BLOCK_BITS: u32 = 20;
@@ -180,7 +182,7 @@ impl Parameter {
             changes |= self.u32(at) != number;
             self.set_u32(at, number);
         }
-        for (i, has_rows) in padding.slots(slots).iter().enumerate() {
+        for (i, has_rows) in padding.have_rows(slots).iter().enumerate() {
             let at = copy_at(i) + 2 * WORD;
             let before = self.u64(at);
             let now = before & !HAS_ROWS | if *has_rows { HAS_ROWS } else { 0 };
@@ -193,10 +195,8 @@ impl Parameter {
     /// What the rows are filled with that sources do not have, how many rows these have, and of how
     /// many; none if they have all.
     pub(super) fn padding(&self) -> Option<(Fill, u32, u32)> {
-        let fills = [Fill::Zeros, Fill::LastRow].into_iter();
-        let fill = fills
-            .into_iter()
-            .find(|fill| fill_number(*fill) == self.bytes[FILL])?;
+        let mut fills = [Fill::Zeros, Fill::LastRow].into_iter();
+        let fill = fills.find(|fill| fill_number(*fill) == self.bytes[FILL])?;
         Some((fill, self.u32(ROWS), self.u32(OF)))
     }
 

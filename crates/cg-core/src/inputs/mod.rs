@@ -199,29 +199,50 @@ impl Inputs {
         sources: &'a [Address],
         values: &'a [u64],
     ) -> Result<Feed<'a>> {
-        self.new_feed(sources, values, false)
+        self.new_feed(sources, values, None, false)
     }
 
-    /// As [`Self::feed`], for sources that the caller has looked at: a replay looks at none again.
+    /// As [`Self::feed`], with sources that may have fewer rows than their slots.
     ///
     /// # Errors
-    /// As for [`Self::feed`].
+    /// As for [`Self::feed`]; [`Error::Invalid`] for the padding of other inputs.
     ///
     /// # Safety
-    /// As for [`Self::feed`]; and for no source is [`Self::conflicts`] true.
+    /// As for [`Self::feed`], but of sources whose slots have rows, those of the padding need to be
+    /// mapped alone.
+    #[expect(unsafe_code, reason = "nobody here owns the sources")]
+    pub unsafe fn feed_padded<'a>(
+        &'a self,
+        sources: &'a [Address],
+        values: &'a [u64],
+        padding: &'a Padding,
+    ) -> Result<Feed<'a>> {
+        self.new_feed(sources, values, Some(padding), false)
+    }
+
+    /// As [`Self::feed`], or with padding as [`Self::feed_padded`], for sources that the caller has
+    /// looked at: a replay looks at none again.
+    ///
+    /// # Errors
+    /// As for these.
+    ///
+    /// # Safety
+    /// As for these; and for no source is [`Self::conflicts`] true.
     #[expect(unsafe_code, reason = "nobody here owns the sources")]
     pub unsafe fn feed_checked<'a>(
         &'a self,
         sources: &'a [Address],
         values: &'a [u64],
+        padding: Option<&'a Padding>,
     ) -> Result<Feed<'a>> {
-        self.new_feed(sources, values, true)
+        self.new_feed(sources, values, padding, true)
     }
 
     fn new_feed<'a>(
         &'a self,
         sources: &'a [Address],
         values: &'a [u64],
+        padding: Option<&'a Padding>,
         is_checked: bool,
     ) -> Result<Feed<'a>> {
         if sources.len() != self.slots() {
@@ -236,11 +257,14 @@ impl Inputs {
             let expected = format!("{}, one for each store", self.stores());
             return Err(Error::invalid("number of values", &values.len(), expected));
         }
+        if let Some(padding) = padding {
+            padding.require_of(&self.shared)?;
+        }
         Ok(Feed {
             inputs: self,
             sources,
             values,
-            padding: None,
+            padding,
             is_checked,
         })
     }

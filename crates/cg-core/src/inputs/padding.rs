@@ -1,5 +1,6 @@
 //! [`Padding`]: sources with fewer rows than their slots.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{Feed, Inputs, Shared};
@@ -14,10 +15,10 @@ pub enum Fill {
     LastRow,
 }
 
-/// Which slots have rows, and how many of them the sources have; made by [`Inputs::padding`].
+/// Which slots have rows, and how many of these the sources have; made by [`Inputs::padding`].
 pub struct Padding {
     shared: Arc<Shared>,
-    slots: Box<[bool]>,
+    has_rows: Box<[bool]>,
     pub(super) rows: u32,
     pub(super) of: u32,
     pub(super) fill: Fill,
@@ -26,13 +27,23 @@ pub struct Padding {
 impl Padding {
     /// Whether each of these slots has rows.
     #[inline]
-    pub(super) fn slots(&self, of: std::ops::Range<usize>) -> &[bool] {
-        &self.slots[of]
+    pub(super) fn have_rows(&self, slots: Range<usize>) -> &[bool] {
+        &self.has_rows[slots]
+    }
+
+    /// Refuses other inputs than those that it was made for.
+    #[inline]
+    pub(super) fn require_of(&self, shared: &Arc<Shared>) -> Result<()> {
+        if Arc::ptr_eq(&self.shared, shared) {
+            return Ok(());
+        }
+        let given = format!("that of {} other slots", self.has_rows.len());
+        Err(Error::invalid("padding", &given, "that of these inputs"))
     }
 
     /// How many of a slot's bytes come from its source.
     fn bytes(&self, slot: usize, bytes: u64) -> u64 {
-        if self.slots[slot] {
+        if self.has_rows[slot] {
             bytes / u64::from(self.of) * u64::from(self.rows)
         } else {
             bytes
@@ -42,7 +53,7 @@ impl Padding {
 
 impl Inputs {
     /// Padding for sources that have the first `rows` rows of as many as `of`, side by side in
-    /// memory, in the slots for which `slots` is true; the other sources are whole.
+    /// memory, in the slots for which `has_rows` is true; the other sources are whole.
     ///
     /// ```
     /// # use cg_core::{Device, Fill, Inputs, InstantiateFlags, Memory, Sim, Stream, Template};
@@ -58,7 +69,7 @@ impl Inputs {
     /// let padding = inputs.padding(3, 4, Fill::LastRow, [true])?;
     /// let sources = [three.address()];
     /// // SAFETY: `three` has three rows, and lives until the stream has passed the replay.
-    /// let feed = unsafe { inputs.feed(&sources, &[]) }?.padded(&padding)?;
+    /// let feed = unsafe { inputs.feed_padded(&sources, &[], &padding) }?;
     /// exec.replay_with(&feed, &stream)?;
     /// stream.synchronize()?;
     /// assert_eq!(slot.read()?, [1, 2, 3, 4, 5, 6, 5, 6]);
@@ -66,27 +77,27 @@ impl Inputs {
     /// ```
     ///
     /// # Errors
-    /// [`Error::Invalid`] if `slots` are more or fewer than the inputs have, for no rows or more than
-    /// `of`, and for a slot whose bytes are not those of so many rows.
+    /// [`Error::Invalid`] if `has_rows` is not one for each slot, for no rows or more than `of`, and for
+    /// a slot with rows whose bytes are not those of so many, or that has none.
     pub fn padding(
         &self,
         rows: u32,
         of: u32,
         fill: Fill,
-        slots: impl Into<Box<[bool]>>,
+        has_rows: impl Into<Box<[bool]>>,
     ) -> Result<Padding> {
-        let slots = slots.into();
-        if slots.len() != self.slots() {
+        let has_rows = has_rows.into();
+        if has_rows.len() != self.slots() {
             let expected = format!("{}, one for each slot", self.slots());
-            return Err(Error::invalid("number of slots", &slots.len(), expected));
+            return Err(Error::invalid("number of slots", &has_rows.len(), expected));
         }
         if rows == 0 || rows > of {
             let expected = format!("1 to {of}");
             return Err(Error::invalid("number of rows", &rows, expected));
         }
-        let padded = self.shared.slots.iter().zip(&slots).filter(|one| *one.1);
+        let padded = self.shared.slots.iter().zip(&has_rows).filter(|one| *one.1);
         for ((address, bytes), _) in padded {
-            if !bytes.is_multiple_of(u64::from(of)) {
+            if *bytes == 0 || !bytes.is_multiple_of(u64::from(of)) {
                 let given = format!("{bytes} bytes at {:#x}", address.0);
                 let expected = format!("{of} rows of equal bytes");
                 return Err(Error::invalid("slot", &given, expected));
@@ -94,7 +105,7 @@ impl Inputs {
         }
         Ok(Padding {
             shared: Arc::clone(&self.shared),
-            slots,
+            has_rows,
             rows,
             of,
             fill,
@@ -102,24 +113,7 @@ impl Inputs {
     }
 }
 
-impl<'a> Feed<'a> {
-    /// The same, with sources that have fewer rows than their slots. For [`Inputs::feed`] this means
-    /// that of these sources the rows alone need to be mapped.
-    ///
-    /// # Errors
-    /// [`Error::Invalid`] for the padding of other inputs.
-    #[inline]
-    pub fn padded(self, padding: &'a Padding) -> Result<Self> {
-        if !Arc::ptr_eq(&padding.shared, &self.inputs.shared) {
-            let given = format!("that of {} other slots", padding.slots.len());
-            return Err(Error::invalid("padding", &given, "that of these inputs"));
-        }
-        Ok(Self {
-            padding: Some(padding),
-            ..self
-        })
-    }
-
+impl Feed<'_> {
     /// How many bytes a source has, of a slot that has so many.
     #[inline]
     pub(super) fn bytes(&self, slot: usize, bytes: u64) -> u64 {
@@ -131,6 +125,6 @@ impl<'a> Feed<'a> {
 impl std::fmt::Debug for Padding {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(f, "Padding({} of {} rows, ", self.rows, self.of)?;
-        write!(f, "{:?}, slots {:?})", self.fill, self.slots)
+        write!(f, "{:?}, slots {:?})", self.fill, self.has_rows)
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use cg_core::{Address, Device, Exec, Fill, Inputs, Memory, Padding, Stream, Template};
 
 use super::inputs::{instantiate, noise, plain, replay};
-use crate::support::raw::feed;
+use crate::support::raw::feed_padded;
 
 on_every_driver! {
     rows_that_a_source_does_not_have_are_zeros_or_its_last_row,
@@ -32,10 +32,7 @@ fn expected(source: &[u8], rows: usize, of: usize, fill: Fill) -> Vec<u8> {
 
 fn padded(exec: &Exec, inputs: &Inputs, sources: &[Address], values: &[u64], padding: &Padding) {
     let stream = Stream::new(exec.device()).unwrap();
-    let feed = feed(inputs, sources, values)
-        .unwrap()
-        .padded(padding)
-        .unwrap();
+    let feed = feed_padded(inputs, sources, values, padding).unwrap();
     exec.replay_with(&feed, &stream).unwrap();
     stream.synchronize().unwrap();
 }
@@ -180,11 +177,19 @@ fn bytes_behind_the_rows_of_a_source_are_not_read(device: &Device) {
     padded(&exec, &inputs, &[source.address()], &[], &padding);
     let right = expected(&source.read().unwrap(), 2, 4, Fill::LastRow);
     assert_eq!(to.read().unwrap(), right);
+    // The same address is asked for more now, as often as somebody tries.
+    replay(&exec, &inputs, &[source.address()], &[]).unwrap_err();
+    replay(&exec, &inputs, &[source.address()], &[]).unwrap_err();
+    let more = inputs.padding(3, 4, Fill::LastRow, [true]).unwrap();
+    let (stream, sources) = (Stream::new(device).unwrap(), [source.address()]);
+    let longer = feed_padded(&inputs, &sources, &[], &more).unwrap();
+    exec.replay_with(&longer, &stream).unwrap_err();
+    padded(&exec, &inputs, &sources, &[], &padding);
+    assert_eq!(to.read().unwrap(), right);
     // What the rows overlap is refused as ever.
     let inside = memory.slice(8..40).unwrap();
-    let stream = Stream::new(device).unwrap();
     let sources = [inside.address()];
-    let bad = feed(&inputs, &sources, &[]).unwrap().padded(&padding);
+    let bad = feed_padded(&inputs, &sources, &[], &padding);
     let error = exec.replay_with(&bad.unwrap(), &stream).unwrap_err();
     assert!(error.to_string().contains("source 0"), "{error}");
     assert!(error.to_string().contains("32 bytes"), "{error}");
@@ -203,6 +208,9 @@ fn stores_happen_beside_padding(device: &Device) {
 fn padding_that_does_not_fit_the_inputs_is_refused(device: &Device) {
     let slots = [slot(device, 12), slot(device, 7)];
     let (_exec, inputs) = with_inputs(device, &slots, &[]);
+    let (_, empty) = with_inputs(device, &[slots[0].slice(0..0).unwrap()], &[]);
+    let error = empty.padding(1, 4, Fill::Zeros, [true]).unwrap_err();
+    assert!(error.to_string().starts_with("slot is 0 bytes"), "{error}");
     for (rows, of, has_rows, words) in [
         (0, 4, &[true, false][..], "number of rows is 0"),
         (5, 4, &[true, false], "number of rows is 5"),
@@ -217,7 +225,7 @@ fn padding_that_does_not_fit_the_inputs_is_refused(device: &Device) {
     let padding = inputs.padding(1, 4, Fill::Zeros, [true, false]).unwrap();
     let (_, other) = with_inputs(device, &slots[..1], &[]);
     let sources = [slots[0].address()];
-    let error = feed(&other, &sources, &[]).unwrap().padded(&padding);
+    let error = feed_padded(&other, &sources, &[], &padding);
     let error = error.unwrap_err().to_string();
     assert!(error.contains("that of these inputs"), "{error}");
 }

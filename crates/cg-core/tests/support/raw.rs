@@ -4,7 +4,8 @@
 use cg_core::driver::handle::{GraphHandle, NodeHandle};
 use cg_core::driver::{CaptureInfo, CaptureStatus};
 use cg_core::{
-    Address, CaptureMode, Device, Feed, Inputs, Result, Stream, StreamHandle, Template, Tracker,
+    Address, CaptureMode, Device, Feed, Inputs, Padding, Result, Stream, StreamHandle, Template,
+    Tracker,
 };
 
 /// The legacy default stream.
@@ -103,6 +104,17 @@ pub(crate) fn feed<'a>(
 ) -> Result<Feed<'a>> {
     // SAFETY: the tests keep the memory of their sources until the replays have passed.
     unsafe { inputs.feed(sources, values) }
+}
+
+/// What one replay copies, where sources have fewer rows.
+pub(crate) fn feed_padded<'a>(
+    inputs: &'a Inputs,
+    sources: &'a [Address],
+    values: &'a [u64],
+    padding: &'a Padding,
+) -> Result<Feed<'a>> {
+    // SAFETY: as for `feed`; tests give sources that have the rows of the padding.
+    unsafe { inputs.feed_padded(sources, values, padding) }
 }
 
 /// What this thread's capture mode is.

@@ -130,6 +130,12 @@ impl Storage {
 }
 
 impl Storage {
+    /// Whether torch has it at this address.
+    #[inline]
+    pub(super) fn is(&self, address: u64) -> bool {
+        self.address == address
+    }
+
     #[inline]
     pub(super) fn references(&self, py: Python<'_>) -> PyResult<i64> {
         self.use_count.call1(py, (self.address,))?.extract(py)
@@ -327,7 +333,7 @@ impl Held {
         told.map(drop)
     }
 
-    /// Tells of a result of a graph that is gone.
+    /// Tells of a result whose memory is looked for no more, as its graph is gone or it is returned.
     #[cold]
     pub(super) fn tell_late(
         &self,

@@ -73,6 +73,13 @@ impl Neighbours {
         self.last.store(0, Ordering::Relaxed);
     }
 
+    /// Whether a result that one of the graphs has lent lies in this storage.
+    #[cold]
+    pub(super) fn have_lent(&self, storage: u64) -> bool {
+        let loans = lock(&self.loans);
+        loans.iter().any(|loan| loan.storage.get().is(storage))
+    }
+
     /// Tells of held results that a replay of the graph of this number may overwrite, but for its
     /// own.
     #[cold]

@@ -125,6 +125,9 @@ impl Outputs {
             (held, call, held.is_close(call))
         });
         let neighbours = self.neighbours.get();
+        if let Some((held, ..)) = call {
+            self.keep_returned(py, held, given)?;
+        }
         if !self.overwrites {
             neighbours.note_harmless();
         } else if !neighbours.is_last(self.number) {
@@ -162,6 +165,25 @@ impl Outputs {
                 if let Leaf::Static(output) = leaf {
                     output.lent.put_site(py, None);
                 }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gives arguments that the call returns memory of their own where they lie in results that it
+    /// overwrites.
+    #[inline]
+    fn keep_returned(&self, py: Python<'_>, held: &Held, given: Arguments<'_, '_>) -> PyResult<()> {
+        for place in given.returned {
+            let tensor = &given.found[*place].tensor;
+            let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
+            let storage = storage.getattr(intern!(py, "_cdata"))?.extract()?;
+            let is_own = self.leaves.iter().any(|leaf| match leaf {
+                Leaf::Static(output) => output.storage.get().is(storage),
+                Leaf::Copied(_) | Leaf::Argument(_) | Leaf::Constant(_) => false,
+            });
+            if is_own || self.neighbours.get().have_lent(storage) {
+                held.tell_late(py, *place, tensor, None, 0, given)?;
             }
         }
         Ok(())
