@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -142,6 +143,21 @@ def scaled(by: Tensor) -> Callable[[Tensor], Tensor]:
     return lambda x: x * by
 
 
+class Holding:
+    def __init__(self, by: Tensor) -> None:
+        self.by = by
+
+    def scale(self, x: Tensor) -> Tensor:
+        return x * self.by
+
+
+holders: dict[int, Holding] = {}
+
+
+def holding(by: Tensor) -> Holding:
+    return holders.setdefault(id(by), Holding(by))
+
+
 def applied(x: Tensor) -> Tensor:
     return helper(x) + 1
 
@@ -199,7 +215,13 @@ def test_a_module_that_another_function_names_is_used_from_then_on(lab: Lab) -> 
 
 
 @pytest.mark.parametrize(
-    "make", [scaled, lambda by: functools.partial(torch.mul, by), lambda by: lambda x, y=by: x * y]
+    "make",
+    [
+        scaled,
+        lambda by: functools.partial(torch.mul, by),
+        lambda by: lambda x, y=by: x * y,
+        lambda by: holding(by).scale,
+    ],
 )
 def test_a_function_that_is_made_anew_for_each_call_is_the_same(
     lab: Lab, make: Callable[[Tensor], Callable[[Tensor], Tensor]]
@@ -264,3 +286,70 @@ def test_hooks_of_leaves_that_get_no_gradient_in_the_step_are_nobodys_concern(la
         graphed(x)
     captured, replays, eager = numbers(graphed)
     assert (captured, replays, eager) == (1, 12, 0)
+
+
+def test_gradients_that_are_there_before_a_step_that_clears_them_last_are_added_to(
+    lab: Lab,
+) -> None:
+    def train(make: Make) -> list[Tensor]:
+        module = network(lab)
+        optimizer = torch.optim.SGD(module.parameters(), 0.1)
+
+        def step(x: Tensor) -> Tensor:
+            loss = module(x).square().sum()
+            loss.backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            return loss.detach()
+
+        made = make(step)
+        for call, x in enumerate(inputs(lab, 7)):
+            if call == 3:
+                module(x + 1).sum().backward()
+            made(x)
+        return [one.detach() for one in module.parameters()]
+
+    right = train(lambda step: step)
+    with pytest.warns(UserWarning, match="takes it away"):
+        assert_close(train(cgraph.graphed), right)
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("part", ["", "0"])
+def test_hooks_and_parts_of_modules_behind_objects_come_and_go(
+    lab: Lab, depth: int, part: str
+) -> None:
+    module = nn.Sequential(nn.Linear(3, 3)).to(lab.device)
+    holder: Any = SimpleNamespace(module=module)
+    holder = SimpleNamespace(inner=holder) if depth == 2 else holder
+
+    def function(x: Tensor) -> Tensor:
+        found: Any = holder.inner if depth == 2 else holder
+        result: Tensor = found.module(x)
+        return result
+
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        for call, x in enumerate(inputs(lab, 9)):
+            if call == 2:
+                hook = module.get_submodule(part).register_forward_hook(lambda *args: args[2] * 3)
+            if call == 4:
+                hook.remove()
+            if call == 6:
+                module.append(nn.Tanh())
+            assert_close(graphed(x), function(x))
+    assert numbers(graphed) == (1, 9, 0)
+
+
+def test_a_tensor_that_a_function_has_as_its_attribute_is_followed(lab: Lab) -> None:
+    def outer(x: Tensor) -> Tensor:
+        by: Tensor = outer.by  # type: ignore[attr-defined]
+        return x * by
+
+    outer.by = fresh(lab, 3)  # type: ignore[attr-defined]
+    graphed = cgraph.graphed(lambda x: outer(x) + 1)
+    for call in range(5):
+        if call == 2:
+            outer.by = fresh(lab, 3)  # type: ignore[attr-defined]
+        x = fresh(lab, 3)
+        assert_close(graphed(x), outer(x) + 1)

@@ -220,7 +220,7 @@ class Capturing:
             full: list[Holder] = []
             if not isinstance(recorded, Trained):
                 gradients = recorded.gradients
-                full = [*recorded.states, *gradients.added_to, *gradients.hooks()]
+                full = [*recorded.states, *gradients.followed()]
             # Where the call itself has moved something, the next one captures anew.
             if (recorded.used or full) and surroundings.moved is None:
                 surroundings = surroundings.with_holders(recorded.used, full)

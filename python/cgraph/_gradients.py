@@ -32,6 +32,8 @@ class Gradients:
         self.added_to: list[Holder] = []
         # Those that a backward pass inside may have given gradients.
         self._given_to: list[torch.Tensor] = []
+        # Those of them that had none before the capture, and have none since.
+        self._without: list[torch.Tensor] = []
         self.has_made = False
         # What the leaves get; made by the first replay.
         self._given: list[torch.Tensor | None] | None = None
@@ -40,11 +42,12 @@ class Gradients:
         """Whether replays give some leaf another gradient."""
         return bool(self._replaced)
 
-    def hooks(self) -> list[Holder]:
-        """Where the hooks are that a backward pass runs for the leaves."""
+    def followed(self) -> list[Holder]:
+        """Where gradients are added to, or none must be, and the leaves' hooks."""
         leaves = [*(leaf for leaf, _ in self._replaced), *(one.owner for one in self.added_to)]
         leaves = [*{id(leaf): leaf for leaf in (*leaves, *self._given_to)}.values()]
-        return [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
+        hooks = [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
+        return [*self.added_to, *(Holder(leaf, "grad", None) for leaf in self._without), *hooks]
 
     @property
     def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
@@ -121,6 +124,10 @@ class Gradients:
         given = {id(static) for static in statics}
         leaves = (leaf for leaf, _ in self._old if leaf.requires_grad and gets_gradient(leaf))
         self._given_to = [leaf for leaf in leaves if id(leaf) not in given]
+        known = zip(self._old, self._before, strict=True)
+        none = {id(leaf) for (leaf, _), (before, _) in known if before is None}
+        left = (leaf for leaf in self._given_to if leaf.grad is None)
+        self._without = [leaf for leaf in left if id(leaf) in none]
         changed = {id(leaf) for leaf, *_ in (*self._replaced, *self.added_to)}
         for static, name in zip(statics, names, strict=True):
             if id(static) in changed:

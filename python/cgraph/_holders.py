@@ -149,6 +149,8 @@ def is_same_function(now: object, then: object) -> bool:
         return True
     if isinstance(now, types.FunctionType) and isinstance(then, types.FunctionType):
         return now.__code__ is then.__code__ and _are_same(_contents_of(now), _contents_of(then))
+    if isinstance(now, types.MethodType) and isinstance(then, types.MethodType):
+        return now.__self__ is then.__self__ and is_same_function(now.__func__, then.__func__)
     if isinstance(now, functools.partial) and isinstance(then, functools.partial):
         parts = ((one.func, *one.args, *one.keywords.values()) for one in (now, then))
         return [*now.keywords] == [*then.keywords] and _are_same(*map(list, parts))

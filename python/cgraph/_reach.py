@@ -159,6 +159,9 @@ class Surroundings:
         parts = [part for module in modules for part in module.modules() if id(part) not in known]
         holders = [*holders, *full, *(one for part in parts for one in _inside(part))]
         other._holders = [*self._holders, *holders]
+        hooks = [one for part in parts for one in _torch.hooks_of(part)]
+        known_hooks = [("a module", one, _torch.hooks_of_users(one)) for one in hooks]
+        other._hooks = [*self._hooks, *known_hooks]
         tensors = (one for one in holders if isinstance(one.value, torch.Tensor))
         strided = [one for one in tensors if one.value.layout is torch.strided]
         memories = filter(None, (_torch.memory_of(one.value) for one in strided))
@@ -171,6 +174,8 @@ class Surroundings:
         held = [one.value for one in full if isinstance(one.value, dict)]
         inner = (value for one in held for value in one.values())
         dictionaries = [*held, *(one for one in inner if isinstance(one, dict))]
+        # Which may get more parts.
+        dictionaries += [part._modules for part in parts]
         other._owners = [*self._owners, *dictionaries]
         other._items = [*self._items, *(list(one.items()) for one in dictionaries)]
         other._find()

@@ -152,6 +152,7 @@ def _places_of(function: object) -> Iterator[Holder]:
         names = reversed(code.co_varnames[: code.co_argcount])
         yield from _constants(zip(names, defaults, strict=False))
         yield from _items(function.__kwdefaults__ or {})
+        yield from _items(vars(function))
     elif not isinstance(function, torch.nn.Module):
         yield from _items(vars_of(function))
         yield from _of_class(function)
