@@ -158,6 +158,16 @@ def holding(by: Tensor) -> Holding:
     return holders.setdefault(id(by), Holding(by))
 
 
+def recursive(by: Tensor) -> Callable[..., Tensor]:
+    def once(x: Tensor, count: int = 1) -> Tensor:
+        return other(x, count - 1) if count else x * by
+
+    def other(x: Tensor, count: int) -> Tensor:
+        return once(x, count)
+
+    return once
+
+
 def applied(x: Tensor) -> Tensor:
     return helper(x) + 1
 
@@ -221,6 +231,7 @@ def test_a_module_that_another_function_names_is_used_from_then_on(lab: Lab) -> 
         lambda by: functools.partial(torch.mul, by),
         lambda by: lambda x, y=by: x * y,
         lambda by: holding(by).scale,
+        lambda by: recursive(by),
     ],
 )
 def test_a_function_that_is_made_anew_for_each_call_is_the_same(

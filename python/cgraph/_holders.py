@@ -140,21 +140,33 @@ def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
             one.put_back()
 
 
-def is_same_function(now: object, then: object) -> bool:
+Pairs = frozenset[tuple[int, int]]
+"""Objects that are being compared already: functions may close over one another."""
+
+
+def is_same_function(now: object, then: object, around: Pairs = frozenset()) -> bool:
     """Whether something is the same object, or a function of the same code and contents.
 
     Some are made anew before each call, as closures and those of ``functools.partial``.
     """
-    if now is then:
+    if now is then or (id(now), id(then)) in around:
         return True
+    around |= {(id(now), id(then))}
     if isinstance(now, types.FunctionType) and isinstance(then, types.FunctionType):
-        return now.__code__ is then.__code__ and _are_same(_contents_of(now), _contents_of(then))
+        contents = _contents_of(now), _contents_of(then)
+        return now.__code__ is then.__code__ and _are_same(*contents, around)
     if isinstance(now, types.MethodType) and isinstance(then, types.MethodType):
-        return now.__self__ is then.__self__ and is_same_function(now.__func__, then.__func__)
+        functions = now.__func__, then.__func__
+        return now.__self__ is then.__self__ and is_same_function(*functions, around)
     if isinstance(now, functools.partial) and isinstance(then, functools.partial):
-        parts = ((one.func, *one.args, *one.keywords.values()) for one in (now, then))
-        return [*now.keywords] == [*then.keywords] and _are_same(*map(list, parts))
+        contents = _parts_of(now), _parts_of(then)
+        return [*now.keywords] == [*then.keywords] and _are_same(*contents, around)
     return False
+
+
+def _parts_of(partial: functools.partial[Any]) -> list[object]:
+    """What it calls, and with what."""
+    return [partial.func, *partial.args, *partial.keywords.values()]
 
 
 def _contents_of(function: types.FunctionType) -> list[object]:
@@ -168,9 +180,9 @@ def _contents_of(function: types.FunctionType) -> list[object]:
     return [*contents, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
 
 
-def _are_same(now: list[object], then: list[object]) -> bool:
+def _are_same(now: list[object], then: list[object], around: Pairs) -> bool:
     pairs = zip(now, then, strict=False)
-    return len(now) == len(then) and all(is_same_function(*pair) for pair in pairs)
+    return len(now) == len(then) and all(is_same_function(*pair, around) for pair in pairs)
 
 
 def vars_of(one: object) -> dict[str, Any]:

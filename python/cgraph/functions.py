@@ -86,8 +86,9 @@ def graphed(
     If the result requires a gradient, backward passes are graphs too, as those of
     :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
     hooks of one do not see what goes through another, and an argument that is returned is another
-    tensor. As there, the backward pass of a call comes before the next call of its key. A training
-    step with its backward pass and optimizer inside is one graph.
+    tensor. The backward pass of a call comes before the next call of its key, and ``zero_grad()``
+    in a forward pass happens at the capture alone. A training step with its backward pass and
+    optimizer inside is one graph.
 
     The function is given copies of tensors: those with gaps, or that are expanded, have none there,
     and a result that is a view of an argument is one of the copy. A graphed module is no
@@ -137,9 +138,8 @@ def graphed(
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
-            in any loop. But with ``"ignore"``, one that the call returns again gets memory of its
-            own. Of views it is only warned with ``"clone"``; those of results with gradients are
-            not looked for.
+            in any loop. One that the call returns again gets memory of its own, unless with
+            ``"ignore"``. ``"clone"`` warns of views; those of results with gradients are not seen.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
