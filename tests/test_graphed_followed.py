@@ -39,6 +39,25 @@ def cleared_one_by_one(module: nn.Module) -> None:
         one.grad = None
 
 
+def trained(
+    lab: Lab,
+    make: Make,
+    step: Callable[[Tensor], Tensor],
+    module: nn.Module,
+    between: dict[int, Callable[[], object]],
+) -> list[Tensor]:
+    """What steps return, with something done before some of them; then the parameters."""
+    made, found = make(step), []
+    for call, x in enumerate(inputs(lab, 7)):
+        between.get(call, lambda: None)()
+        found.append(made(x).clone())
+    return [*found, *(one.detach() for one in module.parameters())]
+
+
+def eager(step: Callable[..., Any]) -> Callable[..., Any]:
+    return step
+
+
 CLEARED: dict[str, Callable[[nn.Module, torch.optim.Optimizer], None]] = {
     "optimizer": lambda _, optimizer: optimizer.zero_grad(),
     "module": lambda module, _: module.zero_grad(),
@@ -67,17 +86,14 @@ def test_hooks_of_parameters_come_and_go_where_the_step_clears_gradients_last(
             CLEARED[cleared](module, optimizer)
             return given
 
-        made = make(step)
-        found = []
-        for call, x in enumerate(inputs(lab, 7)):
-            if call == 3:
-                handle = HOOKS[kind](module[0].weight)
-            if call == 5:
-                handle.remove()
-            found.append(made(x).clone())
-        return found
+        handles: list[Any] = []
+        between: dict[int, Callable[[], object]] = {
+            3: lambda: handles.append(HOOKS[kind](module[0].weight)),
+            5: lambda: handles[0].remove(),
+        }
+        return trained(lab, make, step, module, between)
 
-    assert_close(train(cgraph.graphed), train(lambda step: step))
+    assert_close(train(cgraph.graphed), train(eager))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
@@ -96,15 +112,11 @@ def test_parameters_of_a_group_that_an_optimizer_gets_are_trained(
             optimizer.step()
             return loss.detach()
 
-        made = make(step)
-        found = []
-        for call, x in enumerate(inputs(lab, 7)):
-            if call == when:
-                optimizer.add_param_group({"params": [*module[2].parameters()], "lr": 0.05})
-            found.append(made(x).clone())
-        return [*found, *(one.detach() for one in module.parameters())]
+        group = {"params": [*module[2].parameters()], "lr": 0.05}
+        between = {when: lambda: optimizer.add_param_group(group)}
+        return trained(lab, make, step, module, between)
 
-    assert_close(train(cgraph.graphed), train(lambda step: step))
+    assert_close(train(cgraph.graphed), train(eager))
 
 
 @pytest.mark.parametrize("kind", ["pre", "post"])
@@ -125,18 +137,15 @@ def test_hooks_of_an_optimizer_come_and_go(lab: Lab, kind: str) -> None:
             optimizer.step()
             return loss.detach()
 
-        made = make(step)
-        found = []
-        for call, x in enumerate(inputs(lab, 7)):
-            if call == 2:
-                register = getattr(optimizer, f"register_step_{kind}_hook")
-                handle = register(halve)
-            if call == 5:
-                handle.remove()
-            found.append(made(x).clone())
-        return [*found, *(one.detach() for one in module.parameters())]
+        handles: list[Any] = []
+        register = getattr(optimizer, f"register_step_{kind}_hook")
+        between: dict[int, Callable[[], object]] = {
+            2: lambda: handles.append(register(halve)),
+            5: lambda: handles[0].remove(),
+        }
+        return trained(lab, make, step, module, between)
 
-    assert_close(train(cgraph.graphed), train(lambda step: step))
+    assert_close(train(cgraph.graphed), train(eager))
 
 
 def scaled(by: Tensor) -> Callable[[Tensor], Tensor]:
@@ -313,14 +322,10 @@ def test_gradients_that_are_there_before_a_step_that_clears_them_last_are_added_
             optimizer.zero_grad()
             return loss.detach()
 
-        made = make(step)
-        for call, x in enumerate(inputs(lab, 7)):
-            if call == 3:
-                module(x + 1).sum().backward()
-            made(x)
-        return [one.detach() for one in module.parameters()]
+        other = fresh(lab, 5, 3)
+        return trained(lab, make, step, module, {3: lambda: module(other).sum().backward()})
 
-    right = train(lambda step: step)
+    right = train(eager)
     with pytest.warns(UserWarning, match="takes it away"):
         assert_close(train(cgraph.graphed), right)
 

@@ -213,7 +213,10 @@ class Capturing:
                 recorded = train_or_record(plan, call, statics, driver, *of_passes)
             else:
                 recorded = record(plan, call, statics, driver)
-                _refusals.require_no_gradient(recorded, call.mode.grad)
+                if call.mode.grad:
+                    _refusals.require_no_gradient(recorded)
+                else:
+                    _refusals.require_none_recorded(recorded)
             has_called = not only_captures or (isinstance(recorded, Recorded) and recorded.breaks)
             if has_called and not recorded.has_added_hooks:
                 surroundings = self._reach.after_call(call.modules, surroundings)

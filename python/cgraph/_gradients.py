@@ -31,7 +31,7 @@ class Gradients:
         self._replaced: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self.added_to: list[Holder] = []
         # Those that a backward pass inside may have given gradients.
-        self._given_to: list[torch.Tensor] = []
+        self._in_backward: list[torch.Tensor] = []
         # Those of them that had none before the capture, and have none since.
         self._without: list[torch.Tensor] = []
         self.has_made = False
@@ -45,7 +45,7 @@ class Gradients:
     def followed(self) -> list[Holder]:
         """Where gradients are added to, or none must be, and the leaves' hooks."""
         leaves = [*(leaf for leaf, _ in self._replaced), *(one.owner for one in self.added_to)]
-        leaves = [*{id(leaf): leaf for leaf in (*leaves, *self._given_to)}.values()]
+        leaves = [*{id(leaf): leaf for leaf in (*leaves, *self._in_backward)}.values()]
         hooks = [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
         return [*self.added_to, *(Holder(leaf, "grad", None) for leaf in self._without), *hooks]
 
@@ -94,8 +94,12 @@ class Gradients:
             CaptureError: An argument would have another gradient, or the graph would go on with one
                 that is there no more: that of a warm-up call, or one that is replaced.
         """
+        arguments = {id(static) for static in statics}
         for (leaf, old), (before, version) in zip(self._old, self._before, strict=True):
             now = leaf.grad
+            if leaf.requires_grad and id(leaf) not in arguments and gets_gradient(leaf):
+                self._in_backward.append(leaf)
+                self._without += [leaf] if now is before is None else []
             if now is not before:
                 has_used = before is not None and (is_used(before) or before._version != version)
                 if has_used and now is None:
@@ -121,13 +125,6 @@ class Gradients:
                 )
             elif now is not None and (_version(now) != version or is_used(now)):
                 self.added_to.append(Holder(leaf, "grad", now))
-        given = {id(static) for static in statics}
-        leaves = (leaf for leaf, _ in self._old if leaf.requires_grad and gets_gradient(leaf))
-        self._given_to = [leaf for leaf in leaves if id(leaf) not in given]
-        known = zip(self._old, self._before, strict=True)
-        none = {id(leaf) for (leaf, _), (before, _) in known if before is None}
-        left = (leaf for leaf in self._given_to if leaf.grad is None)
-        self._without = [leaf for leaf in left if id(leaf) in none]
         changed = {id(leaf) for leaf, *_ in (*self._replaced, *self.added_to)}
         for static, name in zip(statics, names, strict=True):
             if id(static) in changed:

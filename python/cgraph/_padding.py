@@ -81,7 +81,6 @@ class Padded:
         self._pad = pad
         self._rows = found.rows
         self._dims = found.dims
-        self._statics = recorded.statics
         self._heads = [
             static if dim is None else static.narrow(dim, 0, found.rows)
             for static, dim in zip(recorded.statics, found.dims, strict=True)
@@ -111,11 +110,11 @@ class Padded:
             return None
         if not isinstance(graph, CUDAGraph) or inputs is None:
             return None
-        statics = zip(self._statics, self._dims, strict=True)
+        statics = zip(self._recorded.statics, self._dims, strict=True)
         if any(dim not in (0, None) or not static.is_contiguous() for static, dim in statics):
             return None
         has_rows = [dim is not None for dim in self._dims]
-        of = self._statics[has_rows.index(True)].shape[0]
+        of = self._recorded.statics[has_rows.index(True)].shape[0]
         try:
             native = _core.PaddedGraph(graph, inputs, self._rows, of, fill, has_rows, self)
         except ArgumentError:  # rows without elements, or that share memory
@@ -127,7 +126,7 @@ class Padded:
         with torch.no_grad():
             if callable(self._pad):
                 for static, head, tensor, dim in zip(
-                    self._statics, self._heads, tensors, self._dims, strict=True
+                    self._recorded.statics, self._heads, tensors, self._dims, strict=True
                 ):
                     if dim is None:
                         head.copy_(tensor)

@@ -18,6 +18,7 @@ from cgraph._surroundings import tensors_of
 from cgraph.errors import CaptureError
 
 __all__ = [
+    "OF_EMPTY",
     "OF_SAVING",
     "ResultError",
     "is_of_old_torch",
@@ -25,10 +26,13 @@ __all__ = [
     "reason_against",
     "require_known_classes",
     "require_no_gradient",
+    "require_none_recorded",
     "warn_of_call",
 ]
 
 
+OF_EMPTY = "no elements in any tensor"
+"""Why a call is not captured that has nothing to compute."""
 OF_SAVING = (
     "hooks see what autograd saves, as in activation checkpointing: call .capture() before, outside"
     " of it"
@@ -62,7 +66,7 @@ def reason_against(call: Call) -> str | None:
     if len(devices) > 1:
         return f"tensors on several devices: {', '.join(sorted(map(str, devices)))}"
     if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
-        return "no elements in any tensor"
+        return OF_EMPTY
     return None
 
 
@@ -93,32 +97,39 @@ def require_known_classes(outputs: Sequence[Any]) -> None:
             )
 
 
-def require_no_gradient(
-    recorded: Recorded, grad: bool = True, broken: CaptureError | None = None
-) -> None:
+def require_no_gradient(recorded: Recorded, broken: CaptureError | None = None) -> None:
     """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
 
     Args:
         recorded: The graph.
-        grad: Whether the call records gradients. If not, the function may itself, but results that
-            are there without it, such as parameters, are what they are.
         broken: Why no passes were captured; None if no result was seen to require a gradient.
 
     Raises:
         CaptureError: It does.
     """
     tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
-    if not grad and any(one.grad_fn is not None for one in tensors):
-        recorded.reset()
-        raise CaptureError(
-            "the result requires a gradient, as the function records some where its caller records"
-            " none: call it with gradients, or return tensors that require none"
-        )
-    if grad and any(one.requires_grad for one in tensors):
+    if any(one.requires_grad for one in tensors):
         recorded.reset()
         raise broken or CaptureError(
             "the result requires a gradient of something that is no argument and in no module that"
             " the function names: pass the module, or call under torch.no_grad()"
+        )
+
+
+def require_none_recorded(recorded: Recorded) -> None:
+    """Refuse a graph whose result has a history although the call records none; it is let go.
+
+    Results that require gradients without one, such as parameters, are what they are.
+
+    Raises:
+        CaptureError: It has.
+    """
+    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
+    if any(one.grad_fn is not None for one in tensors):
+        recorded.reset()
+        raise CaptureError(
+            "the result requires a gradient, as the function records some where its caller records"
+            " none: call it with gradients, or return tensors that require none"
         )
 
 

@@ -28,8 +28,6 @@ __all__ = ["Request", "Serving"]
 
 # So often in a row a call may make what a graph would use.
 _WAITS = 3
-# What the reasons begin with of calls that are meant to run eagerly.
-_NO_FAILURES = ("larger than all sizes", "too many keys", "no rows", "no elements")
 
 
 @dataclass(frozen=True)
@@ -119,16 +117,20 @@ class Serving:
             raise CaptureError(reason)
         return self._once_eagerly(key, request, reason)
 
-    def eagerly(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
-        """Let the key of ``request.whole`` run eagerly from now on, and answer this call.
+    def refused(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
+        """As :meth:`eagerly`, unless failures are to come out.
 
         Raises:
-            CaptureError: That is a failure, and those are to come out.
+            CaptureError: They are.
         """
-        if self._raises and not reason.startswith(_NO_FAILURES):
+        if self._raises:
             self._capturing.limits.forget_unused(key)
             name = self._capturing.name
             raise CaptureError(f"{name} cannot be captured for ({request.call}): {reason}")
+        return self.eagerly(key, request, reason)
+
+    def eagerly(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
+        """Let the key of ``request.whole`` run eagerly from now on, and answer this call."""
         self._stay_eager(key, request.whole, reason, user_line())
         return request.eagerly(self._function)
 
@@ -162,10 +164,11 @@ class Serving:
             capturing.keys.pop(capturing.identity(whole), None)
             return request.eagerly(self._function)
         reason = capturing.reason_against(whole)
-        if reason is None:
-            capturing.ready.require_thawed(key, request.is_frozen)
-            reason = None if recurs else capturing.limits.explosion(key)
         if reason is not None:
+            is_empty = reason == _refusals.OF_EMPTY
+            return (self.eagerly if is_empty else self.refused)(key, request, reason)
+        capturing.ready.require_thawed(key, request.is_frozen)
+        if not recurs and (reason := capturing.limits.explosion(key)) is not None:
             return self.eagerly(key, request, reason)
         if capturing.is_saved_elsewhere(whole):
             return self._once_eagerly(key, request, _refusals.OF_SAVING)

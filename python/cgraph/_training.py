@@ -313,7 +313,7 @@ def train_or_record(
             # It has made a call, whose traces stay.
             plan = replace(plan, warmup=max(0, plan.warmup - 1))
     recorded = record(plan, call, statics, driver)
-    require_no_gradient(recorded, broken=broken)
+    require_no_gradient(recorded, broken)
     return recorded
 
 

@@ -73,6 +73,9 @@ class Padding:
         def eagerly(reason: str) -> Callable[[], Any]:
             return serving.eagerly(capturing.key(call), request, reason)
 
+        def refused(reason: str) -> Callable[[], Any]:
+            return serving.refused(capturing.key(call), request, reason)
+
         if found.rows == 0:
             return eagerly("no rows")
         if found.size is None:
@@ -87,7 +90,7 @@ class Padding:
         except (RuntimeError, TypeError) as error:
             if callable(options.pad):
                 raise
-            return eagerly(f"padding to {found.size} rows failed: {first_line(error)}")
+            return refused(f"padding to {found.size} rows failed: {first_line(error)}")
         whole = call.replaced(tensors)
         large = capturing.key(whole)
         instead = serving.ensure(large, request.padded(whole))
@@ -101,7 +104,7 @@ class Padding:
         except _ForgottenError:
             return request.eagerly(capturing.function)
         if batched is None:
-            return eagerly(f"padding to {found.size} rows is not safe: {leak}")
+            return refused(f"padding to {found.size} rows is not safe: {leak}")
         large.padded[identity] = entry = self._entry(large, call, found, batched)
         capturing.add(call, entry)
         return entry

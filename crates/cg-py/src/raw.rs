@@ -86,10 +86,10 @@ pub(crate) fn feed<'a>(
     padding: Option<&'a Padding>,
 ) -> Result<Feed<'a>> {
     // SAFETY: the sources are the memory of tensors that the caller holds during the call, each of the
-    // slot's bytes, or with padding of the rows that `Entry` has compared it with. As for
-    // any work that torch enqueues, whoever frees the memory of a tensor does so in the order of the
-    // stream that used it. Each is the slot's own address, or one that `crate::inputs::Inputs` has
-    // found not to conflict, and the destinations of inputs never change.
+    // slot's bytes, or with padding of the rows that `Entry` has compared it with. As for any work that
+    // torch enqueues, whoever frees the memory of a tensor does so in the order of the stream that used
+    // it. Each is the slot's own address, or one that `crate::inputs::Inputs` has found not to conflict,
+    // and the destinations of inputs never change.
     unsafe { inputs.feed_checked(sources, values, padding) }
 }
 

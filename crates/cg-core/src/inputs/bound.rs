@@ -54,27 +54,14 @@ impl Bound {
         if self.template.is_none() {
             self.template = Some(Arc::clone(&feed.inputs.template));
         }
-        let shared = &self.shared;
-        // What an address is checked for depends on the padding, too.
-        let is_padded =
-            |node: &Setting| feed.padding.is_some() || node.parameter.padding().is_some();
-        if !feed.is_checked && self.nodes.iter().any(is_padded) {
-            for (slot, source) in feed.sources.iter().enumerate() {
-                shared.check_source(slot, *source, feed.bytes(slot, shared.slots[slot].1))?;
-            }
+        if !feed.is_checked {
+            self.check(feed)?;
         }
+        let shared = &self.shared;
         for (part, node) in shared.parts.iter().zip(&mut self.nodes) {
             let sources = &feed.sources[part.copies.clone()];
             for (i, source) in sources.iter().enumerate() {
                 if node.parameter.source(i) != *source {
-                    if !feed.is_checked {
-                        let slot = part.copies.start + i;
-                        shared.check_source(
-                            slot,
-                            *source,
-                            feed.bytes(slot, shared.slots[slot].1),
-                        )?;
-                    }
                     node.parameter.set_source(i, *source);
                     node.is_set = false;
                 }
@@ -91,6 +78,21 @@ impl Bound {
             node.is_set &= !changes;
         }
         self.set(exec)
+    }
+
+    /// Fails if a slot cannot be copied from its source, as far as that is not known from before.
+    fn check(&self, feed: &Feed<'_>) -> Result<()> {
+        for (part, node) in self.shared.parts.iter().zip(&self.nodes) {
+            // Which bytes an address stands for depends on the padding, too.
+            let is_padded = feed.padding.is_some() || node.parameter.padding().is_some();
+            for (i, slot) in part.copies.clone().enumerate() {
+                let source = feed.sources[slot];
+                if is_padded || node.parameter.source(i) != source {
+                    self.shared.check_source(slot, source, feed)?;
+                }
+            }
+        }
+        Ok(())
     }
 
     /// Makes the next launch copy and store nothing.
@@ -156,10 +158,11 @@ impl Bound {
 }
 
 impl Shared {
-    /// Fails if a slot cannot be copied from so many bytes there.
+    /// Fails if a slot cannot be copied from there.
     #[inline]
-    fn check_source(&self, slot: usize, source: Address, bytes: u64) -> Result<()> {
-        let (own, _) = self.slots[slot];
+    fn check_source(&self, slot: usize, source: Address, feed: &Feed<'_>) -> Result<()> {
+        let (own, whole) = self.slots[slot];
+        let bytes = feed.bytes(slot, whole);
         if source == own || !self.destinations.overlap(source, bytes) {
             return Ok(());
         }

@@ -31,8 +31,8 @@ pub(crate) use simulate::register;
 ///
 /// [`Inputs::feed`] and [`crate::Exec::replay_with`] say what a replay copies and stores, and
 /// [`Inputs::padding`] what becomes of rows that a source does not have. Any other replay copies and
-/// stores nothing. It keeps its template alive, since an exec's node is changed
-/// through the template's; so does an exec that was fed once.
+/// stores nothing. It keeps its template alive, since an exec's node is changed through the
+/// template's; so does an exec that was fed once.
 ///
 /// ```
 /// # use cg_core::{Device, Inputs, InstantiateFlags, Memory, Sim, Stream, Template, Work};
