@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -22,6 +23,7 @@ __all__ = [
     "near",
     "numbers",
     "poison",
+    "quiet",
     "resetting",
     "same_gradients",
     "states",
@@ -78,6 +80,14 @@ def misses() -> Iterator[list[GraphedFunction]]:
 def near(one: Tensor, other: Tensor) -> bool:
     """Whether two results are equal but for the order of sums."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@contextmanager
+def quiet() -> Iterator[list[warnings.WarningMessage]]:
+    """Collects warnings."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield caught
 
 
 def numbers(function: Any) -> tuple[int, int, int]:

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import gc
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -14,21 +11,13 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import cgraph
-from cgraph.errors import ArgumentError, CgraphError, LivenessError
-from graphed_calls import agree, misses, states
-from lab import Lab, SimLab, captured, fresh
+from cgraph.errors import ArgumentError
+from graphed_calls import agree, misses, quiet, states
+from lab import Lab, captured, fresh
 
 
 class Mistake(Exception):
     """The function's own."""
-
-
-@contextmanager
-def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Collects warnings."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield caught
 
 
 def check_that_all_works(lab: Lab, before: Any) -> None:
@@ -400,71 +389,6 @@ def test_an_interrupt_in_the_body_comes_out_and_the_next_call_works(
         assert_close(function(x), x * 2)
     assert states(function) == ["captured"] * 2
     assert counter.item() == 3
-
-
-def calls_of_two_keys(x: Tensor) -> bool:
-    """Two keys of a function; whether all calls were replays."""
-    with quiet():
-        function = cgraph.graphed(lambda x: (torch.relu(x * 2), x[1:]), warmup=1, measure=False)
-        for one in (x, x[:5].clone(), x):
-            given = one.clone().normal_()
-            found = function(given)
-            assert torch.equal(found[0], torch.relu(given * 2))
-            assert torch.equal(found[1], given[1:])
-            del found
-    return set(states(function)) == {"captured"}
-
-
-def ladder(x: Tensor) -> bool:
-    """Two sizes captured ahead of time; the calls are right whether or not that fails."""
-    with quiet():
-        function = cgraph.graphed(lambda x: torch.relu(x * 2), sizes=[5, 64], warmup=1)
-        try:
-            function.capture(x)
-        finally:
-            for rows in (64, 5):
-                given = x[:rows].clone().normal_()
-                assert torch.equal(function(given), torch.relu(given * 2))
-    return set(states(function)) == {"captured"}
-
-
-@pytest.mark.parametrize("scenario", [calls_of_two_keys, ladder])
-def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_names_it(
-    sim: SimLab, scenario: Callable[[Tensor], bool], request: pytest.FixtureRequest
-) -> None:
-    simulator, x = sim.simulator, torch.randn(64)
-    assert scenario(x)
-    start = len(simulator.calls())
-    assert scenario(x)
-    calls = len(simulator.calls()) - start
-    gc.collect()
-    simulator.synchronize()
-    baseline = simulator.live()
-    request.addfinalizer(gc.unfreeze)
-    gc.freeze()  # there is less to collect after each scenario
-    failures = 0
-    for n in range(calls):
-        simulator.fail_call(n, 719)
-        try:
-            failures += not scenario(x)
-        except CgraphError as error:
-            assert "719" in str(error) or "cu" in str(error), error
-            failures += 1
-            error.__traceback__ = None
-            del error
-        simulator.clear_faults()
-        gc.collect()
-        with suppress(LivenessError):
-            # Of a replay whose wait has failed, and whose function has died since.
-            simulator.synchronize()
-        simulator.synchronize()
-        simulator.device.collect()
-        gc.collect()
-        assert not cgraph.is_current_stream_capturing()
-        assert simulator.live() == baseline, simulator.calls()[start:][n]
-        assert scenario(x)
-        gc.collect()
-    assert failures > 5
 
 
 def test_graphs_before_a_failed_capture_of_a_ladder_serve_calls(lab: Lab) -> None:

@@ -20,6 +20,7 @@ def test_a_result_with_gradients_that_is_kept_is_told_with_both_lines(lab: Lab) 
     net = network(lab)
     graphed = cgraph.graphed(net)
     kept = [graphed(fresh(lab, 4, 6))]
+    kept[0].sum().backward()
     with pytest.warns(UserWarning, match="output 0 of .* is still referenced") as told:
         kept.append(graphed(fresh(lab, 4, 6)))
     (one,) = told
@@ -44,9 +45,10 @@ def test_what_only_autograd_has_saved_is_not_told(lab: Lab, on_held: Any) -> Non
     net = network(lab)
     graphed = cgraph.graphed(net, on_held=on_held)
     losses = [graphed(fresh(lab, 4, 6)).pow(2).mean() for _ in range(3)]  # no warning
-    with pytest.raises(StateError, match="backward through an older call"):
-        losses[0].backward()
-    losses[-1].backward()
+    for _ in range(2):
+        for loss in losses:
+            loss.backward()
+        losses = [graphed(fresh(lab, 4, 6)).pow(2).mean() for _ in range(3)]
 
 
 @pytest.mark.parametrize("is_saved", [False, True])
@@ -67,6 +69,7 @@ def test_a_result_with_gradients_that_is_kept_stays_where_that_raises(lab: Lab) 
     net = network(lab)
     graphed, x = cgraph.graphed(net, on_held="raise"), fresh(lab, 4, 6)
     kept = graphed(x)
+    kept.sum().backward()
     with pytest.raises(StateError, match="is still referenced"):
         graphed(fresh(lab, 4, 6))
     assert near(kept, net(x))

@@ -25,6 +25,7 @@ from cgraph._recording import NotReadyError, Plan, WarmupError, record
 from cgraph._rows import Rows
 from cgraph._search import Found, found_tensors
 from cgraph._source import user_line
+from cgraph._text import plural
 from cgraph._together import Together
 from cgraph._training import Trained, train_or_record
 from cgraph.errors import CaptureError, StateError, add_note
@@ -130,7 +131,36 @@ class Capturing:
             return known
         words, of_modules = call.words(), modules_in_words(*identity[1:3])
         text = ", ".join(filter(None, (", ".join(words) or "no arguments", of_modules)))
-        key = self.keys[identity] = Key(text, sorted([*words, of_modules]))
+        return self._remember(identity, Key(text, sorted([*words, of_modules])))
+
+    def free_key(self, call: Call, is_frozen: bool) -> Key | None:
+        """The key of a call, or another one for the same calls where that has an open call.
+
+        None if all have, and there can be no more.
+
+        Args:
+            call: The call.
+            is_frozen: Whether captures are forbidden.
+        """
+        first = key = self.key(call)
+        for count in range(1, self._options.max_open + 1):
+            if not key.is_open:
+                return key
+            if count == self._options.max_open:
+                break
+            identity = self.identity(call, self._reached), count
+            known = self.keys.get(identity)
+            if is_frozen and (known is None or known.recorded is None):
+                break
+            if known is None:
+                word = f"beside {plural(count, 'call')} before backward"
+                known = Key(f"{first.text}, {word}", [*first.words, word])
+                self._remember(identity, known)
+            key = known
+        return None
+
+    def _remember(self, identity: Hashable, key: Key) -> Key:
+        self.keys[identity] = key
         self.limits.forget(key)
         return key
 

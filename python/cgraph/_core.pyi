@@ -536,6 +536,7 @@ class Entry:
         turn: Turn | None,
         written: Sequence[tuple[int, int]] = ...,
         has_breaks: bool = False,
+        is_open: Callable[[], bool] | None = None,
     ) -> Self: ...
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, however they are laid out."""

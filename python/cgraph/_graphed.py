@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -155,6 +156,7 @@ class Graphed:
         self._without_grad = [place for place, tensor in tensors if not tensor.requires_grad]
         self._frozen = captured.frozen
         self._warned = False
+        self._last: weakref.ref[Call] | None = None
 
     def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
         """Give gradients to other parameters than those of the capture, found by their ``id``."""
@@ -215,7 +217,16 @@ class Graphed:
 
     def opened(self) -> Call:
         """The call that was just made, whose backward pass may follow."""
-        return self._order.opened(self._captured.forward_number, self._captured.backward_number)
+        numbers = self._captured.forward_number, self._captured.backward_number
+        call = self._order.opened(*numbers)
+        self._last = weakref.ref(call)
+        return call
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the backward pass of the last call may still run."""
+        call = None if self._last is None else self._last()
+        return call is not None and call.is_open
 
     def backward(
         self,

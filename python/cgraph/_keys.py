@@ -95,6 +95,11 @@ class Key:
         return [*([] if entry is None else [entry]), *self.padded.values()]
 
     @property
+    def is_open(self) -> bool:
+        """Whether a backward pass may still read what its graph's last call left."""
+        return isinstance(self.recorded, Trained) and self.recorded.is_open()
+
+    @property
     def last_use(self) -> int:
         """When it was captured or replayed last; the later, the larger."""
         return max((one.last_use for one in self.entries), default=0)

@@ -39,6 +39,7 @@ class Options:
     max_bytes: int | None = None
     keep_templates: bool = False
     max_recording: int = 5
+    max_open: int = 4
     warmup: int = 3
     pool: Any = None
     on_fail: Literal["eager", "raise"] = "eager"
@@ -63,7 +64,7 @@ class Options:
         _choose("outputs", given.get("outputs", "static"), "static", "clone")
         _choose("on_fail", given.get("on_fail", "eager"), "eager", "raise")
         _choose("on_held", given.get("on_held", "warn"), "warn", "clone", "raise", "ignore")
-        for name, least in (("max_recording", 0), ("warmup", 0)):
+        for name, least in (("max_recording", 0), ("max_open", 1), ("warmup", 0)):
             _count(name, given.get(name, least), least)
         for name in ("max_graphs", "max_bytes"):
             if given.get(name) is not None:

@@ -17,18 +17,16 @@ Loan = tuple[torch.Tensor, torch.Tensor]
 
 
 class Call:
-    """A forward pass, until its backward pass has run.
+    """A forward pass, as long as its backward pass may run: autograd alone keeps it."""
 
-    Args:
-        forward: The number of its graph.
-        backward: That of the graph of its backward pass.
-    """
-
-    def __init__(self, forward: int, backward: int) -> None:
-        self.forward = forward
-        self.backward = backward
+    def __init__(self) -> None:
         self._is_overwritten = False
         self._is_used = False
+
+    @property
+    def is_open(self) -> bool:
+        """Whether its backward pass can still run."""
+        return not (self._is_used or self._is_overwritten)
 
     def overwrite(self) -> None:
         """Another replay has taken the memory of what it saved."""
@@ -70,7 +68,7 @@ class Order:
         self._count = 0
         # Of the graphs in these two the last one is the one to look at: the numbers ascend, those
         # of open calls' backward passes descend.
-        self._open: list[Call] = []
+        self._open: list[tuple[int, int, weakref.ref[Call]]] = []
         self._lent: list[tuple[int, Sequence[Loan]]] = []
 
     @classmethod
@@ -98,16 +96,22 @@ class Order:
     def replaying(self, number: int) -> None:
         """Give up what the replay of a graph overwrites, and save gradients from it."""
         calls = self._open
-        while calls and not calls[-1].forward < number < calls[-1].backward:
-            calls.pop().overwrite()
+        while calls and not calls[-1][0] < number < calls[-1][1]:
+            if (call := calls.pop()[2]()) is not None:
+                call.overwrite()
         while self._lent and self._lent[-1][0] >= number:
             for leaf, own in self._lent.pop()[1]:
                 _save(leaf, own)
 
     def opened(self, forward: int, backward: int) -> Call:
-        """A forward pass was replayed whose backward pass may follow."""
-        call = Call(forward, backward)
-        self._open.append(call)
+        """A forward pass was replayed whose backward pass may follow.
+
+        Args:
+            forward: The number of its graph.
+            backward: That of the graph of its backward pass.
+        """
+        call = Call()
+        self._open.append((forward, backward, weakref.ref(call)))
         return call
 
     def lend(self, number: int, loans: Sequence[Loan]) -> None:

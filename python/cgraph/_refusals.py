@@ -19,6 +19,7 @@ from cgraph.errors import CaptureError
 
 __all__ = [
     "OF_EMPTY",
+    "OF_OPEN",
     "OF_SAVING",
     "ResultError",
     "is_of_old_torch",
@@ -33,6 +34,12 @@ __all__ = [
 
 OF_EMPTY = "no elements in any tensor"
 """Why a call is not captured that has nothing to compute."""
+OF_OPEN = (
+    "each graph of its key waits for the backward pass of an earlier call: give max_open= a larger"
+    " number, or call under torch.no_grad() where no backward pass follows; before freeze(), make"
+    " as many calls at a time as there will be"
+)
+"""Why a call has no graph whose key has some."""
 OF_SAVING = (
     "hooks see what autograd saves, as in activation checkpointing: call .capture() before, outside"
     " of it"

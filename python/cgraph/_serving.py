@@ -97,7 +97,9 @@ class Serving:
         served = self._padding.serve(request) if request.call.odd_one is None else None
         if served is not None:
             return served
-        key = self._capturing.key(request.call)
+        key = self._capturing.free_key(request.call, request.is_frozen)
+        if key is None:
+            return self.once_eagerly(self._capturing.key(request.call), request, _refusals.OF_OPEN)
         instead = self.ensure(key, request)
         if instead is not None:
             return instead
@@ -115,7 +117,7 @@ class Serving:
             return None
         if self._raises:
             raise CaptureError(reason)
-        return self._once_eagerly(key, request, reason)
+        return self.once_eagerly(key, request, reason)
 
     def refused(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
         """As :meth:`eagerly`, unless failures are to come out.
@@ -132,6 +134,14 @@ class Serving:
     def eagerly(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
         """Let the key of ``request.whole`` run eagerly from now on, and answer this call."""
         self._stay_eager(key, request.whole, reason, user_line())
+        return request.eagerly(self._function)
+
+    def once_eagerly(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
+        """Let one call run eagerly, which others of its key need not."""
+        if reason not in self._told:
+            self._told.add(reason)
+            _refusals.warn_of_call(self._capturing.name, reason)
+        key.eager_calls += 1
         return request.eagerly(self._function)
 
     def is_eager(self, call: Call) -> bool:
@@ -171,7 +181,7 @@ class Serving:
         if not recurs and (reason := capturing.limits.explosion(key)) is not None:
             return self.eagerly(key, request, reason)
         if capturing.is_saved_elsewhere(whole):
-            return self._once_eagerly(key, request, _refusals.OF_SAVING)
+            return self.once_eagerly(key, request, _refusals.OF_SAVING)
         try:
             capturing.capture(key, whole)
         except WarmupError as error:
@@ -197,14 +207,6 @@ class Serving:
         capturing.limits.captured(key)
         capturing.rows.learn(request.call)
         return None
-
-    def _once_eagerly(self, key: Key, request: Request, reason: str) -> Callable[[], Any]:
-        """Let one call run eagerly, which others of its key need not."""
-        if reason not in self._told:
-            self._told.add(reason)
-            _refusals.warn_of_call(self._capturing.name, reason)
-        key.eager_calls += 1
-        return request.eagerly(self._function)
 
     def _later(self, key: Key, request: Request, error: Exception) -> Callable[[], Any]:
         """Let a call run eagerly, so that the next one may be captured; not too often."""

@@ -11,6 +11,8 @@ from types import FrameType
 
 import torch
 
+from cgraph._text import short_place
+
 __all__ = [
     "Place",
     "calling_frame",
@@ -18,6 +20,7 @@ __all__ = [
     "is_omitted",
     "levels_to_user",
     "place_of",
+    "place_of_function",
     "user_frame",
     "user_frames",
     "user_line",
@@ -76,6 +79,12 @@ def place_of(error: BaseException) -> str | None:
             found = f"{trace.tb_frame.f_code.co_filename}:{trace.tb_lineno}"
         trace = trace.tb_next
     return found
+
+
+def place_of_function(function: object) -> str | None:
+    """The line that a Python function begins at, for a report; None for any other callable."""
+    code = getattr(function, "__code__", None)
+    return None if code is None else short_place(f"{code.co_filename}:{code.co_firstlineno}")
 
 
 def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:

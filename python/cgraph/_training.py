@@ -110,6 +110,10 @@ class Trained:
         self.lent.release((args, kwargs))
         return self.lent.remember(replay(*args, **kwargs))
 
+    def is_open(self) -> bool:
+        """Whether the backward pass of the last call may still run, which another would spoil."""
+        return graphed_of(self._surface).is_open
+
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
         """Those that the function reaches."""

@@ -20,6 +20,7 @@ from cgraph._noise import same_rows
 from cgraph._options import Options, Pad
 from cgraph._padding import AnyPad, Leak, Padded, cut, cut_leaves, leaks, resized
 from cgraph._recorded import Recorded
+from cgraph._refusals import OF_OPEN
 from cgraph._rollback import Rollback
 from cgraph._rows import Fit
 from cgraph._source import levels_to_user
@@ -92,7 +93,9 @@ class Padding:
                 raise
             return refused(f"padding to {found.size} rows failed: {first_line(error)}")
         whole = call.replaced(tensors)
-        large = capturing.key(whole)
+        large = capturing.free_key(whole, request.is_frozen)
+        if large is None:
+            return serving.once_eagerly(capturing.key(whole), request, OF_OPEN)
         instead = serving.ensure(large, request.padded(whole))
         if instead is not None:
             return instead

@@ -30,7 +30,7 @@ from cgraph._capturing import Capturing
 from cgraph._ladder import capture_ladder
 from cgraph._options import OnHeld, Options, Pad
 from cgraph._serving import Request, Serving
-from cgraph._text import short_place
+from cgraph._source import place_of_function
 from cgraph.breaks import require_work_in_call
 from cgraph.errors import ArgumentError, CaptureError
 from cgraph.reports import FunctionReport, Report
@@ -59,6 +59,7 @@ def graphed(
     max_bytes: int | None = None,
     keep_templates: bool = False,
     max_recording: int = 5,
+    max_open: int = 4,
     warmup: int = 3,
     pool: _driver.Pool | None = None,
     on_fail: Literal["eager", "raise"] = "eager",
@@ -86,9 +87,9 @@ def graphed(
     If the result requires a gradient, backward passes are graphs too, as those of
     :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
     hooks of one do not see what goes through another, and an argument that is returned is another
-    tensor. The backward pass of a call comes before the next call of its key, and ``zero_grad()``
-    in a forward pass happens at the capture alone. A training step with its backward pass and
-    optimizer inside is one graph.
+    tensor. Calls whose backward passes are still to come have a graph each (``max_open``), and
+    ``zero_grad()`` in a forward pass happens at the capture alone. A training step with its
+    backward pass and optimizer inside is one graph.
 
     The function is given copies of tensors: those with gaps, or that are expanded, have none there,
     and a result that is a view of an argument is one of the copy. A graphed module is no
@@ -131,10 +132,10 @@ def graphed(
             written. What shows for other contents of the rows alone may be missed, and of what is
             random whatever all paddings do to it alike.
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
-            them: always one of the same key, maybe one of a key that was captured before it in the
-            same pool. So do the gradients that a backward pass hands out, which the next one
-            overwrites unless they are the ``.grad`` of a leaf then; nobody is told of those.
-            ``"clone"``: results and gradients are copies.
+            them: always one of the same key (not before the backward pass), maybe one of a key
+            that was captured before it in the same pool. So do the gradients that a backward pass
+            hands out, which the next one overwrites unless they are the ``.grad`` of a leaf then;
+            nobody is told of those. ``"clone"``: results and gradients are copies.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
@@ -154,6 +155,9 @@ def graphed(
         max_recording: How often a key is captured anew because one argument, parameter or setting
             of an optimizer is another one or lies elsewhere fewer than 64 replays after a capture.
             When that happens once more, its calls run eagerly.
+        max_open: How many calls of a key may wait for their backward passes at a time, as those of
+            a network that is called twice for one loss. Each has a graph of its own; further ones
+            run eagerly, and so do those that would need a capture after :meth:`freeze`.
         warmup: Calls before the first capture; before later ones there is one. With gradients there
             are two at least, the first one without a backward pass. With 0 there is one
             if the function has a break, as captures with breaks run it: what that writes is put
@@ -349,7 +353,7 @@ class GraphedFunction(_core.Dispatcher):
     def report(self) -> FunctionReport:
         """What became of the calls, for each key."""
         keys = tuple(key.report() for key in list(self._capturing.keys.values()))
-        return FunctionReport(self._name, _place(self._fn), keys)
+        return FunctionReport(self._name, place_of_function(self._fn), keys)
 
     def reset(self) -> None:
         """Let all graphs go. Calls capture anew, also after :meth:`freeze`."""
@@ -493,8 +497,3 @@ if sys.version_info < (3, 14):
 
 def _is_capturing() -> bool:
     return is_busy() or _driver.current().is_capturing()
-
-
-def _place(fn: Any) -> str | None:
-    code = getattr(fn, "__code__", None)
-    return None if code is None else short_place(f"{code.co_filename}:{code.co_firstlineno}")

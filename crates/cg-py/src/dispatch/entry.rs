@@ -39,6 +39,8 @@ pub(crate) struct Entry {
     written: Option<Written>,
     /// Whether Python code of the user's runs between segments of it.
     has_breaks: bool,
+    /// Tells whether what its last call left is still waited for. No call fits as long as it is.
+    is_open: Option<Py<PyAny>>,
     work: Work,
     lane: Option<Py<Lane>>,
     /// None where calls are handed on that several threads may make at a time.
@@ -73,9 +75,10 @@ impl Entry {
     /// held, neighbours)`, see [`Outputs::new`]. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `turn`
     /// several threads may make a call at a time. `has_breaks` says whether Python code of the user's
-    /// runs in between.
+    /// runs in between. `is_open` tells whether a backward pass may still read what its last call left,
+    /// which the next one would overwrite.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn, written=Vec::new(), has_breaks=false))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn, written=Vec::new(), has_breaks=false, is_open=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -93,6 +96,7 @@ impl Entry {
         turn: Option<Py<Turn>>,
         written: Vec<(u64, u64)>,
         has_breaks: bool,
+        is_open: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let args = args.iter().map(|pattern| Pattern::parse(&pattern));
         let kwargs = kwargs.iter().map(|item| {
@@ -129,6 +133,7 @@ impl Entry {
             fixed,
             written: Written::new(written, &bytes),
             has_breaks,
+            is_open,
             work,
             lane,
             turn,
@@ -214,6 +219,7 @@ impl Entry {
             }
             Work::Call(call) => visit.call(call)?,
         }
+        visit.call(&self.is_open)?;
         visit.call(&self.lane)
     }
 }
@@ -250,9 +256,16 @@ impl Entry {
             return Ok(false);
         }
         match &self.fixed {
-            Some(fixed) => fixed.get().is_in_place(py, mode.grad, true),
-            None => Ok(true),
+            Some(fixed) if !fixed.get().is_in_place(py, mode.grad, true)? => Ok(false),
+            _ => Ok(!self.is_open(py)?),
         }
+    }
+
+    /// Whether a backward pass may still read what the last call left.
+    #[inline]
+    pub(super) fn is_open(&self, py: Python<'_>) -> PyResult<bool> {
+        let is_open = self.is_open.as_ref();
+        is_open.map_or(Ok(false), |is_open| is_open.bind(py).call0()?.is_truthy())
     }
 
     /// Whether it cannot be replayed, as the current stream captures.

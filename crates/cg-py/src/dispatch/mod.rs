@@ -98,8 +98,8 @@ impl Dispatcher {
             && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
         {
             match entry.get().try_take() {
-                // Another thread may have taken it out in the meantime.
-                Ok(_) if !this.has(&entry) => {}
+                // Another thread may have taken it out in the meantime, or called it.
+                Ok(_) if !this.has(&entry) || entry.get().is_open(py)? => {}
                 Ok(_turn) => {
                     if place > 0 {
                         this.put_first(&entry)?;
