@@ -304,6 +304,7 @@ def test_what_a_capture_makes_and_python_keeps_is_computed(lab: Lab, grad: bool)
             with pytest.warns(UserWarning, match="with warmup=0") if is_told else nullcontext():
                 result = graphed(x)
             assert near(result, net(x) * 3 + torch.arange(4.0, device=x.device) + 1)
+            del result
 
 
 @both_ways

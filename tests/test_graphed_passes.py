@@ -183,8 +183,8 @@ def test_gradients_that_a_pass_adds_to_may_be_replaced(lab: Lab) -> None:
         assert near(graphed(x), eager(x))
         require_same(net, other)
     if lab.device == "cpu":
-        (key,) = graphed.report().keys
-        assert any(one.argument == "a gradient" for one in key.rerecorded)
+        keys = graphed.report().keys
+        assert any(one.argument == "a gradient" for key in keys for one in key.rerecorded)
 
 
 def test_an_argument_that_a_pass_inside_would_give_a_gradient_is_refused(lab: Lab) -> None:

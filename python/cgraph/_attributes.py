@@ -8,7 +8,8 @@ from typing import Any
 import torch
 
 from cgraph import _core
-from cgraph._surroundings import attributes_of
+from cgraph._constants import Constant
+from cgraph._surroundings import PLAIN, attributes_of
 from cgraph.errors import CaptureError
 
 __all__ = ["Attributes", "dictionaries_of", "registered_in"]
@@ -37,16 +38,28 @@ class Attributes:
             )
 
     @property
+    def changed(self) -> str | None:
+        """Why a function is not captured that changes a number or text; None if it changes none."""
+        for now, name, before in self._changes():
+            if not isinstance(now[name], torch.Tensor):
+                there = f" from {before[name]!r:.40}" if name in before else ""
+                return (
+                    f"the function changes {name}{there} to {now[name]!r:.40}, and replays do not:"
+                    " do it around the call, or let it be a tensor that is written in place"
+                )
+        return None
+
+    @property
     def has_new_tensor(self) -> bool:
         """Whether there is a tensor where there was none."""
         new = self._new_tensors()
         return any(not isinstance(before.get(name), torch.Tensor) for _, name, before in new)
 
     def put_back_after_error(self, error: object, *_: object) -> None:
-        """Set those back that are another tensor now, at the end of a block that raises."""
+        """Set those back that are others now, at the end of a block that raises."""
         if error is None:
             return
-        for now, name, before in self._new_tensors():
+        for now, name, before in self._changes():
             if name in before:
                 now[name] = before[name]
             else:
@@ -63,10 +76,22 @@ class Attributes:
 
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
+        return (one for one in self._changes() if isinstance(one[0][one[1]], torch.Tensor))
+
+    def _changes(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+        """The same with those that are another number or text, where there was one or nothing."""
         for now, before in self._contents.changed():
             # A dictionary of the user's may have items of its own making.
             for name, value in list(dict.items(now)):
-                if isinstance(value, torch.Tensor) and before.get(name) is not value:
+                there = before.get(name)
+                if name == "training":
+                    continue  # calls in another mode have keys of their own
+                if isinstance(value, torch.Tensor):
+                    is_other = there is not value
+                else:
+                    is_plain = isinstance(value, PLAIN) and isinstance(there, PLAIN)
+                    is_other = is_plain and Constant(value) != Constant(there)
+                if is_other:
                     yield now, name, before
 
 

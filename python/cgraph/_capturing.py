@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
 from typing import Any
+
+import torch
 
 from cgraph import _core, _driver, _refusals, _torch
 from cgraph._busy import busy
@@ -18,12 +20,13 @@ from cgraph._limits import Limits
 from cgraph._native import entry_of_call, entry_of_graph
 from cgraph._options import Options
 from cgraph._places import Places
+from cgraph._plan import Plan
 from cgraph._reach import Reach, Surroundings
 from cgraph._ready import Ready
 from cgraph._recorded import Recorded
-from cgraph._recording import NotReadyError, Plan, WarmupError, record
+from cgraph._recording import NotReadyError, WarmupError, record
 from cgraph._rows import Rows
-from cgraph._search import Found, found_tensors
+from cgraph._search import found_tensors
 from cgraph._source import user_line
 from cgraph._text import plural
 from cgraph._together import Together
@@ -70,6 +73,8 @@ class Capturing:
         self.name = getattr(function, "__qualname__", type(function).__qualname__)
         self.holding = None if options.on_held == "ignore" else Holding(self.name, options.on_held)
         self._reach = Reach(function, turn)
+        # Leaves to whose gradients calls may add, and which captures have found without any.
+        self._without: list[_torch.TensorWeakRef] = []
         # Of the call whose key was asked for last.
         self._reached: Surroundings | None = None
         self.rows = Rows(options)
@@ -130,8 +135,10 @@ class Capturing:
         if (known := self.keys.get(identity)) is not None:
             return known
         words, of_modules = call.words(), modules_in_words(*identity[1:3])
-        text = ", ".join(filter(None, (", ".join(words) or "no arguments", of_modules)))
-        return self._remember(identity, Key(text, sorted([*words, of_modules])))
+        of_gradients = f"{plural(len(identity[4]), 'gradient')} before" if identity[4] else ""
+        text = ", ".join(words) or "no arguments"
+        text = ", ".join(filter(None, (text, of_modules, of_gradients)))
+        return self._remember(identity, Key(text, sorted([*words, of_modules, of_gradients])))
 
     def free_key(self, call: Call, is_frozen: bool) -> Key | None:
         """The key of a call, or another one for the same calls where that has an open call.
@@ -185,12 +192,16 @@ class Capturing:
 
     def identity(
         self, call: Call, surroundings: Surroundings | None = None
-    ) -> tuple[Hashable, tuple[bool, ...], tuple[bool, ...], int]:
+    ) -> tuple[Hashable, tuple[bool, ...], tuple[bool, ...], int, frozenset[int]]:
         """What all calls of a key have in common, as the modules are now."""
         surroundings = surroundings or self.surroundings(call)
         training = surroundings.training
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
-        return call.key(), training, requires_grad, _driver.number()
+        leaves = (reference() for reference in self._without)
+        there = (
+            place for place, one in enumerate(leaves) if one is not None and one.grad is not None
+        )
+        return call.key(), training, requires_grad, _driver.number(), frozenset(there)
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails.
@@ -207,6 +218,7 @@ class Capturing:
         measures = self._options.measure and not self._options.debug
         only_captures = not (self._options.warmup or measures or needs_grad or self._options.debug)
         preserve = self._options.preserve_state
+        constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
         plan = Plan(
             function=self.function,
             name=self.name,
@@ -220,9 +232,7 @@ class Capturing:
             instantiates=together is None or measures or bool(self._options.debug),
             only_captures=only_captures,
             dictionaries=surroundings.dictionaries,
-            held=functools.partial(found_tensors, self.function, surroundings.modules)
-            if preserve
-            else functools.partial(Found, [], [], []),
+            search=functools.partial(found_tensors, self.function, surroundings.modules, constants),
             moved=surroundings.find_displaced,
             # A debugger looks at the operators of what is written.
             compiles=driver.captures_compiled and not self._options.debug,
@@ -253,6 +263,7 @@ class Capturing:
             full: list[Holder] = []
             if not isinstance(recorded, Trained):
                 gradients = recorded.gradients
+                self._note_without(gradients.made)
                 full = [*recorded.states, *gradients.followed()]
             # Where the call itself has moved something, the next one captures anew.
             if (recorded.used or full) and surroundings.moved is None:
@@ -270,6 +281,11 @@ class Capturing:
             self.limits.hold_unless_gone(key, recorded, hold)
         if was_evicted:
             key.again("evicted", None, user_line())
+
+    def _note_without(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Calls with gradients in these leaves have keys of their own from now on."""
+        known = {id(reference()) for reference in self._without}
+        self._without += [_torch.TensorWeakRef(one) for one in leaves if id(one) not in known]
 
     def _hold(
         self,
@@ -328,6 +344,7 @@ class Capturing:
         self.limits.clear()
         self._reach.clear()
         self._reached = None
+        self._without.clear()
         self.places.clear()
         self.rows.clear()
         self._is_warm = False

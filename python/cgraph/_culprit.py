@@ -13,7 +13,8 @@ from cgraph import _driver, _torch
 from cgraph._busy import busy
 from cgraph._calls import Call
 from cgraph._differences import Difference
-from cgraph._recording import Plan, record
+from cgraph._plan import Plan
+from cgraph._recording import record
 from cgraph._rollback import Rollback
 from cgraph._steps import Check, FoundError, Steps, Trace
 from cgraph.errors import CompareError

@@ -25,8 +25,8 @@ from cgraph._differences import (
 )
 from cgraph._gradients import Gradients
 from cgraph._leaving import Leaving
+from cgraph._plan import Plan
 from cgraph._recorded import Recorded
-from cgraph._recording import Plan
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
 from cgraph._surroundings import modules_of, tensors_of

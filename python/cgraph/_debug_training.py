@@ -12,7 +12,7 @@ from cgraph._busy import busy
 from cgraph._calls import Call, copied
 from cgraph._culprit import RandomStates, Search, differs, in_steps
 from cgraph._differences import Leaf, difference, is_tensor, named, wrong_value
-from cgraph._recording import Plan
+from cgraph._plan import Plan
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
 from cgraph._torch import tree_flatten, tree_unflatten

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from typing import Any
 
 import torch
 
 from cgraph import _torch
 from cgraph._holders import Holder
-from cgraph.errors import CaptureError
+from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["Gradients"]
+__all__ = ["Gradients", "detached", "gradients_left_alone"]
 
 
 class Gradients:
@@ -22,11 +24,14 @@ class Gradients:
     Attributes:
         added_to: Those whose gradient stays the same tensor, which the graph reads or writes:
             leaf, the attribute's name, and the gradient.
-        has_made: Whether a leaf had no gradient before the capture and has one since.
+        made: Leaves that had no gradient before the capture and have one since. With one there, a
+            call might add to it.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         self._old = [(leaf, leaf.grad) for leaf in leaves]
+        # The gradients when the last call before the capture began, and their versions.
+        self._at_call: list[tuple[torch.Tensor | None, int | None]] = []
         self._before: list[tuple[torch.Tensor | None, int | None]] = []
         self._replaced: list[tuple[torch.Tensor, torch.Tensor | None]] = []
         self.added_to: list[Holder] = []
@@ -34,7 +39,7 @@ class Gradients:
         self._in_backward: list[torch.Tensor] = []
         # Those of them that had none before the capture, and have none since.
         self._without: list[torch.Tensor] = []
-        self.has_made = False
+        self.made: list[torch.Tensor] = []
         # What the leaves get; made by the first replay.
         self._given: list[torch.Tensor | None] | None = None
 
@@ -47,21 +52,32 @@ class Gradients:
         leaves = [*(leaf for leaf, _ in self._replaced), *(one.owner for one in self.added_to)]
         leaves = [*{id(leaf): leaf for leaf in (*leaves, *self._in_backward)}.values()]
         hooks = [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
-        return [*self.added_to, *(Holder(leaf, "grad", None) for leaf in self._without), *hooks]
+        none = [Holder(leaf, "grad", None) for leaf in (*self._without, *self.made)]
+        return [*self.added_to, *none, *hooks]
 
     @property
     def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
         """The leaves that replays give another gradient, and the one that the graph computes."""
         return self._replaced
 
+    def calls_now(self) -> None:
+        """Note that a call begins, before the capture."""
+        self._at_call = [(leaf.grad, _version(leaf.grad)) for leaf, _ in self._old]
+
     def captures_now(self) -> list[torch.Tensor]:
         """Note that calls end here, and that a capture comes next; the gradients that there are.
 
-        Those that the calls have taken away are there again, and the capture shows their use.
+        Those that the calls have taken away are there again, and the capture shows their use. Those
+        that the calls have made, and add to, are not: replays make them.
         """
-        for leaf, old in self._old:
+        at_call = self._at_call or [(None, None)] * len(self._old)
+        for (leaf, old), (known, version) in zip(self._old, at_call, strict=True):
             if leaf.grad is None:
                 leaf.grad = old
+            elif old is None and (
+                known is None or (leaf.grad is known and known._version != version)
+            ):
+                leaf.grad = None
         self._before = [(leaf.grad, _version(leaf.grad)) for leaf, _ in self._old]
         return [gradient for gradient, _ in self._before if gradient is not None]
 
@@ -116,7 +132,7 @@ class Gradients:
                         " it in place"
                     )
                 self._replaced.append((leaf, now))
-                self.has_made |= before is None
+                self.made += [leaf] if before is None else []
             elif now is not None and now is not old:
                 raise CaptureError(
                     f"the function adds to the gradient of a tensor of shape {list(leaf.shape)}"
@@ -151,6 +167,47 @@ class Gradients:
         for given, (leaf, _) in zip(self._given, self._replaced, strict=True):
             if leaf.grad is not given:
                 leaf.grad = given
+
+
+def detached(result: Any) -> Any:
+    """A result with tensors without history in the places of those whose history is spent."""
+    leaves, spec = _torch.tree_flatten(result)
+    spent = [isinstance(one, torch.Tensor) and _torch.is_spent(one) for one in leaves]
+    if not any(spent):
+        return result
+    pairs = zip(leaves, spent, strict=True)
+    return _torch.tree_unflatten([one.detach() if gone else one for one, gone in pairs], spec)
+
+
+@contextmanager
+def gradients_left_alone(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """A block in which a function is captured that must not change gradients.
+
+    Those that there are not are there in it, or nobody would see that they are to be cleared. They
+    have one element, which cannot be added to.
+
+    Raises:
+        CallableError: It does change one, and returns what has a backward pass to come: the graph
+            of its forward pass would not.
+    """
+    before = []
+    with ExitStack() as last:
+        for leaf in leaves:
+            if leaf.grad is None and leaf.requires_grad and leaf.layout is torch.strided:
+                zero = torch.zeros((), dtype=leaf.dtype, device=leaf.device)
+                with suppress(RuntimeError, TypeError):  # a class that wants others
+                    leaf.grad = zero.expand(leaf.shape)
+                    last.callback(setattr, leaf, "grad", None)
+            before.append((leaf, leaf.grad, _version(leaf.grad)))
+        yield
+        for leaf, gradient, version in before:
+            if leaf.grad is not gradient or _version(gradient) != version:
+                raise CallableError(
+                    f"the function changes the gradient of a tensor of shape {list(leaf.shape)}, as"
+                    " by backward() or zero_grad(), and returns what a backward pass is still to"
+                    " come for: do that around the call, or all of it inside and return the loss"
+                    " detached"
+                )
 
 
 def _version(gradient: torch.Tensor | None) -> int | None:

@@ -8,7 +8,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import torch
@@ -18,15 +18,15 @@ from cgraph._attributes import Attributes, registered_in
 from cgraph._calls import Call
 from cgraph._collector import collections_held_off
 from cgraph._drawing import draws_on
-from cgraph._gradients import Gradients
+from cgraph._gradients import Gradients, detached
 from cgraph._holders import put_back_tensors, require_none_replaced, used_of
+from cgraph._plan import Plan
 from cgraph._recorded import Recorded
 from cgraph._refusals import require_known_classes
 from cgraph._rollback import Rollback
-from cgraph._search import Found
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
-from cgraph._surroundings import modules_of, tensors_of
+from cgraph._surroundings import modules_of
 from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
@@ -38,7 +38,6 @@ from cgraph.segments import SegmentedGraph
 
 __all__ = [
     "NotReadyError",
-    "Plan",
     "WarmupError",
     "again_compiled",
     "has_moved",
@@ -52,45 +51,6 @@ __all__ = [
 Result = TypeVar("Result")
 Captured = tuple[CUDAGraph | SegmentedGraph, Any]
 """A graph, and what the function returned in its capture."""
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How a key is to be captured.
-
-    Attributes:
-        function: What is captured.
-        name: Its name.
-        pool: The pool of the capture.
-        stream: The stream that captures without gradients are made on.
-        mode: The capture error mode.
-        warmup: How often the function is called before.
-        preserve: Put back what the calls before, the capture and the timed replays change.
-        measure: Take the times of eager calls and of replays.
-        keep_template: Keep what the graph can be instantiated from again.
-        instantiates: Make the exec as well; otherwise the template waits for it.
-        only_captures: Nothing runs but the capture, so that static tensors may have any contents.
-        dictionaries: What holds the attributes that the function may set.
-        held: Finds tensors that the function may find elsewhere than in modules, and what has them.
-        moved: Names a tensor of a module that lies elsewhere than when the key was asked for.
-        compiles: Whether what torch is to compile is captured compiled.
-    """
-
-    function: Callable[..., Any]
-    name: str
-    pool: Any
-    stream: Any
-    mode: str
-    warmup: int
-    preserve: bool
-    measure: bool
-    keep_template: bool
-    instantiates: bool
-    only_captures: bool
-    dictionaries: Sequence[dict[str, Any]]
-    held: Callable[[], Found]
-    moved: Callable[[], str | None]
-    compiles: bool
 
 
 def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.Driver) -> Recorded:
@@ -128,11 +88,11 @@ def _record(
         args, kwargs = call.arguments(statics)
         result = plan.function(*args, **kwargs)
         unchanged.require(args, kwargs)
-        return result
+        return detached(result) if call.mode.grad else result
 
-    leaves: list[torch.Tensor] = []
-    if plan.preserve or call.mode.grad:
-        leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
+    begin = plan.held()
+    has_leaves = plan.preserve or call.mode.grad
+    leaves = plan.leaves(args, kwargs, begin) if has_leaves else []
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     attributes = Attributes(plan.dictionaries)
     began = time.perf_counter()
@@ -141,8 +101,7 @@ def _record(
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
         last.push(attributes.put_back_after_error)
-        begin = plan.held()
-        last.push(functools.partial(put_back_tensors, begin.holders))
+        last.push(functools.partial(put_back_tensors, begin.all_holders))
         last.push(Attributes(begin.all_dictionaries).put_back_after_error)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
@@ -152,21 +111,23 @@ def _record(
             driver.synchronize()
         with driver.stream(plan.stream):
             try:
-                eager_seconds = _warm_up(run, plan, rollback, driver)
+                eager_seconds = _warm_up(run, plan, rollback, driver, gradients.calls_now)
             except (CaptureError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
                 raise WarmupError(error) from error
             require_state(steps)
+            written = unchanged.written(rollback.is_written) if plan.warmup else set()
             versions = [static._version for static in statics]
-            # What the first call makes, as a table, is there from then on.
-            of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
             hooks = _torch.hook_count()
             rollback.notice((*gradients.captures_now(), *leaves))
             # A call may have made some that were not there.
-            held, of_objects, _ = plan.held()
-            kept = Attributes(() if plan.warmup else of_objects)
-            rollback.notice(tensor for holder in held for tensor in holder.tensors)
+            held = plan.held()
+            kept = Attributes(() if plan.warmup else held.attributes)
+            # What the first call makes, as a table, is there from then on.
+            of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
+            values = Attributes([*plan.dictionaries, *held.all_dictionaries])
+            rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)
             rollback.captures_now()
             if plan.warmup:
                 steps.captures_now()
@@ -179,20 +140,20 @@ def _record(
             rollback.leave_alone(outputs, statics)
             try:
                 of_capture.require_no_new_tensor()
-                require_none_replaced(held, rollback.captures_name)
+                require_none_replaced(held.all_holders, rollback.captures_name)
                 require_known_classes(outputs)
                 require_unmoved(plan)
                 rollback.require_one_device()
                 gradients.note(
                     statics, call.names, rollback.captures_use, rollback.captures_gradient
                 )
-                if gradients.has_made and not plan.warmup:
-                    # Calls to come may add to it, or set it anew: the first one does the same.
-                    raise NotReadyError("the function makes a gradient that was not there")
                 writes = rollback.captured_writes(statics)
                 if (reason := call.reason_beside(writes)) is not None:
                     raise NotReadyError(reason)
                 require_state(steps)
+                # Python code of breaks runs in replays as well.
+                if isinstance(graph, CUDAGraph) and (reason := values.changed) is not None:
+                    raise NotReadyError(reason)
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
@@ -204,13 +165,13 @@ def _record(
             gradients.forget_before()
             recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients, recorded.writes = gradients, writes
-            recorded.used = used_of(held, rollback.captures_name)
+            recorded.used = used_of(held.holders, rollback.captures_name)
             recorded.states = steps.states()
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
                 place
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))
-                if static._version != version or rollback.captures_write(static)
+                if static._version != version or rollback.captures_write(static) or place in written
             ]
             in_place = [leaf.value for leaf in call.leaves if leaf.kind == "fixed"]
             memories = [_torch.memory_of(tensor) for tensor in in_place]
@@ -232,8 +193,11 @@ def _warm_up(
     plan: Plan,
     rollback: Rollback,
     driver: _driver.Driver,
+    begins: Callable[[], None],
 ) -> float | None:
     """Call the function; the seconds of the last call, if they are asked for.
+
+    ``begins`` is called when each call begins.
 
     The first call loads what is loaded only once, and shows what is to be put back. So one that is
     timed comes after another one.
@@ -244,6 +208,7 @@ def _warm_up(
     def call() -> None:
         # Each begins as the call does: a counter must not run over its end.
         rollback.rewind()
+        begins()
         # The first one has shown what it writes.
         is_compiled = plan.compiles and rollback.has_uncompiled
         generators = [*driver.generators()]
@@ -261,6 +226,7 @@ def _warm_up(
     seconds = None
     if plan.measure:
         rollback.rewind()
+        begins()
         driver.synchronize()
         with rollback.aside():
             seconds = seconds_of(run, driver)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -26,21 +26,35 @@ class Found(NamedTuple):
 
     Attributes:
         holders: Where tensors, modules and optimizers are, and the tuples that lead to some.
-        attributes: The dictionaries of the objects on ways that the function's code names.
+        attributes: The dictionaries of optimizers, and of objects on ways that the function's code
+            names.
         dictionaries: The other ones on such ways.
+        given: As the holders, behind objects among the arguments.
     """
 
     holders: list[Holder]
     attributes: list[dict[str, Any]]
     dictionaries: list[dict[Any, Any]]
+    given: list[Holder]
 
     @property
     def all_dictionaries(self) -> list[dict[Any, Any]]:
-        """Both of the latter."""
+        """Both kinds of them."""
         return [*self.attributes, *self.dictionaries]
 
+    @property
+    def all_holders(self) -> list[Holder]:
+        """Likewise."""
+        return [*self.holders, *self.given]
 
-def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found:
+
+class _Argument(dict[str, Any]):
+    """Where an object among the arguments is."""
+
+
+def found_tensors(
+    function: object, modules: Iterable[torch.nn.Module], given: Mapping[str, object]
+) -> Found:
     """Where a function finds tensors besides its arguments, and in plain attributes of modules.
 
     Also tensors and modules in lists, tuples, dictionaries and objects there. No code of the user's
@@ -49,28 +63,38 @@ def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found
     Args:
         function: The function.
         modules: Those that it reaches, whose parameters and buffers are left out.
+        given: Objects and classes among its arguments, by their names.
     """
     parts = [part for module in modules for part in module.modules()]
     names = names_in(function, parts)
     # The likely ways first: there may be too many.
     named: deque[_Way] = deque()
     others: deque[_Way] = deque()
+    for name, one in given.items():
+        if isinstance(one, type):
+            named += [(holder, frozenset()) for holder in _of_class(one)]
+        elif not issubclass(type(one), (*PLAIN, *LEAVES)):
+            named.append((Holder(_Argument({name: one}), name, one), frozenset()))
     for root in _roots(function, parts):
         is_named = root.name in names or not isinstance(root.owner, dict)
         way = root._replace(is_named=is_named), frozenset[int]()
         (named if is_named else others).append(way)
     holders: list[Holder] = []
+    behind_given: list[Holder] = []
     attributes: dict[int, dict[str, Any]] = {}
     dictionaries: dict[int, dict[Any, Any]] = {}
     left = _MOST_ITEMS
     while named or others:
         holder, around = (named or others).popleft()
         value = holder.value
+        known = behind_given if isinstance(holder.owner, _Argument) else holders
         is_module = issubclass(type(value), torch.nn.Module)
         if is_module or issubclass(type(value), (torch.Tensor, torch.optim.Optimizer, tuple)):
-            holders.append(holder)
+            known.append(holder)
+        if issubclass(type(value), torch.optim.Optimizer):
+            attributes[id(vars(value))] = vars(value)
         if is_module and holder.path:
-            holders += _buffers(holder)
+            known += _buffers(holder)
         elif is_module or issubclass(type(value), LEAVES):
             continue
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
@@ -96,7 +120,7 @@ def found_tensors(function: object, modules: Iterable[torch.nn.Module]) -> Found
                 holder.functions,
             )
             (named if step.is_named else others).append((step, around))
-    return Found(holders, [*attributes.values()], [*dictionaries.values()])
+    return Found(holders, [*attributes.values()], [*dictionaries.values()], behind_given)
 
 
 _Way = tuple[Holder, frozenset[int]]
@@ -112,6 +136,9 @@ def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holde
             # Another function has it as well.
             functions = *roots[place].functions, *holder.functions
             roots[place] = holder._replace(functions=functions)
+        elif isinstance(holder.value, type):
+            # Once for the class, whoever names it.
+            roots.update({(id(one.owner), one.name): one for one in _of_class(holder.value)})
         elif not issubclass(type(holder.value), PLAIN):
             roots[place] = holder
     yield from roots.values()
@@ -125,6 +152,11 @@ def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holde
                 kinds[type(part)] = of_kind(type(part))
             of_class = kinds[type(part)]
             yield from (Holder(part, *item) for item in of_class if item[0] not in values)
+
+
+def _of_class(one: type) -> list[Holder]:
+    """What a class of the user's has, and those that it is derived from."""
+    return [Holder(one, *item) for item in of_kind(one)] if is_users(one.__module__) else []
 
 
 def _buffers(holder: Holder) -> list[Holder]:

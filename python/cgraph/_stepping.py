@@ -39,9 +39,10 @@ class Steps:
         found = objects_of(function, _KINDS)
         scalers = [one for one in found if isinstance(one, GradScaler)] if puts_back else []
         self._scalers = [_Scaler(scaler) for scaler in scalers]
-        self._at_capture = self._settings_of(found)
+        # With those of optimizers that step in a capture, and were not found before.
+        self._at_capture = [self._settings_of(found)]
         # What was found first comes last when it is put back.
-        self._settings = [self._at_capture]
+        self._settings = [*self._at_capture]
 
     @contextmanager
     def watched(self, *, leaves_settings: bool = True) -> Iterator[None]:
@@ -60,7 +61,9 @@ class Steps:
                 threading.get_ident() == thread or _torch.is_autograds_thread()
             ):
                 self._before[id(optimizer)] = _States(optimizer)
-                self._settings.append(Snapshot(optimizer.param_groups))
+                settings = Snapshot(_settings_of(optimizer))
+                self._settings.append(settings)
+                self._at_capture.append(settings)
 
         hook = register_optimizer_step_pre_hook(note)
         try:
@@ -81,18 +84,18 @@ class Steps:
 
     def captures_now(self) -> None:
         """Note that calls end here, and that a capture comes next."""
-        self._at_capture = self._settings_of(objects_of(self._function, _KINDS))
+        self._at_capture = [self._settings_of(objects_of(self._function, _KINDS))]
 
     @property
     def changed(self) -> str | None:
         """What the capture has changed of settings, which no replay does; None if nothing."""
-        name = self._at_capture.changed
-        if name is None:
-            return None
-        return (
-            f"the function changes {name} of an optimizer or of a learning rate scheduler, and"
-            " replays do not: do it after the call, and let what changes be a tensor"
-        )
+        for name in (settings.changed for settings in self._at_capture):
+            if name is not None:
+                return (
+                    f"the function changes {name} of an optimizer or of a learning rate scheduler,"
+                    " and replays do not: do it after the call, and let what changes be a tensor"
+                )
+        return None
 
     @property
     def made(self) -> str | None:
@@ -131,7 +134,12 @@ class Steps:
             # One that steps has an optimizer that does, which may be found there alone.
             optimizers += [one.optimizer] if hasattr(one, "optimizer") else []
             waiting += getattr(one, "_schedulers", ())
-        return Snapshot([*counts, *(one.param_groups for one in optimizers)])
+        return Snapshot([counts, *map(_settings_of, optimizers)])
+
+
+def _settings_of(optimizer: Optimizer) -> list[Any]:
+    """The groups, and what is kept for each parameter, which may be a count of steps."""
+    return [optimizer.param_groups, *optimizer.state.values()]
 
 
 class _Scaler:

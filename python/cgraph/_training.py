@@ -16,12 +16,13 @@ from cgraph import _driver, _torch
 from cgraph._attributes import Attributes
 from cgraph._calls import Call
 from cgraph._drawing import draws_on
+from cgraph._gradients import gradients_left_alone
 from cgraph._held import Holding, Lent
 from cgraph._holders import Holder, put_back_tensors, require_none_replaced, used_of
+from cgraph._plan import Plan
 from cgraph._recorded import Recorded
 from cgraph._recording import (
     NotReadyError,
-    Plan,
     WarmupError,
     again_compiled,
     has_moved,
@@ -33,7 +34,8 @@ from cgraph._recording import (
 )
 from cgraph._refusals import require_no_gradient
 from cgraph._rollback import Rollback, leaves_behind
-from cgraph._surroundings import objects_of, tensors_of
+from cgraph._search import Found
+from cgraph._surroundings import objects_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
@@ -53,7 +55,7 @@ __all__ = [
 
 
 class NoGradientError(Exception):
-    """No result requires a gradient: backward passes are inside the function, if anywhere."""
+    """No result has a backward pass to come: those are inside the function, if anywhere."""
 
 
 class GradientBreakError(CaptureError):
@@ -227,7 +229,7 @@ class _Surface(torch.nn.Module):
             raise WarmupError(error) from error
         known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
         outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
-        if not any(output.requires_grad for output in outputs):
+        if all(_torch.is_spent(one) for one in outputs if one.requires_grad):
             raise NoGradientError
         for tensor in leaves_behind(outputs):
             if id(tensor) not in known:
@@ -347,61 +349,75 @@ def train(
     unchanged = Unchanged(call, statics)
     versions = [static._version for static in statics]
     driver = _driver.current()
-    leaves = [one for one in tensors_of((plan.function, args, kwargs)) if one.is_leaf]
+    begin = plan.held()
+    leaves = plan.leaves(args, kwargs, begin)
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback))
         last.push(Attributes(plan.dictionaries).put_back_after_error)
-        begin = plan.held()
-        last.push(functools.partial(put_back_tensors, begin.holders))
+        last.push(functools.partial(put_back_tensors, begin.all_holders))
         last.push(Attributes(begin.all_dictionaries).put_back_after_error)
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
-        held: list[Holder] = []
+        held: list[Found] = []
         before: list[Attributes] = []
+        during_capture = ExitStack()
 
         def begins() -> None:
             """Note what there is when a capture begins: calls may have made some of it."""
-            held[:] = plan.held().holders
+            found = plan.held()
+            held[:] = [found]
             steps.captures_now()
-            before[:] = [Attributes(plan.dictionaries)]
-            rollback.notice(tensor for holder in held for tensor in holder.tensors)
+            # What a first call puts into a dictionary may be a table, which stays.
+            tables = found.all_dictionaries if plan.warmup else ()
+            before[:] = [Attributes([*plan.dictionaries, *tables])]
+            rollback.notice(tensor for holder in found.all_holders for tensor in holder.tensors)
+            if plan.warmup:
+                # Its backward passes are not inside, as a call has shown.
+                made = (one for module in modules for one in module.parameters())
+                during_capture.enter_context(gradients_left_alone([*leaves, *made]))
 
         passes = _Passes()
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
-        warmup = plan.warmup
+        warmup, written = plan.warmup, set[int]()
         if warmup:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
             with breakable(passes), draws_on(driver.generators()):
                 _Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
             # Of the backward pass there was none yet.
             warmup = max(1, warmup - 1)
+            driver.synchronize()
+            written = unchanged.written(rollback.is_written)
 
         def captured() -> _Surface:
             surface = _Surface(plan.function, modules, has_history, begins)
             require_unmoved(plan)
             with stand_ins(modules) as parameters, breakable(passes):
-                callables_on(
-                    stream,
-                    surface,
-                    args,
-                    warmup,
-                    allow_unused_input=True,
-                    pool=plan.pool,
-                    capture_error_mode=plan.mode,
-                    sample_kwargs=kwargs,
-                    preserve_state=plan.preserve,
-                    clone_outputs=copies,
-                )
+                with during_capture:
+                    callables_on(
+                        stream,
+                        surface,
+                        args,
+                        warmup,
+                        allow_unused_input=True,
+                        pool=plan.pool,
+                        capture_error_mode=plan.mode,
+                        sample_kwargs=kwargs,
+                        preserve_state=plan.preserve,
+                        clone_outputs=copies,
+                    )
                 _require_in_place(modules, parameters)
-                require_none_replaced(held, rollback.captures_name)
+                for found in held:
+                    require_none_replaced(found.all_holders, rollback.captures_name)
             passes.require_none()
             require_state(steps)
             rollback.require_one_device()
             require_unmoved(plan)
             for attributes in before:
                 attributes.require_no_new_tensor()
+                if (reason := attributes.changed) is not None:
+                    raise NotReadyError(reason)
             graphed_of(surface).stand_for(parameters)
             return surface
 
@@ -431,8 +447,8 @@ def train(
                 both = functools.partial(_run_both, plan.function, surface, args, kwargs)
                 eager_seconds = seconds_of(both, driver)
     unchanged.require(args, kwargs)
-    for name, static, version in zip(call.names, statics, versions, strict=True):
-        if static._version != version:
+    for place, (name, static) in enumerate(zip(call.names, statics, strict=True)):
+        if static._version != versions[place] or place in written:
             raise CallableError(
                 f"{name} is written while gradients are recorded, and what a graphed backward pass"
                 " leaves in it does not reach the caller's: return the new value instead"
@@ -442,7 +458,7 @@ def train(
         raise NotReadyError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = used_of(held, rollback.captures_name)
+    trained.used = used_of(held[0].holders, rollback.captures_name)
     trained.writes = writes
     return trained
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -10,6 +10,7 @@ import torch
 from cgraph import _torch
 from cgraph._calls import Call
 from cgraph._constants import Snapshot
+from cgraph._noise import same_rows
 from cgraph.errors import CaptureError
 
 __all__ = ["Unchanged"]
@@ -32,6 +33,22 @@ class Unchanged:
         fixed = [(leaf.name, leaf.value) for leaf in call.leaves if leaf.kind == "fixed"]
         tensors = [*zip(call.names, statics, strict=True), *fixed]
         self._tensors = [(name, one, _torch.place_of(one)) for name, one in tensors]
+
+    def written(self, is_written: Callable[[torch.Tensor], bool]) -> set[int]:
+        """The places of copies that have other contents than the call's tensors.
+
+        Whatever has written them: torch's operators, NumPy or kernels that are launched by hand.
+
+        Args:
+            is_written: Whether the memory of a tensor of the call was written itself.
+        """
+        with torch.no_grad(), _torch.without_modes():
+            pairs = enumerate(zip(self._statics, self._call.tensors, strict=True))
+            return {
+                place
+                for place, (static, tensor) in pairs
+                if not (is_written(tensor) or same_rows(static, tensor, None).all())
+            }
 
     def require(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a function that has changed more of its arguments than what is in tensors.

@@ -83,13 +83,14 @@ def graphed(
     a leaf of a backward pass inside or an optimizer got or lost a hook, or a setting of an
     optimizer was changed. An attribute that was None, and other containers that grow, are not
     looked at again, nor are values inside objects among the arguments that compare as objects. Of
-    modules behind objects all of that is looked at as well, but their parameters get no gradients.
-    If the result requires a gradient, backward passes are graphs too, as those of
-    :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
-    hooks of one do not see what goes through another, and an argument that is returned is another
-    tensor. Calls whose backward passes are still to come have a graph each (``max_open``), and
-    ``zero_grad()`` in a forward pass happens at the capture alone. A training step with its
-    backward pass and optimizer inside is one graph.
+    modules behind objects all of that is looked at as well; where a backward pass outside is to
+    reach their parameters, calls run eagerly. If the result requires a gradient, backward passes
+    are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results come from one
+    node of autograd then, so that hooks of one do not see what goes through another, and an
+    argument that is returned is another tensor. Calls whose backward passes are still to come have
+    a graph each (``max_open``), and run eagerly if they change gradients themselves, unless with
+    ``warmup=0``. A training step with its backward pass and optimizer inside is one graph, and
+    returns a loss without history.
 
     The function is given copies of tensors: those with gaps, or that are expanded, have none there,
     and a result that is a view of an argument is one of the copy. A graphed module is no
@@ -98,17 +99,19 @@ def graphed(
     eagerly until their third call: give ``sizes``, and :meth:`GraphedFunction.capture` them.
 
     Whatever else the function reads, as torch's default dtype, is as it was at the capture: Python
-    runs only then. Tensors that it writes among its arguments are written for the caller as well,
+    runs only then. Tensors that it writes among its arguments are written for the caller as well
+    (by kernels that torch does not see if warm-up calls show it, which are not put back elsewhere),
     and parameters have the gradients of a backward pass inside it, which the next call of the key
     overwrites. A call with an argument that shares memory with a tensor which the function writes
     and finds elsewhere runs eagerly. A function that changes containers or sets among its
     arguments, or the shape of a tensor, or that gives a parameter other memory, or puts another
-    tensor where it has read one, runs eagerly, and so does one that changes settings of an
-    optimizer, as a learning rate scheduler does, and the first call of one that writes to tensors
-    which it makes then and keeps as attributes; what it changes inside other objects is not
-    noticed. A copied argument has no ``.grad``, and one with attributes of its own runs eagerly,
-    unless they came after the capture. What it raises in a warm-up call is raised, and the next
-    call tries again. One that seeds a generator, or sets its state, runs eagerly as well.
+    tensor where it has read one, runs eagerly, and so does one that changes settings or counts of
+    an optimizer, as a learning rate scheduler does, or a number or text in an attribute or a
+    dictionary that its code names, and the first call of one that writes to tensors which it makes
+    then and keeps as attributes; what it changes elsewhere is not noticed. A copied argument has no
+    ``.grad``, and one with attributes of its own runs eagerly, unless they came after the capture.
+    What it raises in a warm-up call is raised, and the next call tries again. One that seeds a
+    generator, or sets its state, runs eagerly as well.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
@@ -130,7 +133,8 @@ def graphed(
             function writes. It takes a call and five replays, up to 45 where equal replays differ,
             eight calls more where random numbers are drawn, and a few times the memory of what is
             written. What shows for other contents of the rows alone may be missed, and of what is
-            random whatever all paddings do to it alike.
+            random whatever all paddings do to it alike. Padding may write to the rows behind those
+            of the call in a tensor that is not copied, as a cache.
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
             them: always one of the same key (not before the backward pass), maybe one of a key
             that was captured before it in the same pool. So do the gradients that a backward pass
@@ -447,7 +451,7 @@ class GraphedFunction(_core.Dispatcher):
         if name.startswith("_"):
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
         found = getattr(self._fn, name)
-        is_method = name in _OF_ITSELF and getattr(found, "__self__", None) is self._fn
+        is_method = name in _torch.OF_ITSELF and getattr(found, "__self__", None) is self._fn
         return functools.partial(self._itself, found) if is_method else found
 
     def _itself(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -478,15 +482,6 @@ class GraphedFunction(_core.Dispatcher):
 
     def __repr__(self) -> str:
         return f"<graphed {self._name}: {len(self.entries_by_use)} graphs>"
-
-
-# Methods of modules that return the module.
-_OF_ITSELF = frozenset(
-    {
-        *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_"),
-        *("share_memory", "to", "to_empty", "train", "type"),
-    }
-)
 
 
 # What stays as it is as an attribute of a class. From Python 3.14 on partial functions are methods.

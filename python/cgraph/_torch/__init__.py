@@ -47,6 +47,7 @@ from cgraph._torch.modes import (
 )
 from cgraph._torch.modules import (
     HOOKS_OF_LEAVES,
+    OF_ITSELF,
     HooksOf,
     call_forward,
     fixed,
@@ -74,6 +75,7 @@ from cgraph._torch.pools import (
     release_outliving,
     takes_allocators,
 )
+from cgraph._torch.saved import is_spent
 from cgraph._torch.tensors import (
     WeakStorage,
     apply,
@@ -115,6 +117,7 @@ from cgraph.errors import NoDriverError, TorchError
 
 __all__ = [
     "HOOKS_OF_LEAVES",
+    "OF_ITSELF",
     "Bystander",
     "CpuFakeMode",
     "DataDependentOutputException",
@@ -168,6 +171,7 @@ __all__ = [
     "is_quiet",
     "is_routed",
     "is_same",
+    "is_spent",
     "is_torch_graph",
     "is_transformed",
     "keep_from_tracing",

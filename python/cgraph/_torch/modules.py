@@ -15,6 +15,7 @@ from cgraph._torch.native import tensor_reader
 
 __all__ = [
     "HOOKS_OF_LEAVES",
+    "OF_ITSELF",
     "HooksOf",
     "call_forward",
     "fixed",
@@ -35,6 +36,14 @@ Follow = Callable[..., None]
 
 HOOKS_OF_LEAVES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """The attributes of tensors that :func:`hooks_of_leaf` looks at."""
+
+OF_ITSELF = frozenset(
+    {
+        *("apply", "bfloat16", "cpu", "cuda", "double", "eval", "float", "half", "requires_grad_"),
+        *("share_memory", "to", "to_empty", "train", "type"),
+    }
+)
+"""The names of methods of modules that return the module."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
 # cgraph's own hooks of all modules, before and after a forward.
