@@ -114,6 +114,7 @@ def test_gradients_behind_an_object_follow_hooks_and_what_is_assigned(lab: Lab, 
     graphed = cgraph.graphed(lambda x: step(mine, x))
     for turn in range(6):
         if turn == 3:
+            assert states(graphed) == ["captured"]
             for trainer in (mine, eager):
                 weight = next(trainer.model.parameters())
                 if kind == "hook":
@@ -125,6 +126,7 @@ def test_gradients_behind_an_object_follow_hooks_and_what_is_assigned(lab: Lab, 
         x = fresh(lab, 4, 6)
         assert near(graphed(x), step(eager, x))
         assert agree(mine, eager)
+    assert (states(graphed) == ["captured"]) == (kind != "replaced")
 
 
 @pytest.mark.parametrize("keeps", [False, True])
@@ -193,8 +195,9 @@ def test_a_tensor_of_the_class_that_a_class_method_is_called_on_is_followed(lab:
         Scaled.factor = fresh(lab, 3)
         x = fresh(lab, 3)
         assert torch.equal(Scaled.of_class(x), x * Scaled.factor)
-    cgraph.report()
-    Scaled.__dict__["of_class"].__func__.reset()
+    graphed = vars(Scaled)["of_class"].__func__
+    assert graphed.report().captured == 1 and eager_calls(graphed) == 0
+    graphed.reset()
 
 
 def test_a_tensor_of_a_class_that_the_function_names_is_followed(lab: Lab) -> None:
@@ -209,4 +212,32 @@ def test_a_tensor_of_a_class_that_the_function_names_is_followed(lab: Lab) -> No
         x = fresh(lab, 3)
         assert torch.equal(graphed(x), x * Named.factor + Named.shift)
         setattr(Base if turn % 2 else Named, "factor" if turn % 2 else "shift", fresh(lab, 3))
+    assert eager_calls(graphed) == 0
+
+
+@pytest.mark.parametrize("change", ["freeze", "hook", "part", "weight"])
+def test_a_model_behind_an_argument_is_followed(lab: Lab, change: str) -> None:
+    mine, eager = twins(lab)
+
+    def step(trainer: Trainer, x: Tensor) -> Tensor:
+        trainer.model.zero_grad()
+        loss: Tensor = trainer.model(x).square().mean()
+        loss.backward()
+        return loss.detach()
+
+    graphed = cgraph.graphed(step)
+    for turn in range(6):
+        for model in (mine.model, eager.model) if turn == 3 else ():
+            assert isinstance(model, nn.Sequential)
+            if change == "freeze":
+                model[0].requires_grad_(False)
+            elif change == "hook":
+                model[0].register_forward_hook(lambda module, given, out: out * 3)
+            elif change == "part":
+                model[1] = nn.ReLU()
+            else:
+                model[0].bias = nn.Parameter(torch.ones(8, device=lab.device))
+        x = fresh(lab, 4, 6)
+        assert near(graphed(mine, x), step(eager, x))
+        assert agree(mine, eager)
     assert eager_calls(graphed) == 0

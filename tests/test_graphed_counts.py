@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from types import SimpleNamespace
 from typing import Any
@@ -62,14 +63,54 @@ def of_method() -> tuple[Any, Any]:
     return engine.step, lambda: engine.place
 
 
+def of_closure() -> tuple[Any, Any]:
+    place = 1
+
+    def step(x: Tensor) -> Tensor:
+        nonlocal place
+        place += 1
+        return x * place
+
+    return step, lambda: place
+
+
+def of_global() -> tuple[Any, Any]:
+    global place
+    place = 1
+
+    def step(x: Tensor) -> Tensor:
+        global place
+        place += 1
+        return x * place
+
+    return step, lambda: place
+
+
+def of_class() -> tuple[Any, Any]:
+    class Known:
+        place = 1
+
+    def step(x: Tensor) -> Tensor:
+        Known.place += 1
+        return x * Known.place
+
+    return step, lambda: Known.place
+
+
+place = 1
+
+
 @pytest.mark.parametrize("options", [{}, {"warmup": 0}, {"warmup": 1, "measure": False}])
-@pytest.mark.parametrize("make", [of_namespace, of_dictionary, of_method])
+@pytest.mark.parametrize(
+    "make", [of_namespace, of_dictionary, of_method, of_closure, of_global, of_class]
+)
 def test_a_function_that_counts_runs_eagerly_from_its_first_call_on(
     lab: Lab, make: Any, options: dict[str, Any]
 ) -> None:
     function, place = make()
     graphed = cgraph.graphed(function, **options)
-    with pytest.warns(UserWarning, match=r"changes place from \d+ to \d+, and replays do not"):
+    changes = r"changes (place|cell_contents) from \d+ to \d+, and replays do not"
+    with pytest.warns(UserWarning, match=changes):
         for count in range(2, 8):
             x = fresh(lab, 3)
             assert torch.equal(graphed(x), x * count)
@@ -108,6 +149,42 @@ def test_a_number_that_only_the_first_call_sets_is_no_hindrance(lab: Lab) -> Non
     for _ in range(3):
         x = fresh(lab, 5)
         assert torch.equal(graphed(x), x * 5)
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("options", [{}, {"warmup": 0}])
+def test_what_the_first_call_takes_away_is_there_for_it(lab: Lab, options: dict[str, Any]) -> None:
+    known, space = {"scale": 5}, SimpleNamespace(scale=3)
+
+    def step(x: Tensor) -> Tensor:
+        scale = space.scale if hasattr(space, "scale") else 1
+        vars(space).pop("scale", None)
+        return x * known.pop("scale", 1) * scale
+
+    graphed = cgraph.graphed(step, **options)
+    for scale in (15, 1, 1, 1):
+        x = fresh(lab, 3)
+        assert near(graphed(x), x * scale)
+    assert states(graphed) == ["captured"]
+
+
+def test_what_only_the_first_call_does_is_done_by_it(lab: Lab) -> None:
+    class Once:
+        is_first = True
+
+        def __init__(self) -> None:
+            self.is_first = True
+
+        def step(self, x: Tensor) -> Tensor:
+            if self.is_first:
+                self.is_first = False
+                return x * 10
+            return x * 2
+
+    graphed = cgraph.graphed(Once().step)
+    for scale in (10, 2, 2, 2):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), x * scale)
     assert states(graphed) == ["captured"]
 
 
@@ -172,3 +249,97 @@ def test_an_optimizer_that_counts_its_steps_in_python_runs_eagerly(
             x = fresh(lab, 3)
             assert near(graphed(x), step(1, x))
             assert near(weights[0], weights[1])
+
+
+@pytest.mark.parametrize("grad", [True, False])
+def test_what_the_first_call_sets_up_from_its_data_is_set_up(lab: Lab, grad: bool) -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = nn.Parameter(torch.zeros(3))
+            self.is_ready = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.is_ready:
+                self.shift.data.copy_(-x.detach().mean(0))
+                self.is_ready = True
+            return x + self.shift
+
+    mine = Normed().to(lab.device)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine)
+    with torch.set_grad_enabled(grad):
+        for _ in range(4):
+            x = fresh(lab, 4, 3)
+            assert near(graphed(x), eager(x))
+            assert near(mine.shift, eager.shift)
+    assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("period", [2, 3, 4, 5])
+def test_a_step_in_every_few_calls_comes_when_it_comes_in_eager(lab: Lab, period: int) -> None:
+    class Loop:
+        def __init__(self, net: nn.Module) -> None:
+            self.net, self.turn = net, 0
+            self.optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
+
+        def step(self, x: Tensor) -> Tensor:
+            loss: Tensor = self.net(x).square().mean()
+            loss.backward()
+            self.turn += 1
+            if self.turn % period == 0:
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+            return loss.detach()
+
+    net = nn.Linear(6, 3).to(lab.device)
+    mine, eager = Loop(net), Loop(copy.deepcopy(net))
+    graphed = cgraph.graphed(mine.step)
+    with pytest.warns(UserWarning, match="changes turn"):
+        for _ in range(10):
+            x = fresh(lab, 4, 6)
+            assert near(graphed(x), eager.step(x))
+
+
+@pytest.mark.parametrize("warmup", [3, 0])
+def test_a_scheduler_behind_an_object_steps_once_in_each_call(lab: Lab, warmup: int) -> None:
+    class Trainer:
+        def __init__(self, net: nn.Module) -> None:
+            self.net = net
+            self.optimizer = torch.optim.SGD(net.parameters(), 0.1)
+            self.scheduler = torch.optim.lr_scheduler.StepLR(self.optimizer, 2, 0.5)
+
+    def step(trainer: Trainer, x: Tensor) -> Tensor:
+        trainer.optimizer.zero_grad()
+        loss: Tensor = trainer.net(x).square().mean()
+        loss.backward()
+        trainer.optimizer.step()
+        trainer.scheduler.step()
+        return loss.detach()
+
+    net = nn.Linear(6, 3).to(lab.device)
+    mine, eager = Trainer(net), Trainer(copy.deepcopy(net))
+    graphed = cgraph.graphed(lambda x: step(mine, x), warmup=warmup)
+    with pytest.warns(UserWarning, match="of an optimizer or of a learning rate scheduler"):
+        for _ in range(6):
+            x = fresh(lab, 4, 6)
+            assert near(graphed(x), step(eager, x))
+            assert mine.scheduler.state_dict() == eager.scheduler.state_dict()
+
+
+def test_what_a_call_counts_before_it_raises_stays_counted(lab: Lab) -> None:
+    space = SimpleNamespace(calls=0)
+
+    def step(x: Tensor) -> Tensor:
+        space.calls = min(space.calls + 1, 2)
+        if space.calls == 1:
+            raise KeyError("not ready")
+        return x * 2
+
+    graphed = cgraph.graphed(step)
+    with pytest.raises(KeyError):
+        graphed(fresh(lab, 3))
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), x * 2)
+    assert states(graphed) == ["captured"]

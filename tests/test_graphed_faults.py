@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import gc
+import re
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -81,7 +82,7 @@ def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_nam
         try:
             failures += not scenario(x)
         except CgraphError as error:
-            assert "719" in str(error) or "cu" in str(error), error
+            assert re.search(r"719|\bcu[A-Z]", str(error)), error
             failures += 1
             error.__traceback__ = None
             del error

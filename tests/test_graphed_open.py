@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from cgraph._graphed import Graphed
 from cgraph.errors import ArgumentError
 from cgraph.functions import GraphedFunction
 from graphed_calls import eager_calls, near, numbers, same_gradients
@@ -25,8 +26,8 @@ def pair(lab: Lab, **options: Any) -> tuple[Any, GraphedFunction, nn.Module]:
     return mine, cgraph.graphed(mine, **options), copy.deepcopy(mine)
 
 
-def agrees_after_step(mine: nn.Module, eager: nn.Module) -> bool:
-    """Whether both have the same gradients, and then parameters after a step; clears the former."""
+def step_both(mine: nn.Module, eager: nn.Module) -> bool:
+    """Step with the gradients of both and clear them; whether these and the parameters agree."""
     are_same = same_gradients(mine, eager)
     with torch.no_grad():
         for net in (mine, eager):
@@ -46,7 +47,7 @@ def test_a_network_that_is_called_twice_for_one_loss_gets_the_gradients_of_both_
         real, made = fresh(lab, 4, 6), fresh(lab, 4, 6)
         for run in (graphed, eager):
             (run(real).square().mean() - run(made).tanh().mean()).backward()
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
     assert numbers(graphed) == (2, 8, 0)
 
 
@@ -66,7 +67,7 @@ def test_backward_passes_of_several_calls_run_in_any_order(
             for one in losses:
                 one[place].backward()
             assert same_gradients(mine, eager)
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
     assert numbers(graphed) == (3, 9, 0)
 
 
@@ -88,7 +89,7 @@ def test_a_chain_of_more_calls_than_there_may_be_graphs_runs_the_others_eagerly(
             state.square().sum().backward()
         assert own is not None and own.grad is not None and x.grad is not None
         assert near(x.grad, own.grad)
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
     # The first argument is a leaf, the others have a history: that is no difference of keys.
     assert graphed.report().captured == 3
     assert eager_calls(graphed) == 6
@@ -124,7 +125,7 @@ def test_a_call_behind_the_backward_pass_has_the_first_graph_again(lab: Lab) -> 
         loss, right = graphed(x).square().sum(), eager(x).square().sum()
         loss.backward()
         right.backward()
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
     assert numbers(graphed) == (1, 4, 0)
 
 
@@ -145,7 +146,7 @@ def test_calls_of_a_frozen_function_that_wait_run_eagerly_beyond_its_graphs(lab:
         sum(losses, torch.zeros((), device=lab.device)).backward()
         for x in given:
             eager(x).square().sum().backward()
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
     assert numbers(graphed) == (2, 8, 3)
 
 
@@ -159,7 +160,7 @@ def test_padded_calls_wait_for_their_backward_passes_as_others_do(
         losses = [[run(x).square().sum() for x in given] for run in (graphed, eager)]
         for some in losses:
             sum(some, torch.zeros((), device=lab.device)).backward()
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
     assert numbers(graphed) == (len(rows), 3 * len(rows), 0)
 
 
@@ -175,21 +176,83 @@ def test_a_padded_call_that_finds_no_graph_more_runs_eagerly(lab: Lab) -> None:
                 losses.append(graphed(given[1]).square().sum())
         (losses[0] + losses[1]).backward()
         (eager(given[0]).square().sum() + eager(given[1]).square().sum()).backward()
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
     assert numbers(graphed) == (1, 3, 3)
 
 
 def test_a_graph_that_has_to_go_while_it_is_waited_for_goes_behind_the_backward_pass(
     lab: Lab,
 ) -> None:
-    mine, graphed, eager = pair(lab, max_graphs=1)
+    mine, graphed, eager = pair(lab, max_graphs=2)
     for _ in range(2):
         given = [fresh(lab, 4, 6), fresh(lab, 4, 6)]
         losses = [[run(x).square().sum() for x in given] for run in (graphed, eager)]
+        graphed(fresh(lab, 2, 6))  # another key, for which one of the two has to go
         for some in losses:
             (some[0] + some[1]).backward()
-        assert agrees_after_step(mine, eager)
-        assert graphed.report().captured == 1
+        assert step_both(mine, eager)
+        assert graphed.report().captured == 2
+
+
+def test_no_more_calls_wait_than_there_may_be_graphs(lab: Lab) -> None:
+    mine, graphed, eager = pair(lab, max_graphs=1)
+    with pytest.warns(UserWarning, match="max_open"):
+        for _ in range(3):
+            given = [fresh(lab, 4, 6), fresh(lab, 4, 6)]
+            losses = [[run(x).square().sum() for x in given] for run in (graphed, eager)]
+            for some in losses:
+                (some[0] + some[1]).backward()
+            assert step_both(mine, eager)
+    assert numbers(graphed) == (1, 3, 3)
+
+
+def test_a_call_that_comes_while_a_backward_pass_runs_on_another_thread_spoils_nothing(
+    lab: Lab,
+) -> None:
+    mine, graphed, eager = pair(lab)
+    for _ in range(2):
+        losses = [graphed(fresh(lab, 4, 6)).sum() for _ in range(2)]
+        sum(losses, torch.zeros((), device=lab.device)).backward()
+    mine.zero_grad()
+    original, x, other = Graphed.backward, fresh(lab, 4, 6), fresh(lab, 4, 6)
+    found: list[Tensor] = []
+
+    def interrupted(self: Graphed, *args: Any) -> Any:
+        # As if the other thread had its turn here.
+        if not found:
+            found.append(Tensor())
+            thread = threading.Thread(target=lambda: found.append(graphed(other)))
+            thread.start()
+            thread.join()
+        return original(self, *args)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Graphed, "backward", interrupted)
+        graphed(x).square().sum().backward()
+    eager(x).square().sum().backward()
+    assert same_gradients(mine, eager)
+    assert near(found[1], eager(other))
+
+
+def test_a_second_graph_that_cannot_be_captured_leaves_the_first_one_in_use(lab: Lab) -> None:
+    captures: list[int] = []
+
+    def scaled(x: Tensor) -> Tensor:
+        if cgraph.is_current_stream_capturing():
+            captures.append(1)
+            if len(captures) == 2:
+                raise RuntimeError("no second one")
+        return x * 2
+
+    graphed = cgraph.graphed(scaled)
+    graphed(leaf(lab, 4)).sum().backward()
+    with pytest.warns(UserWarning, match="no second one"):
+        losses = [graphed(leaf(lab, 4)).sum() for _ in range(2)]
+    (losses[0] + losses[1]).backward()
+    before = graphed.report().replays
+    for _ in range(5):
+        graphed(leaf(lab, 4)).sum().backward()
+    assert graphed.report().replays == before + 5
 
 
 @pytest.mark.parametrize("debug", ["compare", "sync", "eager"])
@@ -200,7 +263,7 @@ def test_calls_that_wait_are_debugged_each_for_itself(lab: Lab, debug: str) -> N
         losses = [[run(x).square().sum() for x in given] for run in (graphed, eager)]
         for some in losses:
             (some[0] + some[1]).backward()
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
 
 
 def test_random_numbers_of_calls_that_wait_are_those_of_eager_calls(lab: Lab) -> None:
@@ -213,7 +276,7 @@ def test_random_numbers_of_calls_that_wait_are_those_of_eager_calls(lab: Lab) ->
             torch.manual_seed(turn)
             losses = [run(x).square().sum() for x in given]
             sum(losses, torch.zeros((), device=lab.device)).backward()
-        assert agrees_after_step(mine, eager)
+        assert step_both(mine, eager)
 
 
 def test_threads_whose_calls_wait_at_the_same_time_have_a_graph_each(lab: Lab) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Number
 from typing import Any
 
 import torch
 
 from cgraph import _core
 from cgraph._constants import Constant
-from cgraph._surroundings import PLAIN, attributes_of
+from cgraph._holders import Holder
+from cgraph._surroundings import attributes_of
 from cgraph.errors import CaptureError
 
-__all__ = ["Attributes", "dictionaries_of", "registered_in"]
+__all__ = ["Attributes", "changed_numbers", "dictionaries_of", "registered_in"]
 
 
 class Attributes:
@@ -41,12 +43,10 @@ class Attributes:
     def changed(self) -> str | None:
         """Why a function is not captured that changes a number or text; None if it changes none."""
         for now, name, before in self._changes():
+            if name not in now:
+                return changes(name, before[name])
             if not isinstance(now[name], torch.Tensor):
-                there = f" from {before[name]!r:.40}" if name in before else ""
-                return (
-                    f"the function changes {name}{there} to {now[name]!r:.40}, and replays do not:"
-                    " do it around the call, or let it be a tensor that is written in place"
-                )
+                return changes(name, before[name], now[name])
         return None
 
     @property
@@ -57,9 +57,12 @@ class Attributes:
 
     def put_back_after_error(self, error: object, *_: object) -> None:
         """Set those back that are others now, at the end of a block that raises."""
-        if error is None:
-            return
-        for now, name, before in self._changes():
+        if error is not None:
+            self.put_back_others(numbers=True)
+
+    def put_back_others(self, *, numbers: bool) -> None:
+        """Set tensors back that are others now, and numbers and texts if that is asked for."""
+        for now, name, before in self._changes() if numbers else self._new_tensors():
             if name in before:
                 now[name] = before[name]
             else:
@@ -76,23 +79,68 @@ class Attributes:
 
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
-        return (one for one in self._changes() if isinstance(one[0][one[1]], torch.Tensor))
+        return (one for one in self._changes() if isinstance(one[0].get(one[1]), torch.Tensor))
 
     def _changes(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
-        """The same with those that are another number or text, where there was one or nothing."""
+        """The same with those that are another number or text, or gone.
+
+        Numbers where there was none are what a first call computes, for the others to use.
+        """
         for now, before in self._contents.changed():
+            # Modules in another mode have keys of their own.
+            is_module = "_parameters" in before
             # A dictionary of the user's may have items of its own making.
-            for name, value in list(dict.items(now)):
-                there = before.get(name)
-                if name == "training":
-                    continue  # calls in another mode have keys of their own
-                if isinstance(value, torch.Tensor):
+            for name in {**before, **dict(dict.items(now))}:
+                if is_module and name == "training":
+                    continue
+                there, value = before.get(name), dict.get(now, name)
+                if name not in now:
+                    is_other = isinstance(there, torch.Tensor) or is_number(there)
+                elif isinstance(value, torch.Tensor):
                     is_other = there is not value
                 else:
-                    is_plain = isinstance(value, PLAIN) and isinstance(there, PLAIN)
-                    is_other = is_plain and Constant(value) != Constant(there)
+                    is_other = is_number(there) and is_another(value, there)
                 if is_other:
                     yield now, name, before
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number or a text, which a call may change."""
+    return isinstance(value, _NUMBERS)
+
+
+def is_another(now: object, then: object) -> bool:
+    """Whether a number or text is another one now."""
+    return isinstance(now, _NUMBERS | None) and Constant(now) != Constant(then)
+
+
+def changes(name: str, before: object, now: object = None) -> str:
+    """Why a function is not captured that changes something, or takes it away."""
+    does = f"takes {name} away, which was {before!r:.40}"
+    if now is not None:
+        does = f"changes {name} from {before!r:.40} to {now!r:.40}"
+    return (
+        f"the function {does}, and replays do not: do it around the call, or let it be a tensor"
+        " that is written in place"
+    )
+
+
+def changed_numbers(held: Iterable[Holder]) -> str | None:
+    """Why a function is not captured that changes numbers or texts which it finds by name.
+
+    None if they are as they were.
+
+    Args:
+        held: Where they were.
+    """
+    for one in held:
+        if is_another(one.now, one.value):
+            return changes(one.name, one.value, one.now)
+    return None
+
+
+# With those of NumPy.
+_NUMBERS = int | float | complex | str | bytes | Number
 
 
 def registered_in(parts: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:

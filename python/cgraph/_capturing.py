@@ -13,9 +13,10 @@ from cgraph import _core, _driver, _refusals, _torch
 from cgraph._busy import busy
 from cgraph._calls import Arguments, Call
 from cgraph._claims import claimed
+from cgraph._conditions import NotReadyError, WarmupError
 from cgraph._held import Holding
 from cgraph._holders import Holder
-from cgraph._keys import Key, modules_in_words
+from cgraph._keys import Identity, Key, modules_in_words
 from cgraph._limits import Limits
 from cgraph._native import entry_of_call, entry_of_graph
 from cgraph._options import Options
@@ -24,7 +25,7 @@ from cgraph._plan import Plan
 from cgraph._reach import Reach, Surroundings
 from cgraph._ready import Ready
 from cgraph._recorded import Recorded
-from cgraph._recording import NotReadyError, WarmupError, record
+from cgraph._recording import record
 from cgraph._rows import Rows
 from cgraph._search import found_tensors
 from cgraph._source import user_line
@@ -74,7 +75,7 @@ class Capturing:
         self.holding = None if options.on_held == "ignore" else Holding(self.name, options.on_held)
         self._reach = Reach(function, turn)
         # Leaves to whose gradients calls may add, and which captures have found without any.
-        self._without: list[_torch.TensorWeakRef] = []
+        self._without: dict[int, _torch.TensorWeakRef] = {}
         # Of the call whose key was asked for last.
         self._reached: Surroundings | None = None
         self.rows = Rows(options)
@@ -134,39 +135,40 @@ class Capturing:
                 identity = self.identity(call, self._reached)
         if (known := self.keys.get(identity)) is not None:
             return known
-        words, of_modules = call.words(), modules_in_words(*identity[1:3])
-        of_gradients = f"{plural(len(identity[4]), 'gradient')} before" if identity[4] else ""
-        text = ", ".join(words) or "no arguments"
-        text = ", ".join(filter(None, (text, of_modules, of_gradients)))
-        return self._remember(identity, Key(text, sorted([*words, of_modules, of_gradients])))
+        words = call.words() or ["no arguments"]
+        words.append(modules_in_words(identity.training, identity.requires_grad))
+        if identity.gradients:
+            words.append(f"{plural(len(identity.gradients), 'gradient')} before")
+        words = [one for one in words if one]
+        return self._remember(identity, Key(", ".join(words), sorted(words)))
 
-    def free_key(self, call: Call, is_frozen: bool) -> Key | None:
-        """The key of a call, or another one for the same calls where that has an open call.
+    def free_key(self, call: Call, is_frozen: bool) -> Key:
+        """The key of a call, or where that has an open call, another one for the same calls.
 
-        None if all have, and there can be no more.
+        The first one, which is open, where all are and there can be no more.
 
         Args:
             call: The call.
             is_frozen: Whether captures are forbidden.
         """
-        first = key = self.key(call)
-        for count in range(1, self._options.max_open + 1):
+        first = self.key(call)
+        if not first.is_open:
+            return first
+        identity = self.identity(call, self._reached)
+        for count in range(1, self._options.most_open):
+            beside = identity._replace(beside=count)
+            key = self.keys.get(beside)
+            if is_frozen and (key is None or key.recorded is None):
+                break
+            if key is None:
+                word = f"beside {plural(count, 'call')} before backward"
+                key = Key(f"{first.text}, {word}", [*first.words, word], is_beside=True)
+                return self._remember(beside, key)
             if not key.is_open:
                 return key
-            if count == self._options.max_open:
-                break
-            identity = self.identity(call, self._reached), count
-            known = self.keys.get(identity)
-            if is_frozen and (known is None or known.recorded is None):
-                break
-            if known is None:
-                word = f"beside {plural(count, 'call')} before backward"
-                known = Key(f"{first.text}, {word}", [*first.words, word])
-                self._remember(identity, known)
-            key = known
-        return None
+        return first
 
-    def _remember(self, identity: Hashable, key: Key) -> Key:
+    def _remember(self, identity: Identity, key: Key) -> Key:
         self.keys[identity] = key
         self.limits.forget(key)
         return key
@@ -190,18 +192,14 @@ class Capturing:
         """Whether somebody sees what autograd saves in such a call, and would in its warm-up."""
         return _refusals.is_saved_elsewhere(call, self._reached or self.surroundings(call))
 
-    def identity(
-        self, call: Call, surroundings: Surroundings | None = None
-    ) -> tuple[Hashable, tuple[bool, ...], tuple[bool, ...], int, frozenset[int]]:
+    def identity(self, call: Call, surroundings: Surroundings | None = None) -> Identity:
         """What all calls of a key have in common, as the modules are now."""
         surroundings = surroundings or self.surroundings(call)
         training = surroundings.training
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
-        leaves = (reference() for reference in self._without)
-        there = (
-            place for place, one in enumerate(leaves) if one is not None and one.grad is not None
-        )
-        return call.key(), training, requires_grad, _driver.number(), frozenset(there)
+        leaves = ((number, reference()) for number, reference in self._without.items())
+        there = (number for number, one in leaves if one is not None and one.grad is not None)
+        return Identity(call.key(), training, requires_grad, _driver.number(), frozenset(there))
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails.
@@ -215,7 +213,9 @@ class Capturing:
         assert surroundings is not None
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
         pool, stream = self.places.place(driver, needs_grad)
-        measures = self._options.measure and not self._options.debug
+        # Replays would write what nothing puts back, and no call has shown.
+        may_replay = bool(self._options.preserve_state or self._options.warmup)
+        measures = self._options.measure and not self._options.debug and may_replay
         only_captures = not (self._options.warmup or measures or needs_grad or self._options.debug)
         preserve = self._options.preserve_state
         constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
@@ -284,8 +284,8 @@ class Capturing:
 
     def _note_without(self, leaves: Sequence[torch.Tensor]) -> None:
         """Calls with gradients in these leaves have keys of their own from now on."""
-        known = {id(reference()) for reference in self._without}
-        self._without += [_torch.TensorWeakRef(one) for one in leaves if id(one) not in known]
+        living = ((number, one) for number, one in self._without.items() if one() is not None)
+        self._without = {**dict(living), **{id(one): _torch.TensorWeakRef(one) for one in leaves}}
 
     def _hold(
         self,

@@ -15,8 +15,9 @@ from cgraph._differences import Leaf, difference, is_tensor, named, wrong_value
 from cgraph._plan import Plan
 from cgraph._rollback import Rollback
 from cgraph._steps import Steps
+from cgraph._surface import stand_ins
 from cgraph._torch import tree_flatten, tree_unflatten
-from cgraph._training import Trained, stand_ins
+from cgraph._training import Trained
 
 __all__ = ["DebuggedCall", "debugged_call"]
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import torch
@@ -12,7 +13,11 @@ from cgraph import _torch
 from cgraph._holders import Holder
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["Gradients", "detached", "gradients_left_alone"]
+__all__ = ["Gradients", "detached", "gradients_there", "noted", "require_left_alone"]
+
+
+# The gradients that captures add to in place, by their numbers.
+_added_to: dict[int, _torch.TensorWeakRef] = {}
 
 
 class Gradients:
@@ -51,6 +56,8 @@ class Gradients:
         """Where gradients are added to, or none must be, and the leaves' hooks."""
         leaves = [*(leaf for leaf, _ in self._replaced), *(one.owner for one in self.added_to)]
         leaves = [*{id(leaf): leaf for leaf in (*leaves, *self._in_backward)}.values()]
+        for one in self.added_to:
+            _added_to[id(one.value)] = _torch.TensorWeakRef(one.value)
         hooks = [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
         none = [Holder(leaf, "grad", None) for leaf in (*self._without, *self.made)]
         return [*self.added_to, *none, *hooks]
@@ -88,7 +95,7 @@ class Gradients:
 
     def forget_before(self) -> None:
         """Let go of what no replay needs."""
-        self._old, self._before = [], []
+        self._old, self._at_call, self._before = [], [], []
 
     def note(
         self,
@@ -159,9 +166,11 @@ class Gradients:
         computed = [one for _, one in self._replaced if one is not None]
         with torch.no_grad():
             if self._given is None:
-                self._given = [
-                    None if one is None else torch.empty_like(one) for _, one in self._replaced
-                ]
+                self._given = [None] * len(self._replaced)
+            for place, (_, one) in enumerate(self._replaced):
+                # What somebody else has keeps its values.
+                if one is not None and _is_kept(self._given, place):
+                    self._given[place] = torch.empty_like(one)
             if computed:
                 torch._foreach_copy_([one for one in self._given if one is not None], computed)
         for given, (leaf, _) in zip(self._given, self._replaced, strict=True):
@@ -179,36 +188,62 @@ def detached(result: Any) -> Any:
     return _torch.tree_unflatten([one.detach() if gone else one for one, gone in pairs], spec)
 
 
+Noted = tuple[torch.Tensor, torch.Tensor | None, int | None]
+"""A leaf, its gradient, and the version of that."""
+
+
 @contextmanager
-def gradients_left_alone(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """A block in which a function is captured that must not change gradients.
+def gradients_there(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """A block in which leaves have gradients, zeros where there are none.
 
-    Those that there are not are there in it, or nobody would see that they are to be cleared. They
-    have one element, which cannot be added to.
-
-    Raises:
-        CallableError: It does change one, and returns what has a backward pass to come: the graph
-            of its forward pass would not.
+    Whether a function clears those that are not there, nobody would see.
     """
-    before = []
-    with ExitStack() as last:
+    made: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+    try:
         for leaf in leaves:
             if leaf.grad is None and leaf.requires_grad and leaf.layout is torch.strided:
-                zero = torch.zeros((), dtype=leaf.dtype, device=leaf.device)
                 with suppress(RuntimeError, TypeError):  # a class that wants others
-                    leaf.grad = zero.expand(leaf.shape)
-                    last.callback(setattr, leaf, "grad", None)
-            before.append((leaf, leaf.grad, _version(leaf.grad)))
+                    leaf.grad = torch.zeros_like(leaf, requires_grad=False)
+                made.append((leaf, leaf.grad))
         yield
-        for leaf, gradient, version in before:
-            if leaf.grad is not gradient or _version(gradient) != version:
-                raise CallableError(
-                    f"the function changes the gradient of a tensor of shape {list(leaf.shape)}, as"
-                    " by backward() or zero_grad(), and returns what a backward pass is still to"
-                    " come for: do that around the call, or all of it inside and return the loss"
-                    " detached"
-                )
+    finally:
+        for leaf, zeros in made:
+            if leaf.grad is zeros:
+                leaf.grad = None
+
+
+def noted(leaves: Iterable[torch.Tensor]) -> list[Noted]:
+    """The gradients of leaves as they are now."""
+    return [(leaf, leaf.grad, _version(leaf.grad)) for leaf in leaves]
+
+
+def require_left_alone(before: Iterable[Noted]) -> None:
+    """Refuse a function that changes gradients, and returns what has a backward pass to come.
+
+    Raises:
+        CallableError: It does: the graph of its forward pass would not.
+    """
+    for leaf, gradient, version in before:
+        if leaf.grad is not gradient or _version(gradient) != version:
+            raise CallableError(
+                f"the function changes the gradient of a tensor of shape {list(leaf.shape)}, as by"
+                " backward() or zero_grad(), and returns what a backward pass is still to come"
+                " for: do that around the call, or all of it inside and return the loss detached"
+            )
 
 
 def _version(gradient: torch.Tensor | None) -> int | None:
     return None if gradient is None else gradient._version
+
+
+def _is_kept(tensors: Sequence[torch.Tensor | None], place: int) -> bool:
+    """Whether somebody else than a list and torch has a tensor of it, or there is none."""
+    tensor = tensors[place]
+    if tensor is None:
+        return True
+    if id(tensor) in _added_to and _added_to[id(tensor)]() is tensor:
+        return False  # keys that add to it have it
+    known = [object()]
+    one = known[0]
+    references = sys.getrefcount(tensor) - _torch.references_of_torch(tensor)
+    return references > sys.getrefcount(one)

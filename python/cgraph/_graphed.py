@@ -230,19 +230,16 @@ class Graphed:
 
     def backward(
         self,
-        call: Call,
         owners: list[torch.Tensor | bool],
         grads: tuple[torch.Tensor | None, ...],
     ) -> tuple[torch.Tensor | None, ...]:
         """Replay the backward pass; a gradient for each input and parameter.
 
         Args:
-            call: The forward pass.
             owners: For each input the leaf whose ``.grad`` the gradient may become, or whether to
                 copy it.
             grads: Of the outputs.
         """
-        call.use(self.name)
         assert self._backward is not None
         self._order.replaying(self._captured.backward_number)
         places = zip(self._grad_outputs, grads, strict=True)
@@ -336,8 +333,12 @@ class _Replay(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        with torch.no_grad():
-            found = ctx.graphed.backward(ctx.call, ctx.owners, grads)
+        ctx.call.use(ctx.graphed.name)
+        try:
+            with torch.no_grad():
+                found = ctx.graphed.backward(ctx.owners, grads)
+        finally:
+            ctx.call.end()
         if torch.is_grad_enabled():
             # Somebody may want a second derivative (create_graph=True), which would miss all that
             # the graph computes.

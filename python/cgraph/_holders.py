@@ -15,6 +15,7 @@ from cgraph.errors import CaptureError
 __all__ = [
     "Holder",
     "is_same_function",
+    "put_back_numbers",
     "put_back_tensors",
     "require_none_replaced",
     "used_of",
@@ -137,6 +138,13 @@ def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
     for one in held if error is not None else ():
         # A tuple has what it had once it is there again.
         if isinstance(one.value, torch.Tensor | tuple) and one.now is not one.value:
+            one.put_back()
+
+
+def put_back_numbers(held: Iterable[Holder]) -> None:
+    """Let numbers and texts be what they were."""
+    for one in held:
+        if one.now is not one.value:
             one.put_back()
 
 

@@ -6,7 +6,7 @@ import warnings
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -21,7 +21,7 @@ from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["Key", "Tried", "modules_in_words"]
+__all__ = ["Identity", "Key", "Tried", "modules_in_words"]
 
 
 # So many replays are worth a capture, whatever has to be captured anew then.
@@ -33,15 +33,37 @@ Tried = tuple[list[int | None] | None, str | None]
 """For each leaf of the result the dimension of the rows, or None; or how padding rows show."""
 
 
+class Identity(NamedTuple):
+    """What tells a key from others.
+
+    Attributes:
+        call: What calls have in common by their arguments and torch's modes.
+        training: Which modules train.
+        requires_grad: Which of their tensors require gradients.
+        driver: The number of the driver.
+        gradients: The leaves that have one, of those to whose gradients calls may add.
+        beside: How many keys for the same calls come before, each with an open call.
+    """
+
+    call: Hashable
+    training: tuple[bool, ...]
+    requires_grad: tuple[bool, ...]
+    driver: int
+    gradients: frozenset[int]
+    beside: int = 0
+
+
 class Key:
     """One key of a graphed function.
 
     Args:
         text: What its calls have in common.
         words: The same in parts, each argument one, in an order of their own.
+        is_beside: Whether another key serves such calls, but for those beside an open one.
 
     Attributes:
         words: The same.
+        is_beside: The same.
         state: What calls of it do.
         reason: Why they run eagerly.
         where: The line that is the reason.
@@ -57,9 +79,10 @@ class Key:
         surroundings: What its graph reads besides the arguments; None without one.
     """
 
-    def __init__(self, text: str, words: Sequence[str] = ()) -> None:
+    def __init__(self, text: str, words: Sequence[str] = (), *, is_beside: bool = False) -> None:
         self.text = text
         self.words = words
+        self.is_beside = is_beside
         self.state: State = "eager"
         self.reason: str | None = None
         self.where: str | None = None

@@ -54,6 +54,11 @@ class Options:
         """How many keys have a graph."""
         return max(64, len(self.sizes or ())) if self.max_graphs is None else self.max_graphs
 
+    @property
+    def most_open(self) -> int:
+        """How many calls of a key wait for their backward passes, each with a graph."""
+        return min(self.max_open, self.most_graphs)
+
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
         """Checked options.

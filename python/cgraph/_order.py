@@ -22,11 +22,15 @@ class Call:
     def __init__(self) -> None:
         self._is_overwritten = False
         self._is_used = False
+        self._is_done = False
 
     @property
     def is_open(self) -> bool:
-        """Whether its backward pass can still run."""
-        return not (self._is_used or self._is_overwritten)
+        """Whether its backward pass is still to come, or under way on another thread.
+
+        One that is under way counts as overwritten, by its own replay.
+        """
+        return not self._is_done and (self._is_used or not self._is_overwritten)
 
     def overwrite(self) -> None:
         """Another replay has taken the memory of what it saved."""
@@ -51,6 +55,10 @@ class Call:
                 " graph one copy of the callable for each call that is open at the same time"
             )
         self._is_used = True
+
+    def end(self) -> None:
+        """The backward pass is through: others may overwrite what the call saved."""
+        self._is_done = True
 
 
 class Order:

@@ -54,19 +54,19 @@ class Plan:
     moved: Callable[[], str | None]
     compiles: bool
 
-    def held(self) -> Found:
+    def found(self) -> Found:
         """What the search finds that is to be followed and put back."""
-        return self.search() if self.preserve else Found([], [], [], [])
+        return self.search() if self.preserve else Found([], [], [], [], [], [])
 
-    def leaves(self, args: Any, kwargs: Any, held: Found) -> list[torch.Tensor]:
+    def leaves(self, args: Any, kwargs: Any, found: Found) -> list[torch.Tensor]:
         """Leaves that the function may reach; a backward pass inside gives them gradients.
 
         Args:
             args: The positional arguments of a call.
             kwargs: Those by name.
-            held: What :meth:`held` has found.
+            found: What :meth:`found` has found.
         """
-        found = held if self.preserve else self.search()
+        found = found if self.preserve else self.search()
         behind = (one for holder in found.all_holders for one in holder.tensors)
         tensors = itertools.chain(tensors_of((self.function, args, kwargs)), behind)
         return [one for one in {id(one): one for one in tensors}.values() if one.is_leaf]

@@ -17,6 +17,14 @@ from cgraph import _driver, _torch
 from cgraph._attributes import Attributes, registered_in
 from cgraph._calls import Call
 from cgraph._collector import collections_held_off
+from cgraph._conditions import (
+    NotReadyError,
+    WarmupError,
+    put_back_attributes,
+    require_same_numbers,
+    require_state,
+    require_unmoved,
+)
 from cgraph._drawing import draws_on
 from cgraph._gradients import Gradients, detached
 from cgraph._holders import put_back_tensors, require_none_replaced, used_of
@@ -24,6 +32,7 @@ from cgraph._plan import Plan
 from cgraph._recorded import Recorded
 from cgraph._refusals import require_known_classes
 from cgraph._rollback import Rollback
+from cgraph._search import Found
 from cgraph._source import levels_to_user
 from cgraph._stepping import Steps
 from cgraph._surroundings import modules_of
@@ -37,13 +46,8 @@ from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
 
 __all__ = [
-    "NotReadyError",
-    "WarmupError",
     "again_compiled",
-    "has_moved",
     "record",
-    "require_state",
-    "require_unmoved",
     "warn_uncompiled",
     "watched",
 ]
@@ -90,19 +94,20 @@ def _record(
         unchanged.require(args, kwargs)
         return detached(result) if call.mode.grad else result
 
-    begin = plan.held()
+    begin = plan.found()
     has_leaves = plan.preserve or call.mode.grad
     leaves = plan.leaves(args, kwargs, begin) if has_leaves else []
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     attributes = Attributes(plan.dictionaries)
     began = time.perf_counter()
     with ExitStack() as last:
-        steps = last.enter_context(watched(plan, rollback))
+        steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
         last.push(attributes.put_back_after_error)
         last.push(functools.partial(put_back_tensors, begin.all_holders))
-        last.push(Attributes(begin.all_dictionaries).put_back_after_error)
+        begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
+        last.push(functools.partial(put_back_attributes, begun, begin))
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(_wait_after_error, driver))
         if not plan.only_captures:
@@ -110,19 +115,30 @@ def _record(
             # them, and replays may write them on yet another.
             driver.synchronize()
         with driver.stream(plan.stream):
+            breaks = _Calls()
+
+            def begins() -> None:
+                """Look at what the call before has changed, also what only the first one does."""
+                if not breaks.are_met:
+                    require_same_numbers(begun, begin)
+                gradients.calls_now()
+
             try:
-                eager_seconds = _warm_up(run, plan, rollback, driver, gradients.calls_now)
-            except (CaptureError, torch.OutOfMemoryError):
+                with breakable(breaks):
+                    eager_seconds = _warm_up(run, plan, rollback, driver, begins)
+            except (CaptureError, NotReadyError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
                 raise WarmupError(error) from error
             require_state(steps)
+            if not breaks.are_met:
+                require_same_numbers(begun, begin)
             written = unchanged.written(rollback.is_written) if plan.warmup else set()
             versions = [static._version for static in statics]
             hooks = _torch.hook_count()
             rollback.notice((*gradients.captures_now(), *leaves))
             # A call may have made some that were not there.
-            held = plan.held()
+            held = plan.found()
             kept = Attributes(() if plan.warmup else held.attributes)
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
@@ -152,8 +168,8 @@ def _record(
                     raise NotReadyError(reason)
                 require_state(steps)
                 # Python code of breaks runs in replays as well.
-                if isinstance(graph, CUDAGraph) and (reason := values.changed) is not None:
-                    raise NotReadyError(reason)
+                if isinstance(graph, CUDAGraph):
+                    require_same_numbers(values, held)
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
@@ -165,7 +181,7 @@ def _record(
             gradients.forget_before()
             recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients, recorded.writes = gradients, writes
-            recorded.used = used_of(held.holders, rollback.captures_name)
+            recorded.used = used_of(held.followed, rollback.captures_name)
             recorded.states = steps.states()
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [
@@ -292,15 +308,16 @@ def again_compiled(
 
 
 @contextmanager
-def watched(plan: Plan, rollback: Rollback) -> Iterator[Steps]:
+def watched(plan: Plan, rollback: Rollback, begin: Found) -> Iterator[Steps]:
     """A block in which a function is called and captured, and what is put back afterwards noted.
 
     Args:
         plan: How.
         rollback: What notes it of tensors.
+        begin: What the function finds before.
     """
     # A capture alone computes nothing: what it makes of an optimizer's state is no state.
-    steps = Steps(plan.function, puts_back=plan.preserve or not plan.warmup)
+    steps = Steps(plan.function, begin.stepping, puts_back=plan.preserve or not plan.warmup)
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
         if not plan.compiles:
@@ -391,51 +408,27 @@ def _end(graph: CUDAGraph, plan: Plan) -> None:
             raise
 
 
-class NotReadyError(Exception):
-    """What the graph would use is made by the first call, and was put back."""
-
-
-class WarmupError(Exception):
-    """What the function raised before its capture.
-
-    Attributes:
-        cause: The exception.
-    """
-
-    def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
-        self.cause = cause
-
-
-def require_state(steps: Steps) -> None:
-    """Refuse a step that begins with the optimizer's state, which is made once.
-
-    Also one that changes settings: the first call may set them, and later ones find them so.
-    """
-    if (reason := steps.made or steps.changed) is not None:
-        raise NotReadyError(reason)
-
-
-def require_unmoved(plan: Plan) -> None:
-    """Refuse a function that lets tensors of modules lie elsewhere, before they are put back."""
-    if (name := plan.moved()) is not None:
-        raise has_moved(name)
-
-
-def has_moved(name: str) -> NotReadyError:
-    """The error of a function that does so. After its call the tensor may stay there."""
-    return NotReadyError(
-        f"the function gives {name} other memory, as `.data = ...` does, and replays do not: write"
-        " to it in place"
-    )
-
-
 class _BreakFoundError(BaseException):
     """A break was called in a capture that is not divided. No code of users catches this."""
 
 
 class _UnseenWritesError(Exception):
     """A capture would run segments between breaks, and no call has shown what they write."""
+
+
+class _Calls:
+    """Calls before a capture, whose breaks just run.
+
+    Attributes:
+        are_met: Whether there was a break.
+    """
+
+    are_met = False
+
+    def run(self, fn: Callable[..., Any], _: str, args: Any, kwargs: Any) -> Any:
+        """Run a break."""
+        self.are_met = True
+        return fn(*args, **kwargs)
 
 
 class _Whole:

@@ -12,7 +12,7 @@ import torch
 
 from cgraph._code import is_users, names_in
 from cgraph._holders import Holder, vars_of
-from cgraph._surroundings import LEAVES, PLAIN, held_by, of_kind
+from cgraph._surroundings import LEAVES, PLAIN, STEPPING, held_by, of_kind
 
 __all__ = ["Found", "found_tensors"]
 
@@ -30,12 +30,17 @@ class Found(NamedTuple):
             names.
         dictionaries: The other ones on such ways.
         given: As the holders, behind objects among the arguments.
+        numbers: Where numbers and texts are that the function, or one that it names, closes over or
+            names, or that classes have which it names.
+        stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
     """
 
     holders: list[Holder]
     attributes: list[dict[str, Any]]
     dictionaries: list[dict[Any, Any]]
     given: list[Holder]
+    numbers: list[Holder]
+    stepping: list[Any]
 
     @property
     def all_dictionaries(self) -> list[dict[Any, Any]]:
@@ -43,8 +48,17 @@ class Found(NamedTuple):
         return [*self.attributes, *self.dictionaries]
 
     @property
+    def followed(self) -> list[Holder]:
+        """The holders, with those of modules and optimizers behind arguments.
+
+        Tensors there come with a call, and are not to be kept.
+        """
+        kinds = torch.nn.Module, *STEPPING
+        return [*self.holders, *(one for one in self.given if issubclass(type(one.value), kinds))]
+
+    @property
     def all_holders(self) -> list[Holder]:
-        """Likewise."""
+        """Those of the function and those behind its arguments."""
         return [*self.holders, *self.given]
 
 
@@ -70,12 +84,13 @@ def found_tensors(
     # The likely ways first: there may be too many.
     named: deque[_Way] = deque()
     others: deque[_Way] = deque()
+    numbers: list[Holder] = []
     for name, one in given.items():
-        if isinstance(one, type):
-            named += [(holder, frozenset()) for holder in _of_class(one)]
+        if issubclass(type(one), type):
+            named += [(holder, frozenset()) for holder in _of_class(one, numbers)]
         elif not issubclass(type(one), (*PLAIN, *LEAVES)):
             named.append((Holder(_Argument({name: one}), name, one), frozenset()))
-    for root in _roots(function, parts):
+    for root in _roots(function, parts, numbers):
         is_named = root.name in names or not isinstance(root.owner, dict)
         way = root._replace(is_named=is_named), frozenset[int]()
         (named if is_named else others).append(way)
@@ -83,6 +98,7 @@ def found_tensors(
     behind_given: list[Holder] = []
     attributes: dict[int, dict[str, Any]] = {}
     dictionaries: dict[int, dict[Any, Any]] = {}
+    stepping: dict[int, Any] = {}
     left = _MOST_ITEMS
     while named or others:
         holder, around = (named or others).popleft()
@@ -93,6 +109,8 @@ def found_tensors(
             known.append(holder)
         if issubclass(type(value), torch.optim.Optimizer):
             attributes[id(vars(value))] = vars(value)
+        if issubclass(type(value), STEPPING):
+            stepping[id(value)] = value
         if is_module and holder.path:
             known += _buffers(holder)
         elif is_module or issubclass(type(value), LEAVES):
@@ -120,15 +138,24 @@ def found_tensors(
                 holder.functions,
             )
             (named if step.is_named else others).append((step, around))
-    return Found(holders, [*attributes.values()], [*dictionaries.values()], behind_given)
+    return Found(
+        holders,
+        [*attributes.values()],
+        [*dictionaries.values()],
+        behind_given,
+        numbers,
+        [*stepping.values()],
+    )
 
 
 _Way = tuple[Holder, frozenset[int]]
 """A way, and what it leads through."""
 
 
-def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holder]:
-    """Where all ways begin, each once."""
+def _roots(
+    function: object, parts: Iterable[torch.nn.Module], numbers: list[Holder]
+) -> Iterator[Holder]:
+    """Where all ways begin, each once; numbers and texts are added to ``numbers``."""
     roots: dict[tuple[int, str], Holder] = {}
     for holder in held_by(function, None):
         place = id(holder.owner), holder.name
@@ -136,11 +163,14 @@ def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holde
             # Another function has it as well.
             functions = *roots[place].functions, *holder.functions
             roots[place] = holder._replace(functions=functions)
-        elif isinstance(holder.value, type):
+        elif issubclass(type(holder.value), type):
             # Once for the class, whoever names it.
-            roots.update({(id(one.owner), one.name): one for one in _of_class(holder.value)})
+            of_class = _of_class(holder.value, numbers)
+            roots.update({(id(one.owner), one.name): one for one in of_class})
         elif not issubclass(type(holder.value), PLAIN):
             roots[place] = holder
+        elif holder.value is not None:
+            numbers.append(holder)
     yield from roots.values()
     kinds: dict[type, list[tuple[str, Any]]] = {}
     for part in parts:
@@ -150,13 +180,19 @@ def _roots(function: object, parts: Iterable[torch.nn.Module]) -> Iterator[Holde
         if part is not getattr(function, "__self__", None):
             if type(part) not in kinds:
                 kinds[type(part)] = of_kind(type(part))
-            of_class = kinds[type(part)]
-            yield from (Holder(part, *item) for item in of_class if item[0] not in values)
+            items = kinds[type(part)]
+            yield from (Holder(part, *item) for item in items if item[0] not in values)
 
 
-def _of_class(one: type) -> list[Holder]:
+def _of_class(one: Any, numbers: list[Holder]) -> list[Holder]:
     """What a class of the user's has, and those that it is derived from."""
-    return [Holder(one, *item) for item in of_kind(one)] if is_users(one.__module__) else []
+    if not is_users(one.__module__):
+        return []
+    values = [item for base in one.__mro__ for item in vars(base).items()]
+    plain = ((name, value) for name, value in values if issubclass(type(value), PLAIN))
+    known = ((name, value) for name, value in plain if value is not None and name[:2] != "__")
+    numbers += [Holder(one, name, getattr(one, name)) for name, _ in known]
+    return [Holder(one, *item) for item in of_kind(one)]
 
 
 def _buffers(holder: Holder) -> list[Holder]:

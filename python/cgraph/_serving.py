@@ -12,15 +12,15 @@ from cgraph import _core, _refusals
 from cgraph._calls import Arguments, Call
 from cgraph._capturing import Capturing
 from cgraph._claims import PoolBusyError
+from cgraph._conditions import NotReadyError, WarmupError
 from cgraph._findings import fix_of, is_of_first_use
 from cgraph._keys import Key
 from cgraph._native import entry_of_call
 from cgraph._options import Options
-from cgraph._recording import NotReadyError, WarmupError
 from cgraph._refusals import ResultError
 from cgraph._source import place_of, user_line
+from cgraph._surface import GradientBreakError
 from cgraph._text import first_line
-from cgraph._training import GradientBreakError
 from cgraph._trying import Padding
 from cgraph.errors import CaptureError, add_note
 
@@ -98,8 +98,8 @@ class Serving:
         if served is not None:
             return served
         key = self._capturing.free_key(request.call, request.is_frozen)
-        if key is None:
-            return self.once_eagerly(self._capturing.key(request.call), request, _refusals.OF_OPEN)
+        if key.is_open:
+            return self.once_eagerly(key, request, _refusals.OF_OPEN)
         instead = self.ensure(key, request)
         if instead is not None:
             return instead
@@ -264,6 +264,8 @@ class Serving:
         # An entry would keep modules that are new in each call, and it does not compare which
         # tensors of those that the function itself reaches require gradients.
         is_same = not call.modules and not (call.mode.grad and reached.requires_grad)
+        # It would also come before the entry of the key that this one is beside.
+        is_same = is_same and not key.is_beside
         if call.is_native and is_same and not capturing.limits.is_of_many(reason):
             entry = entry_of_call(self._function, call, reached, reached.flags)
             capturing.add(call, entry)

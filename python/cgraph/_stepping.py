@@ -14,12 +14,11 @@ from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 from cgraph import _torch
 from cgraph._constants import Snapshot
 from cgraph._holders import Holder
-from cgraph._surroundings import objects_of
+from cgraph._surroundings import STEPPING, objects_of
 
 __all__ = ["HOOKS_OF_STEPS", "Steps"]
 
 
-_KINDS = (GradScaler, LRScheduler, Optimizer)
 HOOKS_OF_STEPS = ("_optimizer_step_pre_hooks", "_optimizer_step_post_hooks")
 """What optimizers keep the hooks in that run around their steps."""
 
@@ -29,14 +28,18 @@ class Steps:
 
     Args:
         function: The function.
+        known: Those that were found behind objects.
         puts_back: Put their states back at the end of the block.
     """
 
-    def __init__(self, function: object, *, puts_back: bool = True) -> None:
+    def __init__(
+        self, function: object, known: Iterable[Any] = (), *, puts_back: bool = True
+    ) -> None:
         self._puts_back = puts_back
         self._before: dict[int, _States] = {}
         self._function = function
-        found = objects_of(function, _KINDS)
+        self._known = list(known)
+        found = self._found()
         scalers = [one for one in found if isinstance(one, GradScaler)] if puts_back else []
         self._scalers = [_Scaler(scaler) for scaler in scalers]
         # With those of optimizers that step in a capture, and were not found before.
@@ -84,7 +87,7 @@ class Steps:
 
     def captures_now(self) -> None:
         """Note that calls end here, and that a capture comes next."""
-        self._at_capture = [self._settings_of(objects_of(self._function, _KINDS))]
+        self._at_capture = [self._settings_of(self._found())]
 
     @property
     def changed(self) -> str | None:
@@ -117,6 +120,11 @@ class Steps:
             hooks = [(name, getattr(optimizer, name, None)) for name in HOOKS_OF_STEPS]
             found += [Holder(optimizer, *one) for one in hooks if isinstance(one[1], dict)]
         return found
+
+    def _found(self) -> list[Any]:
+        """Optimizers, schedulers and scalers that the function reaches now, each once."""
+        found = (*objects_of(self._function, STEPPING), *self._known)
+        return [*{id(one): one for one in found}.values()]
 
     def _settings_of(self, found: Iterable[object]) -> Snapshot:
         """The groups of optimizers, and what schedulers count, with those that they consist of.

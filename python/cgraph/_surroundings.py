@@ -19,6 +19,7 @@ from cgraph._torch import tree_iter
 __all__ = [
     "LEAVES",
     "PLAIN",
+    "STEPPING",
     "attributes_of",
     "held_by",
     "holders_of",
@@ -30,7 +31,9 @@ __all__ = [
 
 PLAIN = (int, float, str, bytes, type(None), type)
 """Classes of values that have no tensors, of which there are many."""
-LEAVES = (torch.Tensor, torch.nn.Module, torch.optim.Optimizer, LRScheduler, GradScaler)
+STEPPING = (GradScaler, LRScheduler, torch.optim.Optimizer)
+"""Classes of what changes its own settings when it steps."""
+LEAVES = (torch.Tensor, torch.nn.Module, *STEPPING)
 """Classes of what is looked for."""
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -15,51 +15,48 @@ from torch.amp.grad_scaler import GradScaler
 from cgraph import _driver, _torch
 from cgraph._attributes import Attributes
 from cgraph._calls import Call
-from cgraph._drawing import draws_on
-from cgraph._gradients import gradients_left_alone
-from cgraph._held import Holding, Lent
-from cgraph._holders import Holder, put_back_tensors, require_none_replaced, used_of
-from cgraph._plan import Plan
-from cgraph._recorded import Recorded
-from cgraph._recording import (
+from cgraph._conditions import (
     NotReadyError,
     WarmupError,
-    again_compiled,
-    has_moved,
-    record,
+    put_back_attributes,
+    require_same_numbers,
     require_state,
     require_unmoved,
-    warn_uncompiled,
-    watched,
 )
+from cgraph._drawing import draws_on
+from cgraph._gradients import gradients_there, noted, require_left_alone
+from cgraph._held import Holding, Lent
+from cgraph._holders import (
+    Holder,
+    put_back_tensors,
+    require_none_replaced,
+    used_of,
+)
+from cgraph._plan import Plan
+from cgraph._recorded import Recorded
+from cgraph._recording import again_compiled, record, warn_uncompiled, watched
 from cgraph._refusals import require_no_gradient
-from cgraph._rollback import Rollback, leaves_behind
+from cgraph._rollback import Rollback
 from cgraph._search import Found
+from cgraph._surface import (
+    GradientBreakError,
+    NoGradientError,
+    Passes,
+    Surface,
+    require_in_place,
+    stand_ins,
+)
 from cgraph._surroundings import objects_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
 from cgraph.callables import callables_on, graphed_of
-from cgraph.errors import CallableError, CaptureError
+from cgraph.errors import CallableError
 
 if TYPE_CHECKING:
     from cgraph._debug_training import DebuggedCall
 
-__all__ = [
-    "GradientBreakError",
-    "Trained",
-    "stand_ins",
-    "train",
-    "train_or_record",
-]
-
-
-class NoGradientError(Exception):
-    """No result has a backward pass to come: those are inside the function, if anywhere."""
-
-
-class GradientBreakError(CaptureError):
-    """A break was called in the capture of a forward pass."""
+__all__ = ["Trained", "train", "train_or_record"]
 
 
 class Trained:
@@ -83,7 +80,7 @@ class Trained:
 
     def __init__(
         self,
-        surface: _Surface,
+        surface: Surface,
         statics: list[torch.Tensor],
         seconds: float,
         eager_seconds: float | None,
@@ -150,142 +147,6 @@ class Trained:
             self.debugged = None
 
 
-class _Passes:
-    """Captures of a forward and a backward pass, which are not divided.
-
-    Attributes:
-        refused: The break that was called in one; None if there was none.
-    """
-
-    refused: str | None = None
-
-    def run(self, fn: Callable[..., Any], title: str, args: Any, kwargs: Any) -> Any:
-        """Run a break in a warm-up call; refuse it in a capture."""
-        if _driver.current().is_capturing():
-            self.refused = title
-            self.require_none()
-        return fn(*args, **kwargs)
-
-    def require_none(self) -> None:
-        """Refuse a break that was called, also where the function has caught the refusal."""
-        if self.refused is not None:
-            raise GradientBreakError(
-                "a break in a function whose result requires gradients, whose passes are captured"
-                f" whole: {self.refused}"
-            )
-
-
-class _Surface(torch.nn.Module):
-    """A function as a module, whose parameters are those that it reaches.
-
-    Args:
-        function: The function.
-        modules: The modules that it reaches.
-        has_history: Whether the caller computed an argument from what requires a gradient.
-        begins: Called when a capture of it has begun.
-
-    Attributes:
-        hook_count: How many hooks there were when the last call began.
-    """
-
-    hook_count = 0
-
-    def __init__(
-        self,
-        function: Callable[..., Any],
-        modules: Sequence[torch.nn.Module],
-        has_history: bool,
-        begins: Callable[[], None],
-    ) -> None:
-        super().__init__()
-        self._begins = begins
-        self._has_history = has_history
-        self.reached = torch.nn.ModuleList(modules)
-        # As a tuple: a module would become a part of this one.
-        self._function = (function,)
-        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function.
-
-        Raises:
-            CallableError: Its result requires a gradient of a tensor that would not get one.
-        """
-        self.hook_count = _torch.hook_count()
-        if _driver.current().is_capturing():
-            self._begins()
-        try:
-            result = self._function[0](*args, **kwargs)
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:
-            if _driver.current().is_capturing():
-                raise
-            if self._has_history and "leaf Variable" in str(error):
-                raise CallableError(
-                    "an argument with a history may be written in place, which the copy that a"
-                    " graph reads cannot be: write to a clone of it"
-                ) from error
-            raise WarmupError(error) from error
-        known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
-        outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
-        if all(_torch.is_spent(one) for one in outputs if one.requires_grad):
-            raise NoGradientError
-        for tensor in leaves_behind(outputs):
-            if id(tensor) not in known:
-                raise CallableError(
-                    f"the result requires a gradient of a tensor of shape {list(tensor.shape)} that"
-                    " is no argument and in no module that the function names: make it a parameter"
-                    " of one, pass it as an argument, or call under torch.no_grad()"
-                )
-        return result
-
-
-@contextmanager
-def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn.Parameter]]:
-    """Let modules have other parameters, of the same memory; the real ones by the others' ``id``.
-
-    While the result of an earlier call is alive, its parameters have autograd nodes that belong to
-    the stream of that call. Nodes of a capture must not have to wait for them.
-    """
-    parts = [part for module in modules for part in module.modules()]
-    places = [
-        (part._parameters, name, real)
-        for part in parts
-        for name, real in part._parameters.items()
-        if real is not None
-    ]
-    noting = [part for part in parts if _torch.knows_its_weights(part)]
-    notes = [dict(vars(part)) for part in noting]
-    made: dict[int, torch.nn.Parameter] = {}
-    for _, _, real in places:
-        if id(real) not in made:
-            made[id(real)] = _stand_in(real)
-    try:
-        for owner, name, real in places:
-            owner[name] = made[id(real)]
-        for part in noting:
-            _torch.note_weights(part)
-        yield {id(made[id(real)]): real for _, _, real in places}
-    finally:
-        for owner, name, real in places:
-            owner[name] = real
-        for part, known in zip(noting, notes, strict=True):
-            now = vars(part)
-            # A flag that the function has set stays, as after any call.
-            plain = {name for name, one in now.items() if isinstance(one, int | float | str)}
-            now.update({name: one for name, one in known.items() if name not in plain})
-
-
-def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
-    """A parameter of the same memory and class, with the same attributes."""
-    made: Any = real.detach()
-    if type(made) is not type(real):
-        made = _torch.in_class(made, type(real))
-    vars(made).update(vars(real))
-    return made.requires_grad_(real.requires_grad)  # type: ignore[no-any-return]
-
-
 def train_or_record(
     plan: Plan,
     call: Call,
@@ -349,65 +210,67 @@ def train(
     unchanged = Unchanged(call, statics)
     versions = [static._version for static in statics]
     driver = _driver.current()
-    begin = plan.held()
+    begin = plan.found()
     leaves = plan.leaves(args, kwargs, begin)
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:
-        steps = last.enter_context(watched(plan, rollback))
-        last.push(Attributes(plan.dictionaries).put_back_after_error)
+        steps = last.enter_context(watched(plan, rollback, begin))
         last.push(functools.partial(put_back_tensors, begin.all_holders))
-        last.push(Attributes(begin.all_dictionaries).put_back_after_error)
+        begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
+        last.push(functools.partial(put_back_attributes, begun, begin))
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Found] = []
         before: list[Attributes] = []
-        during_capture = ExitStack()
+        values: list[Attributes] = []
 
         def begins() -> None:
             """Note what there is when a capture begins: calls may have made some of it."""
-            found = plan.held()
+            found = plan.found()
             held[:] = [found]
             steps.captures_now()
             # What a first call puts into a dictionary may be a table, which stays.
             tables = found.all_dictionaries if plan.warmup else ()
             before[:] = [Attributes([*plan.dictionaries, *tables])]
+            values[:] = [Attributes([*plan.dictionaries, *found.all_dictionaries])]
             rollback.notice(tensor for holder in found.all_holders for tensor in holder.tensors)
-            if plan.warmup:
-                # Its backward passes are not inside, as a call has shown.
-                made = (one for module in modules for one in module.parameters())
-                during_capture.enter_context(gradients_left_alone([*leaves, *made]))
 
-        passes = _Passes()
+        passes = Passes()
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
         warmup, written = plan.warmup, set[int]()
         if warmup:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
-            with breakable(passes), draws_on(driver.generators()):
-                _Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
+            with gradients_there(leaves), breakable(passes), draws_on(driver.generators()):
+                alone = noted(leaves)
+                Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
+                require_left_alone(alone)
+            require_same_numbers(begun, begin)
             # Of the backward pass there was none yet.
             warmup = max(1, warmup - 1)
             driver.synchronize()
             written = unchanged.written(rollback.is_written)
 
-        def captured() -> _Surface:
-            surface = _Surface(plan.function, modules, has_history, begins)
+        def captured() -> Surface:
+            surface = Surface(plan.function, modules, has_history, begins)
             require_unmoved(plan)
             with stand_ins(modules) as parameters, breakable(passes):
-                with during_capture:
-                    callables_on(
-                        stream,
-                        surface,
-                        args,
-                        warmup,
-                        allow_unused_input=True,
-                        pool=plan.pool,
-                        capture_error_mode=plan.mode,
-                        sample_kwargs=kwargs,
-                        preserve_state=plan.preserve,
-                        clone_outputs=copies,
-                    )
-                _require_in_place(modules, parameters)
+                made = (one for module in modules for one in module.parameters())
+                alone = noted([*leaves, *made])
+                callables_on(
+                    stream,
+                    surface,
+                    args,
+                    warmup,
+                    allow_unused_input=True,
+                    pool=plan.pool,
+                    capture_error_mode=plan.mode,
+                    sample_kwargs=kwargs,
+                    preserve_state=plan.preserve,
+                    clone_outputs=copies,
+                )
+                require_left_alone(alone)
+                require_in_place(modules, parameters)
                 for found in held:
                     require_none_replaced(found.all_holders, rollback.captures_name)
             passes.require_none()
@@ -416,16 +279,17 @@ def train(
             require_unmoved(plan)
             for attributes in before:
                 attributes.require_no_new_tensor()
-                if (reason := attributes.changed) is not None:
-                    raise NotReadyError(reason)
+            for attributes, found in zip(values, held, strict=True):
+                require_same_numbers(attributes, found)
             graphed_of(surface).stand_for(parameters)
             return surface
 
         stream = driver.new_stream()
+        scaling = (*objects_of(plan.function, (GradScaler,)), *begin.stepping)
         try:
             surface = captured()
         except WarmupError:
-            if plan.warmup or not objects_of(plan.function, (GradScaler,)):
+            if plan.warmup or not any(isinstance(one, GradScaler) for one in scaling):
                 raise
             # They look for the gradients of the real parameters, not of the stand-ins.
             raise NoGradientError from None
@@ -458,25 +322,9 @@ def train(
         raise NotReadyError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = used_of(held[0].holders, rollback.captures_name)
+    trained.used = used_of(held[0].followed, rollback.captures_name)
     trained.writes = writes
     return trained
-
-
-def _require_in_place(
-    modules: Sequence[torch.nn.Module], parameters: Mapping[int, torch.nn.Parameter]
-) -> None:
-    """Refuse a function that has let stand-ins lie elsewhere than the parameters.
-
-    What it has then read is a copy, in which replays find the weights of the capture.
-    """
-    for module in modules:
-        for name, made in module.named_parameters():
-            real = parameters.get(id(made))
-            if real is None or _torch.memory_of(real) is None:
-                continue
-            if _torch.place_of(made) != _torch.place_of(real):
-                raise has_moved(name)
 
 
 def _put_back_after_error(
@@ -488,7 +336,7 @@ def _put_back_after_error(
             leaf.grad = gradient
 
 
-def _run_both(function: Callable[..., Any], surface: _Surface, args: Any, kwargs: Any) -> None:
+def _run_both(function: Callable[..., Any], surface: Surface, args: Any, kwargs: Any) -> None:
     """Both passes without graphs."""
     outputs = _with_gradients(_torch.tree_iter(function(*args, **kwargs)))
     inputs = _with_gradients((*_torch.tree_iter((args, kwargs)), *surface.parameters()))

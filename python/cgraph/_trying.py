@@ -94,8 +94,8 @@ class Padding:
             return refused(f"padding to {found.size} rows failed: {first_line(error)}")
         whole = call.replaced(tensors)
         large = capturing.free_key(whole, request.is_frozen)
-        if large is None:
-            return serving.once_eagerly(capturing.key(whole), request, OF_OPEN)
+        if large.is_open:
+            return serving.once_eagerly(large, request, OF_OPEN)
         instead = serving.ensure(large, request.padded(whole))
         if instead is not None:
             return instead

@@ -467,9 +467,9 @@ def _preserved(functions: Sequence[Any], driver: _driver.Driver) -> Iterator[Non
             # What raised may have left work on the stream of the warm-up.
             driver.synchronize()
         finally:
-            with torch.no_grad():
-                for buffer, value in zip(buffers, before, strict=True):
-                    buffer.copy_(value)
+            # No change of values for autograd, which may have saved one in an earlier call.
+            for buffer, value in zip(buffers, before, strict=True):
+                buffer.data.copy_(value)
 
 
 @contextmanager

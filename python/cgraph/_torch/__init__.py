@@ -75,7 +75,7 @@ from cgraph._torch.pools import (
     release_outliving,
     takes_allocators,
 )
-from cgraph._torch.saved import is_spent
+from cgraph._torch.saved import TELLS_SPENT, is_spent
 from cgraph._torch.tensors import (
     WeakStorage,
     apply,
@@ -118,6 +118,7 @@ from cgraph.errors import NoDriverError, TorchError
 __all__ = [
     "HOOKS_OF_LEAVES",
     "OF_ITSELF",
+    "TELLS_SPENT",
     "Bystander",
     "CpuFakeMode",
     "DataDependentOutputException",

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
 
-__all__ = ["is_spent"]
+__all__ = ["TELLS_SPENT", "is_spent"]
 
 _RAW = "_raw_saved_"
+# Without it, only unpacking what is saved would tell, which may run hooks.
+TELLS_SPENT = hasattr(torch._C._autograd.SavedTensor, "data")
+"""Whether this torch, as 2.11 and not 2.8, tells that a backward pass has used a history up."""
 
 
 def is_spent(tensor: torch.Tensor) -> bool:
     """Whether a backward pass has run through the history of a tensor, and no other one can.
 
-    Always false with torch 2.8, which does not say so without unpacking what is saved.
+    Always false where torch does not tell, see :data:`TELLS_SPENT`.
     """
     seen: set[Any] = set()
     nodes = [tensor.grad_fn]
@@ -24,16 +26,10 @@ def is_spent(tensor: torch.Tensor) -> bool:
         if node is None or node in seen:
             continue
         seen.add(node)
-        if any(_is_freed(node, name) for name in _saved_by(type(node))):
+        if any(_is_freed(node, name) for name in dir(type(node)) if name.startswith(_RAW)):
             return True
         nodes += [after for after, _ in node.next_functions]
     return False
-
-
-@functools.cache
-def _saved_by(kind: type) -> tuple[str, ...]:
-    """The names of what nodes of a kind save."""
-    return tuple(name for name in dir(kind) if name.startswith(_RAW))
 
 
 def _is_freed(node: Any, name: str) -> bool:

@@ -252,12 +252,13 @@ impl Entry {
                 .written
                 .as_ref()
                 .is_some_and(|written| written.meets(found))
+            || self.is_open(py)?
         {
             return Ok(false);
         }
         match &self.fixed {
-            Some(fixed) if !fixed.get().is_in_place(py, mode.grad, true)? => Ok(false),
-            _ => Ok(!self.is_open(py)?),
+            Some(fixed) => fixed.get().is_in_place(py, mode.grad, true),
+            None => Ok(true),
         }
     }
 
