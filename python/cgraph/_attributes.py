@@ -43,10 +43,9 @@ class Attributes:
     def changed(self) -> str | None:
         """Why a function is not captured that changes a number or text; None if it changes none."""
         for now, name, before in self._changes():
-            if name not in now:
-                return changes(name, before[name])
-            if not isinstance(now[name], torch.Tensor):
-                return changes(name, before[name], now[name])
+            value = dict.get(now, name)
+            if not isinstance(value, torch.Tensor):
+                return changes(name, before[name], value)
         return None
 
     @property
@@ -79,7 +78,7 @@ class Attributes:
 
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
-        return (one for one in self._changes() if isinstance(one[0].get(one[1]), torch.Tensor))
+        return (one for one in self._changes() if isinstance(dict.get(*one[:2]), torch.Tensor))
 
     def _changes(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """The same with those that are another number or text, or gone.

@@ -56,6 +56,8 @@ class Gradients:
         """Where gradients are added to, or none must be, and the leaves' hooks."""
         leaves = [*(leaf for leaf, _ in self._replaced), *(one.owner for one in self.added_to)]
         leaves = [*{id(leaf): leaf for leaf in (*leaves, *self._in_backward)}.values()]
+        for number in [number for number, one in _added_to.items() if one() is None]:
+            del _added_to[number]
         for one in self.added_to:
             _added_to[id(one.value)] = _torch.TensorWeakRef(one.value)
         hooks = [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]

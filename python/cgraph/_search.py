@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
@@ -122,7 +123,7 @@ def found_tensors(
         if len(items) > left:
             continue
         left -= len(items)
-        if holder.is_named and is_object and not is_module:
+        if holder.is_named and is_object and not is_module and _is_looked_into(type(value)):
             attributes[id(vars_of(value))] = vars_of(value)
         elif holder.is_named and issubclass(type(value), dict):
             dictionaries[id(value)] = value
@@ -188,10 +189,12 @@ def _of_class(one: Any, numbers: list[Holder]) -> list[Holder]:
     """What a class of the user's has, and those that it is derived from."""
     if not is_users(one.__module__):
         return []
-    values = [item for base in one.__mro__ for item in vars(base).items()]
-    plain = ((name, value) for name, value in values if issubclass(type(value), PLAIN))
+    values: dict[str, Any] = {}
+    for base in reversed(one.__mro__):
+        values.update(vars(base))
+    plain = ((name, value) for name, value in values.items() if issubclass(type(value), PLAIN))
     known = ((name, value) for name, value in plain if value is not None and name[:2] != "__")
-    numbers += [Holder(one, name, getattr(one, name)) for name, _ in known]
+    numbers += [Holder(one, name, value) for name, value in known]
     return [Holder(one, *item) for item in of_kind(one)]
 
 
@@ -223,14 +226,18 @@ def _attributes_in(value: object) -> list[tuple[str, Any]]:
         values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
     elif issubclass(kind, (*LEAVES, type)):
         return []
-    elif issubclass(kind, types.SimpleNamespace | argparse.Namespace) or is_users(
-        vars(kind).get("__module__")
-    ):
+    elif _is_looked_into(kind):
         values = vars_of(value)
     else:
         return []
     return [item for item in values.items() if not issubclass(type(item[1]), PLAIN)]
 
 
+def _is_looked_into(kind: type) -> bool:
+    """Whether objects of a class have attributes that a user's code sets, and that count."""
+    return issubclass(kind, _NAMESPACES) or is_users(vars(kind).get("__module__"))
+
+
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
 # What each module keeps its parts and hooks in.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

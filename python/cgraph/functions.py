@@ -90,7 +90,7 @@ def graphed(
     argument that is returned is another tensor. Calls whose backward passes are still to come have
     a graph each (``max_open``), and run eagerly if they change gradients themselves, unless with
     ``warmup=0``. A training step with its backward pass and optimizer inside is one graph, and
-    returns a loss without history.
+    returns a loss without history (with torch 2.8 it is to detach it).
 
     The function is given copies of tensors: those with gaps, or that are expanded, have none there,
     and a result that is a view of an argument is one of the copy. A graphed module is no
@@ -102,16 +102,17 @@ def graphed(
     runs only then. Tensors that it writes among its arguments are written for the caller as well
     (by kernels that torch does not see if warm-up calls show it, which are not put back elsewhere),
     and parameters have the gradients of a backward pass inside it, which the next call of the key
-    overwrites. A call with an argument that shares memory with a tensor which the function writes
-    and finds elsewhere runs eagerly. A function that changes containers or sets among its
-    arguments, or the shape of a tensor, or that gives a parameter other memory, or puts another
-    tensor where it has read one, runs eagerly, and so does one that changes settings or counts of
-    an optimizer, as a learning rate scheduler does, or a number or text in an attribute or a
-    dictionary that its code names, and the first call of one that writes to tensors which it makes
-    then and keeps as attributes; what it changes elsewhere is not noticed. A copied argument has no
-    ``.grad``, and one with attributes of its own runs eagerly, unless they came after the capture.
-    What it raises in a warm-up call is raised, and the next call tries again. One that seeds a
-    generator, or sets its state, runs eagerly as well.
+    overwrites, unless somebody keeps them and no call adds to them. A call with an argument that
+    shares memory with a tensor which the function writes and finds elsewhere runs eagerly. A
+    function that changes containers or sets among its arguments, or the shape of a tensor, or that
+    gives a parameter other memory, or puts another tensor where it has read one, runs eagerly, and
+    so does one that changes settings or counts of an optimizer, as a learning rate scheduler does,
+    or a number or text that its code names in an attribute, a dictionary, a closure, a global or a
+    class, and the first call of one that only then changes one, or that writes to tensors which it
+    makes then and keeps as attributes; what it changes elsewhere, as in lists, is not noticed. A
+    copied argument has no ``.grad``, and one with attributes of its own runs eagerly, unless they
+    came after the capture. What it raises in a warm-up call is raised, and the next call tries
+    again. One that seeds a generator, or sets its state, runs eagerly as well.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
@@ -176,8 +177,8 @@ def graphed(
             optimisers. The capture itself computes nothing. Without it writes to arguments by
             ``.data``, arguments that share memory with what the function writes elsewhere, and
             state that the first call makes are not noticed, nor are gradients of a backward pass
-            inside a call under ``torch.no_grad()``, generators of the user's own, and tensors that
-            have moved and are no parameters or buffers.
+            inside a call under ``torch.no_grad()``, generators of the user's own, numbers that the
+            function changes, and tensors that have moved and are no parameters or buffers.
         measure: Take the times of eager calls and replays at a capture, for the report: two warm-up
             calls at least, with hooks of replays, and no times where a replay would write what the
             warm-up has not, which could not be put back. Without it
