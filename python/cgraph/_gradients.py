@@ -168,11 +168,13 @@ class Gradients:
         computed = [one for _, one in self._replaced if one is not None]
         with torch.no_grad():
             if self._given is None:
-                self._given = [None] * len(self._replaced)
-            for place, (_, one) in enumerate(self._replaced):
-                # What somebody else has keeps its values.
-                if one is not None and _is_kept(self._given, place):
-                    self._given[place] = torch.empty_like(one)
+                self._given = [
+                    None if one is None else torch.empty_like(one) for _, one in self._replaced
+                ]
+            for place in _kept(self._given):
+                # It keeps its values.
+                old = self._given[place]
+                self._given[place] = None if old is None else torch.empty_like(old)
             if computed:
                 torch._foreach_copy_([one for one in self._given if one is not None], computed)
         for given, (leaf, _) in zip(self._given, self._replaced, strict=True):
@@ -238,14 +240,23 @@ def _version(gradient: torch.Tensor | None) -> int | None:
     return None if gradient is None else gradient._version
 
 
-def _is_kept(tensors: Sequence[torch.Tensor | None], place: int) -> bool:
-    """Whether somebody else than a list and torch has a tensor of it, or there is none."""
-    tensor = tensors[place]
-    if tensor is None:
-        return True
-    if id(tensor) in _added_to and _added_to[id(tensor)]() is tensor:
-        return False  # keys that add to it have it
-    known = [object()]
-    one = known[0]
-    references = sys.getrefcount(tensor) - _torch.references_of_torch(tensor)
-    return references > sys.getrefcount(one)
+def _kept(tensors: Sequence[torch.Tensor | None]) -> list[int]:
+    """The places of tensors of a list that somebody else has as well, but for torch.
+
+    Not of those that calls add to in place: their keys have them.
+    """
+    (usual,) = _references([object()])
+    counts = enumerate(_references(tensors))
+    more = ((place, count - usual) for place, count in counts if count > usual)
+    return [place for place, count in more if _is_kept(tensors[place], count)]
+
+
+def _references(items: Sequence[object]) -> list[int]:
+    return [sys.getrefcount(one) for one in items]
+
+
+def _is_kept(tensor: torch.Tensor | None, references: int) -> bool:
+    """Whether of so many references some are neither torch's nor those of keys that add to it."""
+    if tensor is None or references <= _torch.references_of_torch(tensor):
+        return False
+    return id(tensor) not in _added_to or _added_to[id(tensor)]() is not tensor
