@@ -327,16 +327,20 @@ def test_a_scheduler_behind_an_object_steps_once_in_each_call(lab: Lab, warmup: 
             assert mine.scheduler.state_dict() == eager.scheduler.state_dict()
 
 
-def test_what_a_call_counts_before_it_raises_stays_counted(lab: Lab) -> None:
-    space = SimpleNamespace(calls=0)
+@pytest.mark.parametrize("is_method", [True, False])
+def test_what_a_call_counts_before_it_raises_stays_counted(lab: Lab, is_method: bool) -> None:
+    class Loader:
+        calls = 0
 
-    def step(x: Tensor) -> Tensor:
-        space.calls = min(space.calls + 1, 2)
-        if space.calls == 1:
-            raise KeyError("not ready")
-        return x * 2
+        def step(self, x: Tensor) -> Tensor:
+            self.calls = min(self.calls + 1, 2)
+            if self.calls == 1:
+                raise KeyError("not ready")
+            return x * 2
 
-    graphed = cgraph.graphed(step)
+    loader = Loader()
+    loader.calls = 0
+    graphed = cgraph.graphed(loader.step if is_method else lambda x: loader.step(x))
     with pytest.raises(KeyError):
         graphed(fresh(lab, 3))
     for _ in range(4):

@@ -54,11 +54,6 @@ class Attributes:
         new = self._new_tensors()
         return any(not isinstance(before.get(name), torch.Tensor) for _, name, before in new)
 
-    def put_back_after_error(self, error: object, *_: object) -> None:
-        """Set those back that are others now, at the end of a block that raises."""
-        if error is not None:
-            self.put_back_others(numbers=True)
-
     def put_back_others(self, *, numbers: bool) -> None:
         """Set tensors back that are others now, and numbers and texts if that is asked for."""
         for now, name, before in self._changes() if numbers else self._new_tensors():

@@ -98,13 +98,11 @@ def _record(
     has_leaves = plan.preserve or call.mode.grad
     leaves = plan.leaves(args, kwargs, begin) if has_leaves else []
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
-    attributes = Attributes(plan.dictionaries)
     began = time.perf_counter()
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
-        last.push(attributes.put_back_after_error)
         last.push(functools.partial(put_back_tensors, begin.all_holders))
         begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
         last.push(functools.partial(put_back_attributes, begun, begin))
@@ -141,7 +139,7 @@ def _record(
             held = plan.found()
             kept = Attributes(() if plan.warmup else held.attributes)
             # What the first call makes, as a table, is there from then on.
-            of_capture = Attributes(plan.dictionaries) if plan.warmup else attributes
+            of_capture = Attributes(plan.dictionaries)
             values = Attributes([*plan.dictionaries, *held.all_dictionaries])
             rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)
             rollback.captures_now()
