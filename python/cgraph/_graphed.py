@@ -18,7 +18,7 @@ from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
     from cgraph._driver import Driver
-    from cgraph.callables import _Pass
+    from cgraph._passes import Pass
     from cgraph.cudagraph import CUDAGraph
 
 __all__ = ["Graphed", "Sample", "reached"]
@@ -123,7 +123,7 @@ class Graphed:
         clone_outputs: Return copies of outputs and gradients.
     """
 
-    def __init__(self, captured: _Pass, clone_outputs: bool) -> None:
+    def __init__(self, captured: Pass, clone_outputs: bool) -> None:
         self.name = captured.name
         # Keeps alive what was captured, and what it was captured from.
         self._captured = captured

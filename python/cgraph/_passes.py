@@ -1,0 +1,197 @@
+"""The passes of a callable, captured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._driver import Pool
+from cgraph._graphed import Sample, reached
+from cgraph._order import Order
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CallableError, add_note
+from cgraph.graphs import graph
+
+__all__ = ["Captures", "Pass", "name_of", "parameters_of", "warm_up"]
+
+
+def warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
+    """Run forward and backward, so that nothing is set up inside the captures."""
+    surface = (*sample.tensors, *parameters_of(function))
+    for _ in range(iterations):
+        outputs = [o for o in _torch.tree_iter(sample.call(function)) if _needs_grad(o)]
+        if outputs:
+            grads = tuple(torch.empty_like(output) for output in outputs)
+            _gradients(function, outputs, surface, grads, allow_unused)
+
+
+class Pass:
+    """The captured passes of one callable.
+
+    Attributes:
+        forward: The graph of the forward pass.
+        backward: That of the backward pass; None where no output needs one.
+        order: Numbers the graphs of their pool.
+        sample: What it was captured with.
+        parameters: Those of the module that require a gradient.
+        frozen: Those that do not.
+        outputs: The leaves of what the callable returned.
+        spec: How they are put together.
+        grad_outputs: Where the backward pass reads the gradients of the outputs.
+        grad_inputs: Where it leaves those of the inputs and parameters.
+        reached: For each output the places of those that it depends on.
+        function: Kept alive with what it refers to; None for a module.
+    """
+
+    def __init__(
+        self, function: Any, forward: CUDAGraph, order: Order, sample: Sample, result: Any
+    ) -> None:
+        self.name = name_of(function)
+        self.function = None if isinstance(function, torch.nn.Module) else function
+        self.forward = forward
+        self.backward: CUDAGraph | None = None
+        self.order = order
+        self.forward_number = order.number()
+        self.backward_number = 0
+        self.sample = sample
+        self.parameters = tuple(p for p in parameters_of(function) if p.requires_grad)
+        self.frozen = tuple(p for p in parameters_of(function) if not p.requires_grad)
+        self.outputs, self.spec = _torch.tree_flatten(result)
+        self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
+        self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
+        self.reached: list[frozenset[int]] = []
+
+    @property
+    def surface(self) -> tuple[torch.Tensor, ...]:
+        """All that gradients may be asked for."""
+        return (*self.sample.tensors, *self.parameters)
+
+    def forget_history(self) -> None:
+        """Keep the outputs alone: autograd's nodes may refer to anything.
+
+        Its AccumulateGrad nodes belong to the capturing stream, too: each backward pass would have
+        to wait for that.
+        """
+        self.outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in self.outputs]
+
+
+class Captures:
+    """Captures passes into one pool, on one stream."""
+
+    def __init__(self, pool: Pool, stream: Any, mode: str, annotations: bool) -> None:
+        self._options = {
+            "pool": pool,
+            "stream": stream,
+            "capture_error_mode": mode,
+            "enable_annotations": annotations,
+        }
+
+    def forward(self, function: Any, sample: Sample) -> Pass:
+        """Capture the forward pass."""
+        cuda_graph = CUDAGraph()
+        cuda_graph._statics = sample.tensors
+        with graph(cuda_graph, **self._options):
+            result = sample.call(function)
+        for output in _torch.tree_iter(result):
+            _check_output(name_of(function), output)
+        order = Order.of((id(_driver.current()), *cuda_graph.pool()))
+        return Pass(function, cuda_graph, order, sample, result)
+
+    def backward(self, one: Pass, allow_unused: bool) -> None:
+        """Capture the backward pass, if there is one."""
+        outputs = [output for output in one.outputs if _needs_grad(output)]
+        if not outputs:
+            return
+        grads = tuple(torch.empty_like(output) for output in outputs)
+        one.backward = CUDAGraph()
+        one.backward._statics = grads
+        with graph(one.backward, **self._options):
+            found = _gradients(one.name, outputs, one.surface, grads, allow_unused)
+            own = _own((*grads, *outputs, *one.surface), found)
+        one.backward_number = one.order.number()
+        remaining = iter(grads)
+        one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
+        one.reached = reached(one.outputs, one.surface)
+        inputs = iter(own)
+        one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
+        one.forget_history()
+
+
+def _own(
+    others: Iterable[torch.Tensor], found: Sequence[torch.Tensor | None]
+) -> list[torch.Tensor | None]:
+    """Gradients, of which none shares memory with another one or with other tensors.
+
+    Autograd passes one tensor on as several gradients, and copies it where it becomes the ``.grad``
+    of several leaves. It could not see that here.
+    """
+    storages = {_storage(other) for other in others if other.layout is torch.strided}
+    own: list[torch.Tensor | None] = []
+    for grad in found:
+        if grad is not None and grad.layout is torch.strided:
+            if _storage(grad) in storages:
+                grad = grad.clone(memory_format=torch.contiguous_format)
+            storages.add(_storage(grad))
+        own.append(grad)
+    return own
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()
+
+
+def _check_output(name: str, output: Any) -> None:
+    """Raise if an output hides tensors."""
+    if isinstance(output, torch.Tensor) or not hasattr(output, "__dict__"):
+        return
+    if any(isinstance(value, torch.Tensor) for value in vars(output).values()):
+        raise CallableError(
+            f"{name} returns a {type(output).__qualname__} with tensors in it, which pytree does"
+            " not know: return tuples, lists, dicts, or a type that is registered with pytree"
+        )
+
+
+def _gradients(
+    function: Callable[..., Any] | str,
+    outputs: Sequence[torch.Tensor],
+    surface: Sequence[torch.Tensor],
+    grads: tuple[torch.Tensor, ...],
+    allow_unused: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    inputs = tuple(tensor for tensor in surface if tensor.requires_grad)
+    if not inputs:
+        raise CallableError(
+            f"{name_of(function)}: its outputs require gradients, but none of its arguments and"
+            " parameters does: pass the tensors that it is to be differentiated by as arguments, or"
+            " a module that owns them, or graph it under torch.no_grad()"
+        )
+    try:
+        return torch.autograd.grad(
+            outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused
+        )
+    except RuntimeError as error:
+        if "allow_unused" in str(error):
+            add_note(error, "cgraph: here that is make_graphed_callables(allow_unused_input=True)")
+        if "through the graph a second time" in str(error):
+            raise CallableError(
+                f"{name_of(function)} runs a backward pass through what it returns, which could not"
+                " run another one: return the loss detached, as loss.detach()"
+            ) from error
+        raise
+
+
+def parameters_of(function: Any) -> tuple[torch.Tensor, ...]:
+    return tuple(function.parameters()) if isinstance(function, torch.nn.Module) else ()
+
+
+def _needs_grad(output: Any) -> bool:
+    return isinstance(output, torch.Tensor) and output.requires_grad
+
+
+def name_of(function: Callable[..., Any] | str) -> str:
+    if isinstance(function, str):
+        return function
+    return getattr(function, "__qualname__", type(function).__qualname__)
