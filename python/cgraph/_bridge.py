@@ -22,10 +22,15 @@ class Bridge:
         name: The break, for errors.
         arguments: What it is called with.
         device_type: Of the tensors that segments can read anew at each replay.
+        has_flow: Whether gradients get back through the break by a history of its own; what stands
+            for its results has none then.
     """
 
-    def __init__(self, name: str, arguments: object, device_type: str) -> None:
+    def __init__(
+        self, name: str, arguments: object, device_type: str, *, has_flow: bool = False
+    ) -> None:
         self._name = name
+        self._has_flow = has_flow
         self._device_type = device_type
         self._of_arguments = {_storage(t) for t in tree_iter(arguments) if _is_tensor(t)} - {None}
         self._leaves: list[_Constant | _Passed | _Kept] = []
@@ -43,8 +48,9 @@ class Bridge:
                 made.is_shared = storages.count(storage) > 1
                 watched.append((made, made.first))
         for kept, first in watched:
-            # Only here all that the break itself has made is gone.
-            kept.is_shared = kept.is_shared or first.get() is not None
+            # Only here all that the break itself has made is gone; a history holds it as well.
+            has_others = not kept.has_history and first.get() is not None
+            kept.is_shared = kept.is_shared or has_others
             del kept.first
         return tree_unflatten(results, self._spec)
 
@@ -79,6 +85,12 @@ class Bridge:
         It has written to a copy: theirs would have changed in eager.
         """
         for leaf in self._leaves:
+            if isinstance(leaf, _Passed) and leaf.is_written():
+                raise CaptureError(
+                    f"{self._name} has returned a tensor in the memory of an argument, and the code"
+                    " behind it has written there in place: gradients would get back as if it had"
+                    " not. Return a clone()"
+                )
             if isinstance(leaf, _Kept) and leaf.is_shared and leaf.is_written():
                 raise CaptureError(
                     f"{self._name} has returned a tensor that others hold as well, or two of the"
@@ -89,6 +101,11 @@ class Bridge:
     def _leaf(self, value: Any, storage: int | None) -> tuple[_Constant | _Passed | _Kept, Any]:
         """How later values get into the place of one leaf, and what stands there."""
         if not _is_tensor(value) or value.device.type != self._device_type:
+            if self._has_flow and _is_tensor(value) and value.requires_grad:
+                raise CaptureError(
+                    f"{self._name} has returned {_brief(value)}, which requires a gradient and is a"
+                    " constant of what follows: detach it, or move it to the device"
+                )
             return _Constant(value), value
         if storage is None or value.layout is not torch.strided:
             raise CaptureError(
@@ -97,8 +114,9 @@ class Bridge:
                 " strided tensors"
             )
         if storage in self._of_arguments:
-            return _Passed(value), value
-        kept = _Kept(value)
+            passed = _Passed(value, self._has_flow and value.requires_grad)
+            return passed, value.detach() if self._has_flow else value
+        kept = _Kept(value, self._has_flow)
         if kept.tensor.grad_fn is not None:
             kept.tensor.register_hook(self._refuse_gradient)
         stands, kept.tensor = kept.tensor, kept.tensor.detach()
@@ -137,15 +155,25 @@ class _Constant:
 
 
 class _Passed:
-    """A tensor in the memory of an argument."""
+    """A tensor in the memory of an argument.
 
-    def __init__(self, tensor: torch.Tensor) -> None:
+    Args:
+        tensor: The tensor.
+        has_flow: Whether gradients get back from it through the break.
+    """
+
+    def __init__(self, tensor: torch.Tensor, has_flow: bool) -> None:
+        self._version = (tensor.detach(), tensor._version) if has_flow else None
         self._layout = _layout(tensor)
         self._text = f"{_brief(tensor)} in the memory of an argument, at the same place"
 
     def put(self, value: Any) -> str | None:
         """Say what was expected if the value is not there."""
         return None if _is_tensor(value) and _layout(value) == self._layout else self._text
+
+    def is_written(self) -> bool:
+        """Whether an operator has written to the memory, and gradients get back from it."""
+        return self._version is not None and self._version[0]._version != self._version[1]
 
 
 class _Kept:
@@ -154,12 +182,14 @@ class _Kept:
     Attributes:
         tensor: The memory.
         first: The first result's.
+        has_history: Whether the first result has one, which holds it as well.
         is_shared: Whether somebody holds the first result, so that writing to the copy differs.
     """
 
-    def __init__(self, first: torch.Tensor) -> None:
-        self.tensor = first.clone()
+    def __init__(self, first: torch.Tensor, has_flow: bool) -> None:
+        self.tensor = (first.detach() if has_flow else first).clone()
         self.first = _torch.WeakStorage(first)
+        self.has_history = first.requires_grad
         # Autograd holds results as well; who else does cannot be told then.
         self._is_known = self.tensor.grad_fn is None and not first.is_inference()
         self.is_shared = False

@@ -236,6 +236,7 @@ class Capturing:
             moved=surroundings.find_displaced,
             # A debugger looks at the operators of what is written.
             compiles=driver.captures_compiled and not self._options.debug,
+            debugs=bool(self._options.debug),
         )
         with busy(), claimed(pool):
             if not only_captures:

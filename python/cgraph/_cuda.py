@@ -56,6 +56,7 @@ class Cuda:
         generators: list[Any],
         labels: Recorder | None = None,
         statics: Sequence[torch.Tensor] = (),
+        resumes: object = None,
     ) -> Recording:
         """Begin a capture on torch's current stream."""
         # Fails with NoDriverError where torch would fail in CUDA's initialisation.

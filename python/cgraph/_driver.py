@@ -129,11 +129,13 @@ class Driver(Protocol):
         generators: list[Any],
         labels: Recorder | None = None,
         statics: Sequence[Any] = (),
+        resumes: Recording | None = None,
     ) -> Recording:
         """Begin a capture on the current stream; on an error nothing is left behind.
 
         ``labels`` is started inside the capture, and stopped when it ends in any way. ``statics``
-        are tensors that replays copy to.
+        are tensors that replays copy to. ``resumes`` is a capture that has ended, whose dispatch
+        modes this one is to use again if it has any.
         """
 
     def is_capturing(self) -> bool:

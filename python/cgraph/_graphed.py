@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _torch
+from cgraph._flows import no_way_back
+from cgraph._history import leaves_behind
 from cgraph._order import Call, Loan
-from cgraph._rollback import leaves_behind
 from cgraph._source import levels_to_user
 from cgraph._timing import replay_seconds
 from cgraph.errors import ArgumentError, StateError, add_note
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from cgraph._driver import Driver
     from cgraph._passes import Pass
     from cgraph.cudagraph import CUDAGraph
+    from cgraph.segments import SegmentedGraph
 
 __all__ = ["Graphed", "Sample", "reached"]
 
@@ -172,9 +174,14 @@ class Graphed:
         return self._parameters
 
     @property
-    def graphs(self) -> tuple[CUDAGraph, ...]:
+    def graphs(self) -> tuple[CUDAGraph | SegmentedGraph, ...]:
         """The graph of the forward pass, and that of the backward pass if there is one."""
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Where the forward pass is broken up for eager work."""
+        return getattr(self._captured.forward, "breaks", ())
 
     def timed(self, driver: Driver) -> float:
         """The seconds that both passes take, which overwrite what an earlier call has saved.
@@ -250,7 +257,8 @@ class Graphed:
         self._backward(fed)
         grad_inputs = self._used(grads)
         if self._clone:
-            return tuple(None if g is None else g.detach().clone() for g in grad_inputs)
+            copies = [None if g is None else g.detach().clone() for g in grad_inputs]
+            return self._with_those_of_breaks(copies)
         loans: list[Loan] = []
         found: list[torch.Tensor | None] = []
         for owner, own in zip(owners, grad_inputs):  # noqa: B905
@@ -267,6 +275,23 @@ class Graphed:
         # Each time new objects, which autograd may keep as ``.grad`` without a copy.
         for own in grad_inputs[self._count :]:
             found.append(None if own is None else own.detach())
+        return self._with_those_of_breaks(found)
+
+    def _with_those_of_breaks(
+        self, found: list[torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Add the gradients of parameters that breaks have used, which is known only now."""
+        given = [one for flow in self._captured.flows for one in flow.taken()]
+        places: dict[int, int] = {}
+        if given:
+            places = {id(one): place for place, one in enumerate(self._parameters, self._count)}
+        for leaf, grad in given:
+            place = places.get(id(leaf))
+            if place is None:
+                raise no_way_back(f"a break of {self.name}", leaf)
+            if grad is not None:
+                own = found[place]
+                found[place] = grad if own is None else own + grad
         return tuple(found)
 
     def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:

@@ -19,7 +19,6 @@ from cgraph._text import plural, short_place
 from cgraph._training import Trained
 from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
-from cgraph.segments import SegmentedGraph
 
 __all__ = ["Identity", "Key", "Tried", "modules_in_words"]
 
@@ -130,8 +129,7 @@ class Key:
     @property
     def is_running(self) -> bool:
         """Whether a replay of it is under way, of which this may be part."""
-        graph = self.recorded.graph if isinstance(self.recorded, Recorded) else None
-        return isinstance(graph, SegmentedGraph) and graph._is_running
+        return self.recorded is not None and self.recorded.is_running
 
     @property
     def inputs(self) -> list[torch.Tensor]:

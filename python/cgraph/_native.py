@@ -102,6 +102,7 @@ def entry_of_call(
         lane=lane,
         turn=None if trained is None else surroundings.turn,
         written=[] if trained is None else trained.writes,
+        has_breaks=trained is not None and bool(trained.breaks),
         is_open=None if trained is None else trained.is_open,
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
@@ -9,13 +10,15 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._driver import Pool
+from cgraph._flows import Flow
 from cgraph._graphed import Sample, reached
 from cgraph._order import Order
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CallableError, add_note
 from cgraph.graphs import graph
+from cgraph.segments import SegmentedGraph
 
-__all__ = ["Captures", "Pass", "name_of", "parameters_of", "warm_up"]
+__all__ = ["Captures", "DividedCaptures", "Pass", "name_of", "parameters_of", "warm_up"]
 
 
 def warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
@@ -43,16 +46,24 @@ class Pass:
         grad_outputs: Where the backward pass reads the gradients of the outputs.
         grad_inputs: Where it leaves those of the inputs and parameters.
         reached: For each output the places of those that it depends on.
+        flows: How gradients get back through the breaks of the forward pass.
         function: Kept alive with what it refers to; None for a module.
     """
 
     def __init__(
-        self, function: Any, forward: CUDAGraph, order: Order, sample: Sample, result: Any
+        self,
+        function: Any,
+        forward: CUDAGraph | SegmentedGraph,
+        order: Order,
+        sample: Sample,
+        result: Any,
+        flows: Sequence[Flow],
     ) -> None:
         self.name = name_of(function)
         self.function = None if isinstance(function, torch.nn.Module) else function
         self.forward = forward
-        self.backward: CUDAGraph | None = None
+        self.backward: CUDAGraph | SegmentedGraph | None = None
+        self.flows = flows
         self.order = order
         self.forward_number = order.number()
         self.backward_number = 0
@@ -79,38 +90,49 @@ class Pass:
 
 
 class Captures:
-    """Captures passes into one pool, on one stream."""
+    """Captures passes into one pool, on one stream.
 
-    def __init__(self, pool: Pool, stream: Any, mode: str, annotations: bool) -> None:
-        self._options = {
+    Args:
+        pool: The pool.
+        stream: The stream.
+        mode: The capture error mode.
+        annotations: Whether nodes get annotations.
+    """
+
+    def __init__(self, pool: Pool, stream: Any, mode: str, annotations: bool = False) -> None:
+        self._options: dict[str, Any] = {
             "pool": pool,
             "stream": stream,
             "capture_error_mode": mode,
-            "enable_annotations": annotations,
         }
+        self._annotations = annotations
 
     def forward(self, function: Any, sample: Sample) -> Pass:
         """Capture the forward pass."""
-        cuda_graph = CUDAGraph()
-        cuda_graph._statics = sample.tensors
-        with graph(cuda_graph, **self._options):
-            result = sample.call(function)
+        made, result, flows = self._forward(functools.partial(sample.call, function), sample)
         for output in _torch.tree_iter(result):
             _check_output(name_of(function), output)
-        order = Order.of((id(_driver.current()), *cuda_graph.pool()))
-        return Pass(function, cuda_graph, order, sample, result)
+        order = Order.of((id(_driver.current()), *made.pool()))
+        return Pass(function, made, order, sample, result, flows)
 
     def backward(self, one: Pass, allow_unused: bool) -> None:
         """Capture the backward pass, if there is one."""
         outputs = [output for output in one.outputs if _needs_grad(output)]
         if not outputs:
             return
-        grads = tuple(torch.empty_like(output) for output in outputs)
-        one.backward = CUDAGraph()
-        one.backward._statics = grads
-        with graph(one.backward, **self._options):
-            found = _gradients(one.name, outputs, one.surface, grads, allow_unused)
-            own = _own((*grads, *outputs, *one.surface), found)
+        # Segments are replayed as soon as they are captured, with these.
+        grads = tuple(torch.zeros_like(output) for output in outputs)
+        anchors = tuple(flow.anchor for flow in one.flows)
+
+        def body() -> list[torch.Tensor | None]:
+            surface = (*one.surface, *anchors)
+            found = _gradients(one.name, outputs, surface, grads, allow_unused)
+            found = found[: len(found) - len(anchors)]
+            return _own((*grads, *outputs, *one.surface), found)
+
+        one.backward, own = self._backward(body, one, grads)
+        for flow in one.flows:
+            flow.require_known(one.parameters)
         one.backward_number = one.order.number()
         remaining = iter(grads)
         one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
@@ -118,6 +140,39 @@ class Captures:
         inputs = iter(own)
         one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
         one.forget_history()
+
+    def _forward(
+        self, body: Callable[[], Any], sample: Sample
+    ) -> tuple[CUDAGraph | SegmentedGraph, Any, Sequence[Flow]]:
+        return *self._whole(body, sample.tensors), ()
+
+    def _backward(
+        self, body: Callable[[], Any], one: Pass, statics: tuple[torch.Tensor, ...]
+    ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
+        return self._whole(body, statics)
+
+    def _whole(
+        self, body: Callable[[], Any], statics: tuple[torch.Tensor, ...]
+    ) -> tuple[CUDAGraph, Any]:
+        made = CUDAGraph()
+        made._statics = statics
+        with graph(made, **self._options, enable_annotations=self._annotations):
+            result = body()
+        return made, result
+
+
+class DividedCaptures(Captures):
+    """Captures passes in segments, divided by the breaks of the forward pass."""
+
+    def _forward(
+        self, body: Callable[[], Any], sample: Sample
+    ) -> tuple[SegmentedGraph, Any, Sequence[Flow]]:
+        return SegmentedGraph._forward(body, statics=sample.tensors, **self._options)
+
+    def _backward(
+        self, body: Callable[[], Any], one: Pass, statics: tuple[torch.Tensor, ...]
+    ) -> tuple[SegmentedGraph, Any]:
+        return SegmentedGraph._backward(body, one.flows, statics=statics, **self._options)
 
 
 def _own(

@@ -36,6 +36,7 @@ class Plan:
             them.
         moved: Names a tensor of a module that lies elsewhere than when the key was asked for.
         compiles: Whether what torch is to compile is captured compiled.
+        debugs: Whether calls are to find a mistake.
     """
 
     function: Callable[..., Any]
@@ -53,6 +54,7 @@ class Plan:
     search: Callable[[], Found]
     moved: Callable[[], str | None]
     compiles: bool
+    debugs: bool
 
     def found(self) -> Found:
         """What the search finds that is to be followed and put back."""

@@ -107,6 +107,11 @@ class Recorded:
         return self.graph.breaks if isinstance(self.graph, SegmentedGraph) else ()
 
     @property
+    def is_running(self) -> bool:
+        """Whether a replay in segments is under way, of which the asker may be part."""
+        return isinstance(self.graph, SegmentedGraph) and self.graph._is_running
+
+    @property
     def whole(self) -> CUDAGraph:
         """The graph of a function without breaks."""
         assert isinstance(self.graph, CUDAGraph)

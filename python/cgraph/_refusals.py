@@ -104,12 +104,8 @@ def require_known_classes(outputs: Sequence[Any]) -> None:
             )
 
 
-def require_no_gradient(recorded: Recorded, broken: CaptureError | None = None) -> None:
+def require_no_gradient(recorded: Recorded) -> None:
     """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
-
-    Args:
-        recorded: The graph.
-        broken: Why no passes were captured; None if no result was seen to require a gradient.
 
     Raises:
         CaptureError: It does.
@@ -117,7 +113,7 @@ def require_no_gradient(recorded: Recorded, broken: CaptureError | None = None) 
     tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
     if any(one.requires_grad for one in tensors):
         recorded.reset()
-        raise broken or CaptureError(
+        raise CaptureError(
             "the result requires a gradient of something that is no argument and in no module that"
             " the function names: pass the module, or call under torch.no_grad()"
         )

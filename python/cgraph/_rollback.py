@@ -19,11 +19,12 @@ import torch
 
 from cgraph import _torch
 from cgraph._before import StorageBefore, TensorBefore, bytes_of, in_type
+from cgraph._history import leaves_behind
 from cgraph._order import Order
 from cgraph._torch import tree_iter
 from cgraph.errors import CaptureError
 
-__all__ = ["Buffer", "Rollback", "Watch", "leaves_behind"]
+__all__ = ["Buffer", "Rollback", "Watch"]
 
 Buffer = tuple[torch.Tensor, torch.Tensor]
 """What a storage held before it was written, and the storage itself."""
@@ -282,21 +283,6 @@ class Rollback:
         watch.tensors.clear()
         watch.storages.clear()
         watch.generators.clear()
-
-
-def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The leaves that a backward pass from tensors with a history would give gradients to."""
-    seen: set[Any] = set()
-    nodes = [tensor.grad_fn for tensor in tensors]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        variable = getattr(node, "variable", None)
-        if isinstance(variable, torch.Tensor):
-            yield variable
-        nodes += [after for after, _ in node.next_functions]
 
 
 class Watch(_torch.Bystander):

@@ -51,7 +51,11 @@ _RETURNS_INPUT = {aten._unsafe_view.default, aten.lift_fresh.default}
 
 
 class Recording:
-    """An open capture on the simulator."""
+    """An open capture on the simulator.
+
+    Attributes:
+        recorder: The dispatch mode that turns operators into nodes.
+    """
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class Recording:
         generators: list[torch.Generator],
         labels: _labels.Recorder | None,
         statics: Sequence[torch.Tensor],
+        recorder: Recorder | None = None,
     ) -> None:
         self._feed = Feed(simulator, statics) if statics else None
         self._simulator = simulator
@@ -70,7 +75,10 @@ class Recording:
         self._handle = handle
         self._check_liveness = check_liveness
         self._thread = threading.get_ident()
-        self._recorder = Recorder(simulator, handle.mem_pool, generators)
+        if recorder is None:
+            recorder = Recorder(simulator, handle.mem_pool)
+        self.recorder = recorder
+        recorder.begin(generators)
         self._labels = labels
         handle.mem_pool.is_open = True
         self._meter = Meter(handle.mem_pool, handle.mem_pool.sizes, handle.mem_pool.state)
@@ -78,8 +86,8 @@ class Recording:
             handle.mem_pool.record()
         self._uncompiled = _torch.Uncompiled()
         if not simulator.captures_compiled:
-            self._recorder.uncompiled = self._uncompiled.__enter__()
-        _torch.enter_mode(self._recorder)
+            recorder.uncompiled = self._uncompiled.__enter__()
+        _torch.enter_mode(recorder)
         if labels is not None:
             # Inside the recorder's mode, so that it sees an operator before it becomes a node.
             try:
@@ -115,7 +123,7 @@ class Recording:
             except BaseException:
                 self.abandon()
                 raise
-        if self._recorder.has_set_random_state():
+        if self.recorder.has_set_random_state():
             self.abandon()
             raise random_state_is_set()
         self._end_recording()
@@ -126,7 +134,7 @@ class Recording:
             template,
             pools=[self._handle],
             current=self._simulator.stream_of_replay,
-            check=self._recorder.check if self._check_liveness else None,
+            check=self.recorder.check() if self._check_liveness else None,
             sim=None if self._simulator.asynchronous else self._simulator.core,
             feed=self._feed,
             retained=self._handle,
@@ -147,9 +155,9 @@ class Recording:
     def _end_recording(self) -> None:
         if self._labels is not None:
             self._labels.stop()
-        self._recorder.over = True
+        self.recorder.over = True
         self._handle.mem_pool.is_open = False
-        _torch.leave_mode(self._recorder)
+        _torch.leave_mode(self.recorder)
         self._uncompiled.__exit__()
 
 
@@ -203,25 +211,31 @@ class Recorder(_torch.Bystander):
 
     supports_higher_order_operators = True  # newer torch refuses them otherwise
 
-    def __init__(
-        self, simulator: Simulator, memory: SimMemPool, generators: list[torch.Generator]
-    ) -> None:
+    def __init__(self, simulator: Simulator, memory: SimMemPool) -> None:
         super().__init__()
-        self.over = False
-        self._generators = generators
         self._simulator = simulator
         self._memory = memory
         self._fake = CpuFakeMode(allow_non_fake_inputs=True)
+
+    def begin(self, generators: list[torch.Generator]) -> None:
+        """A capture begins, of these generators."""
+        self.over = False
+        self._generators = generators
         with _torch.without_modes():
             known = [torch.default_generator, *generators]
             self._random_states = [(one, one.get_state()) for one in known]
         self._was_alone = _is_alone()
         self._outside: list[Outside] = []
 
-    def check(self) -> None:
-        """Raise if a tensor from outside that the capture read is gone."""
-        for tensor in self._outside:
-            tensor.get()
+    def check(self) -> Callable[[], None]:
+        """What raises if a tensor from outside that the capture read is gone."""
+        outside = self._outside
+
+        def check() -> None:
+            for tensor in outside:
+                tensor.get()
+
+        return check
 
     def has_set_random_state(self) -> bool:
         """Whether the function has set the state of a generator: captured operators draw nothing.

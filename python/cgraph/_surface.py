@@ -10,7 +10,10 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._conditions import WarmupError, has_moved
-from cgraph._rollback import leaves_behind
+from cgraph._flows import no_way_back
+from cgraph._history import leaves_behind
+from cgraph._sessions import Forward
+from cgraph.breaks import innermost
 from cgraph.errors import CallableError, CaptureError
 
 __all__ = [
@@ -35,13 +38,16 @@ class Passes:
     """Captures of a forward and a backward pass, which are not divided.
 
     Attributes:
-        refused: The break that was called in one; None if there was none.
+        are_met: Whether a break was called.
+        refused: The one that was called in a capture; None if there was none.
     """
 
+    are_met = False
     refused: str | None = None
 
     def run(self, fn: Callable[..., Any], title: str, args: Any, kwargs: Any) -> Any:
         """Run a break in a warm-up call; refuse it in a capture."""
+        self.are_met = True
         if _driver.current().is_capturing():
             self.refused = title
             self.require_none()
@@ -109,16 +115,15 @@ class Surface(torch.nn.Module):
                 ) from error
             raise WarmupError(error) from error
         known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
+        session = innermost()
+        if isinstance(session, Forward):
+            known.update(id(flow.anchor) for flow in session.flows)
         outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
         if all(_torch.is_spent(one) for one in outputs if one.requires_grad):
             raise NoGradientError
         for tensor in leaves_behind(outputs):
             if id(tensor) not in known:
-                raise CallableError(
-                    f"the result requires a gradient of a tensor of shape {list(tensor.shape)} that"
-                    " is no argument and in no module that the function names: make it a parameter"
-                    " of one, pass it as an argument, or call under torch.no_grad()"
-                )
+                raise no_way_back("the result", tensor)
         return result
 
 

@@ -52,6 +52,7 @@ from cgraph._unchanged import Unchanged
 from cgraph.breaks import breakable
 from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError
+from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
     from cgraph._debug_training import DebuggedCall
@@ -72,11 +73,11 @@ class Trained:
         lent: What was returned last; None if nobody is told of results that are still held.
         has_added_hooks: Whether a hook was added to something during the captures.
         debugged: What is called instead, to find a mistake; None if nobody looks for one.
+        breaks: As for :class:`cgraph._recorded.Recorded`.
         used: As for :class:`cgraph._recorded.Recorded`.
     """
 
     mutated: tuple[int, ...] = ()
-    breaks: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -99,7 +100,8 @@ class Trained:
         self.seconds = seconds
         self.eager_seconds = eager_seconds
         self.graph_seconds = graph_seconds
-        self._graphs = graphed_of(surface).graphs
+        graphed = graphed_of(surface)
+        self._graphs, self.breaks = graphed.graphs, graphed.breaks
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Replay, for a caller who gets the result."""
@@ -108,6 +110,11 @@ class Trained:
             return replay(*args, **kwargs)
         self.lent.release((args, kwargs))
         return self.lent.remember(replay(*args, **kwargs))
+
+    @property
+    def is_running(self) -> bool:
+        """As for :class:`cgraph._recorded.Recorded`."""
+        return any(isinstance(one, SegmentedGraph) and one._is_running for one in self._graphs)
 
     def is_open(self) -> bool:
         """Whether the backward pass of the last call may still run, which another would spoil."""
@@ -167,20 +174,22 @@ def train_or_record(
         copies: Whether results are copies.
         holding: Who is told of results that a caller still has.
     """
-    broken: GradientBreakError | None = None
+    given = call, statics, modules, copies, holding
     try:
-        return train(plan, call, statics, modules, copies, holding)
-    except GradientBreakError as error:
-        if plan.warmup:
-            raise
-        # No call has shown whether the result requires a gradient.
-        broken = error
+        try:
+            return train(plan, *given, is_divided=False)
+        except GradientBreakError:
+            if plan.debugs:
+                raise
+        # Captures in segments run them: what they write is put back if a call has shown it.
+        again = replace(plan, warmup=1 if plan.preserve else 0, measure=False)
+        return train(again, *given, is_divided=True)
     except NoGradientError:
         if not plan.preserve:
             # It has made a call, whose traces stay.
             plan = replace(plan, warmup=max(0, plan.warmup - 1))
     recorded = record(plan, call, statics, driver)
-    require_no_gradient(recorded, broken)
+    require_no_gradient(recorded)
     return recorded
 
 
@@ -191,6 +200,7 @@ def train(
     modules: Sequence[torch.nn.Module],
     copies: bool,
     holding: Holding | None,
+    is_divided: bool,
 ) -> Trained:
     """Capture forward and backward pass.
 
@@ -201,8 +211,10 @@ def train(
         modules: Those whose parameters get gradients.
         copies: Whether results are copies.
         holding: Who is told of results that a caller still has.
+        is_divided: Whether breaks divide the captures.
 
     Raises:
+        GradientBreakError: They do not, and there is one.
         NoGradientError: There is no backward pass. All is as it was.
         CallableError: The function cannot be graphed with gradients.
     """
@@ -245,7 +257,8 @@ def train(
                 alone = noted(leaves)
                 Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
                 require_left_alone(alone)
-            require_same_numbers(begun, begin)
+            if not passes.are_met:
+                require_same_numbers(begun, begin)
             # Of the backward pass there was none yet.
             warmup = max(1, warmup - 1)
             driver.synchronize()
@@ -268,6 +281,7 @@ def train(
                     sample_kwargs=kwargs,
                     preserve_state=plan.preserve,
                     clone_outputs=copies,
+                    is_divided=is_divided,
                 )
                 require_left_alone(alone)
                 require_in_place(modules, parameters)
@@ -280,7 +294,9 @@ def train(
             for attributes in before:
                 attributes.require_no_new_tensor()
             for attributes, found in zip(values, held, strict=True):
-                require_same_numbers(attributes, found)
+                # Python code of breaks runs in replays as well.
+                if not is_divided:
+                    require_same_numbers(attributes, found)
             graphed_of(surface).stand_for(parameters)
             return surface
 

@@ -19,7 +19,7 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._driver import Pool
 from cgraph._graphed import Graphed, Sample
-from cgraph._passes import Captures, name_of, parameters_of, warm_up
+from cgraph._passes import Captures, DividedCaptures, name_of, parameters_of, warm_up
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CallableError, StateError
 from cgraph.graphs import graph_pool_handle
@@ -112,8 +112,12 @@ def callables_on(
     sample_kwargs: Any,
     preserve_state: bool,
     clone_outputs: bool,
+    is_divided: bool = False,
 ) -> Any:
-    """:func:`make_graphed_callables` with captures on a stream, whose memory it uses again."""
+    """:func:`make_graphed_callables` with captures on a stream, whose memory it uses again.
+
+    ``is_divided`` lets breaks divide them.
+    """
     driver = _driver.current()
     if torch.is_autocast_enabled(driver.device_type) and torch.is_autocast_cache_enabled():
         raise StateError(
@@ -133,12 +137,11 @@ def callables_on(
             for function, sample in zip(functions, samples, strict=True):
                 warm_up(function, sample, num_warmup_iters, allow_unused_input)
         driver.synchronize()
-        capture = Captures(
-            graph_pool_handle() if pool is None else pool,
-            stream,
-            capture_error_mode,
-            enable_annotations,
-        )
+        pool = graph_pool_handle() if pool is None else pool
+        if is_divided:
+            capture: Captures = DividedCaptures(pool, stream, capture_error_mode)
+        else:
+            capture = Captures(pool, stream, capture_error_mode, enable_annotations)
         # In the order in which they will run, so that they can share memory.
         passes = [
             capture.forward(function, sample)

@@ -74,6 +74,7 @@ class CUDAGraph(_core.Graph):
     _recorder: Recorder | None
     """Records the labels of the next capture."""
     _statics: Sequence[Any]
+    _resumes: Recording | None
     """The tensors that replays of the next capture copy to; see ``_feeder()``."""
     _may_be_empty: bool
     """Whether a capture without a node is no mistake: it is one of several segments."""
@@ -88,6 +89,7 @@ class CUDAGraph(_core.Graph):
         self._labels = {}
         self._recorder = None
         self._statics = ()
+        self._resumes = None
         self._may_be_empty = False
         return self
 
@@ -130,7 +132,9 @@ class CUDAGraph(_core.Graph):
             generators=self._generators,
             labels=self._recorder,
             statics=self._statics,
+            resumes=self._resumes,
         )
+        self._resumes = None
         try:
             self._run_hooks("capture_start")
         except BaseException as error:

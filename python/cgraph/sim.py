@@ -114,6 +114,7 @@ class Simulator:
         generators: list[Any],
         labels: Recorder | None = None,
         statics: Sequence[Any] = (),
+        resumes: _driver.Recording | None = None,
     ) -> _driver.Recording:
         """Begin a capture on the current stream."""
         from cgraph._sim import Recording
@@ -125,7 +126,9 @@ class Simulator:
             )
         handle = self.pools.resolve(pool)
         capture = _core.Capture.begin(self.current_stream(), mode)
-        return Recording(self, capture, handle, check_liveness, generators, labels, statics)
+        recorder = resumes.recorder if isinstance(resumes, Recording) else None
+        options = check_liveness, generators, labels, statics, recorder
+        return Recording(self, capture, handle, *options)
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""

@@ -44,6 +44,7 @@ __all__ = [
     "overlaps_itself",
     "place_of",
     "references_of_torch",
+    "sequence_number",
     "span_of",
     "storage_id",
     "wants_gc",
@@ -98,6 +99,15 @@ def evaluating_node() -> Any:
 def backward_pass() -> int:
     """The number of the backward pass that this thread is in; -1 outside of any."""
     return torch._C._current_graph_task_id()
+
+
+def sequence_number(node: Any = None) -> int:
+    """The number of a node of autograd among those of its thread; without one, that of the next.
+
+    Nodes of leaves have the largest number that there is.
+    """
+    found: int = torch._C._autograd._get_sequence_nr() if node is None else node._sequence_nr()
+    return found
 
 
 def is_autograds_thread() -> bool:
