@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import cgraph
 from cgraph import _driver, _torch
 from cgraph.errors import StateError
-from graphed_calls import eager_calls, near, same_gradients
+from graphed_calls import eager_calls, near, quiet, same_gradients, states
 from lab import Lab, fresh
 from networks import leaf, network
 
@@ -286,7 +286,7 @@ def test_what_raises_in_training_comes_out_and_the_next_call_works(lab: Lab) -> 
     assert graphed.report().captured == 1
 
 
-def test_a_break_with_gradients_runs_eagerly_and_says_what_to_do(lab: Lab) -> None:
+def test_a_break_with_gradients_runs_eagerly_in_debug_and_says_what_to_do(lab: Lab) -> None:
     net = nn.Linear(3, 3).to(lab.device)
     calls: list[int] = []
 
@@ -298,7 +298,7 @@ def test_a_break_with_gradients_runs_eagerly_and_says_what_to_do(lab: Lab) -> No
     def looked(x: Tensor) -> Tensor:
         return look(net(x)).relu()
 
-    graphed = cgraph.graphed(looked)
+    graphed = cgraph.graphed(looked, debug="sync")
     with pytest.warns(UserWarning, match=r"a break in .*look") as caught:
         for _ in range(2):
             x = fresh(lab, 2, 3)
@@ -318,7 +318,8 @@ def test_a_break_with_gradients_runs_eagerly_and_says_what_to_do(lab: Lab) -> No
     assert len(calls) == 2
 
 
-def test_a_break_whose_refusal_is_caught_does_not_vanish(lab: Lab) -> None:
+@pytest.mark.parametrize("debug", ["", "sync"])
+def test_a_break_whose_refusal_is_caught_does_not_vanish(lab: Lab, debug: str) -> None:
     net = nn.Linear(3, 3).to(lab.device)
     look = cgraph.eager_break(lambda x: x * 2)
 
@@ -328,11 +329,13 @@ def test_a_break_whose_refusal_is_caught_does_not_vanish(lab: Lab) -> None:
         except Exception:
             return net(x)
 
-    graphed = cgraph.graphed(caught)
-    with pytest.warns(UserWarning, match="a break in a function whose result requires gradients"):
+    graphed = cgraph.graphed(caught, debug=debug)
+    with quiet() as warned:
         for _ in range(2):
             x = fresh(lab, 2, 3)
-            assert torch.equal(graphed(x), caught(x))
+            assert torch.equal(graphed(x).detach(), caught(x))
+    assert states(graphed) == ["eager" if debug else "captured"]
+    assert bool(debug) == any("a break in a function" in str(one.message) for one in warned)
 
 
 @pytest.mark.parametrize("ahead", [False, True])

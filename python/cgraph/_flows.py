@@ -16,7 +16,7 @@ import torch
 from cgraph import _torch
 from cgraph._history import leaves_behind, nodes_behind
 from cgraph._torch import tree_flatten, tree_unflatten
-from cgraph.breaks import in_backward_pass
+from cgraph.breaks import Breakable, in_backward_pass
 from cgraph.errors import CallableError, CaptureError
 
 __all__ = ["Flow", "no_way_back"]
@@ -33,13 +33,12 @@ class Flow:
     Attributes:
         anchor: A leaf that results depend on, also if no argument requires a gradient. Who asks for
             its gradient has the break run back for the parameters that it uses.
-        divides: Runs a function as a break of the backward pass that is being captured; None as
-            long as there is none.
+        divides: The capture of the backward pass; None as long as there is none.
     """
 
     def __init__(self, fn: Callable[..., Any], title: str, arguments: Any) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
-        self.divides: Callable[[Callable[..., Any], str, Any], Any] | None = None
+        self.divides: Breakable | None = None
         self._fn = fn
         self._title = title
         leaves = tree_flatten(arguments)[0]
@@ -141,7 +140,9 @@ class Flow:
         given = [gradient for place, gradient in pairs if place in results]
         found: Sequence[torch.Tensor | None] = [None] * (len(inner) + len(behind))
         if ends:
-            found = torch.autograd.grad(ends, (*inner, *behind), given, allow_unused=True)
+            # Hooks of leaves run when the gradients get to them, behind the graph's own node.
+            with _torch.hooks_aside(behind):
+                found = torch.autograd.grad(ends, (*inner, *behind), given, allow_unused=True)
         self._found = list(zip(behind, found[len(inner) :], strict=True))
         # What is handed on as it is lies where the next segment may write.
         taken = {_storage(gradient) for gradient in gradients}
@@ -162,8 +163,8 @@ class Flow:
         """
         if self.divides is None:
             raise in_backward_pass(self._title)
-        found: tuple[torch.Tensor, ...] = self.divides(
-            self.back, f"gradients of {self._title}", gradients
+        found: tuple[torch.Tensor, ...] = self.divides.run(
+            self.back, f"gradients of {self._title}", gradients, {}
         )
         return found
 

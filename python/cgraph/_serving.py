@@ -19,9 +19,9 @@ from cgraph._native import entry_of_call
 from cgraph._options import Options
 from cgraph._refusals import ResultError
 from cgraph._source import place_of, user_line
-from cgraph._surface import GradientBreakError
 from cgraph._text import first_line
 from cgraph._trying import Padding
+from cgraph.breaks import GradientBreakError
 from cgraph.errors import CaptureError, add_note
 
 __all__ = ["Request", "Serving"]

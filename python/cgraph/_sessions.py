@@ -66,17 +66,9 @@ class Session:
         """Run a break between two segments."""
         if self._in_break or self._failure is not None:
             return fn(*args, **kwargs)
-        if _torch.backward_pass() != self._backward_pass:
-            # Its stack of modes comes back at its end, with those of a segment that is over.
+        if not self._can_divide():
             self._failure = in_backward_pass(name)
             raise self._failure
-        return self._divide(fn, name, args, kwargs)
-
-    def _resumed(self) -> Recording | None:
-        """The capture whose modes the next segment goes on with."""
-        return None
-
-    def _divide(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
         self._in_break = True
         try:
             with self.driver.stream(self.stream):
@@ -94,6 +86,18 @@ class Session:
         finally:
             self._in_break = False
         return result
+
+    def _can_divide(self) -> bool:
+        """Whether there may be a break here.
+
+        At the end of a node of a backward pass the stack of modes comes back that the pass began
+        with, and with it those of a segment that is over.
+        """
+        return _torch.backward_pass() == self._backward_pass
+
+    def _resumed(self) -> Recording | None:
+        """The capture whose modes the next segment goes on with."""
+        return None
 
     def _new_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Break:
         return Break(self.driver, fn, name, (args, kwargs), tuple(self.forks.streams))
@@ -196,9 +200,8 @@ class Backward(Session):
         super().begin(statics)
         self._last = None if self._open is None else self._open._recording
 
-    def run_back(self, fn: Callable[..., Any], name: str, args: tuple[Any, ...]) -> Any:
-        """Run a break of the backward pass between two segments."""
-        return self._divide(fn, name, args, {})
+    def _can_divide(self) -> bool:
+        return True
 
     def _resumed(self) -> Recording | None:
         # Autograd runs each node in the modes that the pass has begun with.

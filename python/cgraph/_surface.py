@@ -13,11 +13,10 @@ from cgraph._conditions import WarmupError, has_moved
 from cgraph._flows import no_way_back
 from cgraph._history import leaves_behind
 from cgraph._sessions import Forward
-from cgraph.breaks import innermost
-from cgraph.errors import CallableError, CaptureError
+from cgraph.breaks import GradientBreakError, innermost
+from cgraph.errors import CallableError
 
 __all__ = [
-    "GradientBreakError",
     "NoGradientError",
     "Passes",
     "Surface",
@@ -28,10 +27,6 @@ __all__ = [
 
 class NoGradientError(Exception):
     """No result has a backward pass to come: those are inside the function, if anywhere."""
-
-
-class GradientBreakError(CaptureError):
-    """A break was called in the capture of a forward pass."""
 
 
 class Passes:
@@ -99,14 +94,15 @@ class Surface(torch.nn.Module):
             CallableError: Its result requires a gradient of a tensor that would not get one.
         """
         self.hook_count = _torch.hook_count()
-        if _driver.current().is_capturing():
+        is_captured = _driver.current().is_capturing()
+        if is_captured:
             self._begins()
         try:
             result = self._function[0](*args, **kwargs)
         except torch.OutOfMemoryError:
             raise
         except Exception as error:
-            if _driver.current().is_capturing():
+            if is_captured:
                 raise
             if self._has_history and "leaf Variable" in str(error):
                 raise CallableError(

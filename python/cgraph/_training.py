@@ -39,7 +39,6 @@ from cgraph._refusals import require_no_gradient
 from cgraph._rollback import Rollback
 from cgraph._search import Found
 from cgraph._surface import (
-    GradientBreakError,
     NoGradientError,
     Passes,
     Surface,
@@ -49,7 +48,7 @@ from cgraph._surface import (
 from cgraph._surroundings import objects_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
-from cgraph.breaks import breakable
+from cgraph.breaks import GradientBreakError, breakable
 from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError
 from cgraph.segments import SegmentedGraph

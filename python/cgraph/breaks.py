@@ -27,6 +27,7 @@ from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
 __all__ = [
     "Breakable",
+    "GradientBreakError",
     "Pause",
     "breakable",
     "eager_break",
@@ -126,9 +127,13 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     return call
 
 
-def in_backward_pass(title: str) -> CaptureError:
+class GradientBreakError(CaptureError):
+    """A break was called in a capture of passes that is not divided, or cannot be there."""
+
+
+def in_backward_pass(title: str) -> GradientBreakError:
     """The error of a break that a backward pass inside a capture has called."""
-    return CaptureError(
+    return GradientBreakError(
         f"the break {title} was called in a backward pass, which a capture cannot divide: call it"
         " before or behind the backward pass"
     )

@@ -144,7 +144,7 @@ class SegmentedGraph(_core.Segments):
         """
         session = Backward(stream, pool, capture_error_mode, ())
         for flow in flows:
-            flow.divides = session.run_back
+            flow.divides = session
         try:
             # Elsewhere autograd has threads of its own, which could not go on with the capture.
             with torch.autograd.set_multithreading_enabled(False):

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -29,6 +29,7 @@ __all__ = [
     "form_of",
     "forward_ad",
     "has_saved_tensors_hooks",
+    "hooks_aside",
     "in_class",
     "is_autograds_thread",
     "is_same",
@@ -108,6 +109,19 @@ def sequence_number(node: Any = None) -> int:
     """
     found: int = torch._C._autograd._get_sequence_nr() if node is None else node._sequence_nr()
     return found
+
+
+@contextmanager
+def hooks_aside(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """A context in which gradients of leaves are asked for without their hooks."""
+    hooked = [(one, one._backward_hooks) for one in leaves if one._backward_hooks]
+    for one, _ in hooked:
+        one._backward_hooks = None
+    try:
+        yield
+    finally:
+        for one, hooks in hooked:
+            one._backward_hooks = hooks
 
 
 def is_autograds_thread() -> bool:
