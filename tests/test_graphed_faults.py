@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from broken import scaled
 from cgraph.errors import CgraphError, LivenessError
 from graphed_calls import near, quiet, states
 from lab import SimLab
@@ -62,7 +63,34 @@ def open_calls(x: Tensor) -> bool:
     return states(graphed) == ["captured"] * 2
 
 
-@pytest.mark.parametrize("scenario", [calls_of_two_keys, ladder, open_calls])
+def calls_with_a_break(x: Tensor) -> bool:
+    """Two calls whose gradients get back through a break, right whether or not that fails."""
+
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last = nn.Linear(8, 8), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(scaled(self.first(x)))
+
+    net = Broken()
+    eager = copy.deepcopy(net)
+    with quiet():
+        graphed = cgraph.graphed(net, warmup=1, measure=False)
+        for rows in (x.view(8, 8), x.view(8, 8).sin()):
+            for run in (graphed, eager):
+                run(rows).square().sum().backward()
+    for mine, its in zip(net.parameters(), eager.parameters(), strict=True):
+        assert mine.grad is not None and its.grad is not None
+        assert near(mine.grad, its.grad)
+    return states(graphed) == ["captured"]
+
+
+SCENARIOS = [calls_of_two_keys, ladder, open_calls, calls_with_a_break]
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
 def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_names_it(
     sim: SimLab, scenario: Callable[[Tensor], bool], request: pytest.FixtureRequest
 ) -> None:

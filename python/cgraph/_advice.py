@@ -29,8 +29,8 @@ FIXES = {
     "no elements": "nothing: there is no work to save",
     "tensor elsewhere": "move the tensor to the device before the call",
     "CPU tensor": "move the tensor to the device before the call",
-    "a break in a function whose": "call under torch.no_grad(), or graph what is before and behind"
-    " the break on its own",
+    "a break in a function whose": "call without debug=, under torch.no_grad(), or graph what is"
+    " before and behind the break on its own",
     "no rows": "nothing: there is no work to save",
     "the result has": "return tensors, numbers, strings, and tuples, lists or dictionaries of them",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"

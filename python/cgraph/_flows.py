@@ -47,7 +47,7 @@ class Flow:
         numbers = {number: index for index, number in enumerate(outer)}
         # Which of them a leaf of the arguments is; None for one that requires no gradient.
         self._indices = [numbers.get(id(leaf)) for leaf in leaves]
-        self._begun = _torch.sequence_number()
+        self._begun = _torch.autograd_sequence()
         # The results that require gradients, by their places among the leaves.
         self._results: dict[int, torch.Tensor] = {}
         self._connected: tuple[int, ...] | None = None
@@ -77,7 +77,7 @@ class Flow:
         if self._connected is None:
             self._connected = tuple(self._results)
             nodes = nodes_behind(self._results.values())
-            if any(_torch.sequence_number(node) < self._begun for node in nodes):
+            if any(_torch.sequence_of(node) < self._begun for node in nodes):
                 raise CaptureError(
                     f"the break {self._title} has used a tensor that was computed before it and"
                     " requires a gradient, and which is no argument: pass it as an argument"

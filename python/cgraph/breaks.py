@@ -90,8 +90,17 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     module, does not show in it. Tensors that a break only leaves somewhere, as in an attribute or
     in a list among its arguments, are not bridged: the list is the first call's in each call. It
     must not let a parameter or another tensor that segments read lie elsewhere, as ``.data = ...``
-    does: they read it where it lay. Gradients cannot flow back through a break. A break that is
-    called by another one just runs. The warm-up calls of a graphed function call it as well.
+    does: they read it where it lay. A break that is called by another one just runs. The warm-up
+    calls of a graphed function call it as well.
+
+    Where a result of a graphed function requires gradients, they get back through its breaks: each
+    call of a break has a history of its own, and its part of the backward pass runs eagerly between
+    the segments of the others. Parameters that it has not used in a call get no gradient from it.
+    Tensors that require gradients are given to it as arguments or are parameters of modules that
+    the function names, and it must not write to the former in place; a result must not require a
+    gradient where that of the first call required none. A backward pass inside of the function does
+    not come through a break, nor one inside of :meth:`cgraph.SegmentedGraph.capture`. A break may
+    be called by a backward pass that a graphed function has captured.
 
     Args:
         fn: The function, method or callable object. Left out, a decorator is returned.
@@ -100,7 +109,8 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     Raises:
         ArgumentError: It cannot be called, or it is a generator or coroutine function, whose body
             does not run when it is called.
-        CaptureError: From a call, in any other capture, and in a backward pass inside of one.
+        CaptureError: From a call, in any other capture, and in a backward pass inside of the
+            function.
     """
     if fn is None:
         return functools.partial(eager_break, name=name)

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ __all__ = [
     "fixed",
     "follow_modules",
     "hook_count",
+    "hooks_aside",
     "hooks_of",
     "hooks_of_leaf",
     "hooks_of_users",
@@ -96,6 +98,19 @@ def hooks_of(module: torch.nn.Module | None) -> list[HooksOf]:
 def hooks_of_leaf(leaf: torch.Tensor) -> list[tuple[torch.Tensor, str, Any]]:
     """Where a leaf has the hooks of its gradient, and the dictionary with them, or None."""
     return [(leaf, name, getattr(leaf, name)) for name in HOOKS_OF_LEAVES]
+
+
+@contextmanager
+def hooks_aside(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
+    """A context in which ``autograd.grad`` runs no hooks of these leaves."""
+    hooked = [(one, one._backward_hooks) for one in leaves if one._backward_hooks]
+    for one, _ in hooked:
+        one._backward_hooks = None
+    try:
+        yield
+    finally:
+        for one, hooks in hooked:
+            one._backward_hooks = hooks
 
 
 def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:

@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -29,7 +29,6 @@ __all__ = [
     "form_of",
     "forward_ad",
     "has_saved_tensors_hooks",
-    "hooks_aside",
     "in_class",
     "is_autograds_thread",
     "is_same",
@@ -45,7 +44,7 @@ __all__ = [
     "overlaps_itself",
     "place_of",
     "references_of_torch",
-    "sequence_number",
+    "sequence_of",
     "span_of",
     "storage_id",
     "wants_gc",
@@ -92,6 +91,11 @@ def autograd_sequence() -> int:
     return int(torch._C._autograd._get_sequence_nr())
 
 
+def sequence_of(node: Any) -> int:
+    """The number of an autograd node among those of its thread; the largest for that of a leaf."""
+    return int(node._sequence_nr())
+
+
 def evaluating_node() -> Any:
     """The autograd node whose backward runs on this thread; None outside a backward pass."""
     return torch._C._current_autograd_node()
@@ -100,28 +104,6 @@ def evaluating_node() -> Any:
 def backward_pass() -> int:
     """The number of the backward pass that this thread is in; -1 outside of any."""
     return torch._C._current_graph_task_id()
-
-
-def sequence_number(node: Any = None) -> int:
-    """The number of a node of autograd among those of its thread; without one, that of the next.
-
-    Nodes of leaves have the largest number that there is.
-    """
-    found: int = torch._C._autograd._get_sequence_nr() if node is None else node._sequence_nr()
-    return found
-
-
-@contextmanager
-def hooks_aside(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """A context in which gradients of leaves are asked for without their hooks."""
-    hooked = [(one, one._backward_hooks) for one in leaves if one._backward_hooks]
-    for one, _ in hooked:
-        one._backward_hooks = None
-    try:
-        yield
-    finally:
-        for one, hooks in hooked:
-            one._backward_hooks = hooks
 
 
 def is_autograds_thread() -> bool:
