@@ -266,6 +266,9 @@ class Recording:
             self._close()
         return first_line(ended) if isinstance(ended, Exception) else None
 
+    def leave_modes(self) -> None:
+        """Do nothing: these captures have no modes."""
+
     def _begin(self, mode: str) -> None:
         # What the capture uses of them is to be in its own pool, and there as long as its graph:
         # another capture's could go with that one, and be in use by it at the same time.

@@ -107,6 +107,9 @@ class Recording(Protocol):
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
 
+    def leave_modes(self) -> None:
+        """Leave its dispatch modes where autograd has put them back after its end."""
+
 
 class Driver(Protocol):
     """What differs between a GPU and the simulator.

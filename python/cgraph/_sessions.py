@@ -200,6 +200,13 @@ class Backward(Session):
         super().begin(statics)
         self._last = None if self._open is None else self._open._recording
 
+    def fail(self, error: BaseException) -> None:
+        """Throw everything away."""
+        super().fail(error)
+        # In a break the modes were left, and behind its node they are back.
+        if self._last is not None:
+            self._last.leave_modes()
+
     def _can_divide(self) -> bool:
         return True
 

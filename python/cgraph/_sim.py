@@ -152,6 +152,11 @@ class Recording:
             return str(error)
         return None
 
+    def leave_modes(self) -> None:
+        """Leave its dispatch modes where autograd has put them back after its end."""
+        if self.recorder.over:
+            _torch.take_mode_away(self.recorder)
+
     def _end_recording(self) -> None:
         if self._labels is not None:
             self._labels.stop()

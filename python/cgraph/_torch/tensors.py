@@ -47,6 +47,7 @@ __all__ = [
     "sequence_of",
     "span_of",
     "storage_id",
+    "take_mode_away",
     "wants_gc",
     "without_modes",
     "wrapped",
@@ -142,14 +143,28 @@ def leave_mode(mode: Any) -> None:
     Only the thread that entered it can. In another one it stays, and goes when that thread enters
     the next mode; torch does not keep it alive until then.
     """
-    inner = []
     if mode not in python_dispatch._get_current_dispatch_mode_stack():
         _stranded.append(mode)
         return
+    with _modes_inside_aside(mode):
+        mode.__exit__(None, None, None)
+
+
+def take_mode_away(mode: Any) -> None:
+    """Let a dispatch mode that was left be active no more, if autograd has put it back."""
+    if mode in python_dispatch._get_current_dispatch_mode_stack():
+        with _modes_inside_aside(mode):
+            python_dispatch._pop_mode()
+
+
+@contextmanager
+def _modes_inside_aside(mode: Any) -> Iterator[None]:
+    """A context in which an active mode is the innermost one."""
+    inner = []
     while (top := python_dispatch._get_current_dispatch_mode_stack()[-1]) is not mode:
         inner.append(python_dispatch._pop_mode())
         assert inner[-1] is top
-    mode.__exit__(None, None, None)
+    yield
     for other in reversed(inner):
         python_dispatch._push_mode(other)
 
