@@ -1,9 +1,15 @@
-"""P6: host time of 33 captured pieces with eager attention between them, for each piece.
+"""P6 and training: captured pieces with eager work between them.
+
+P6 is the host time of 33 captured pieces with eager attention between them, for each piece.
 
 A piece is a gated network of two small layers; the attention writes its result in place, as in
 inference servers. The loop replays each piece and calls the attention from Python, as home-made
 runners do; ``graphed`` replays all of them by one native call. The eager part, the 32 calls of the
 attention alone, is subtracted.
+
+The training step is forward and backward pass of four blocks of dense layers with experts between
+them, to which rows are sent one by one: eagerly, with each block given to torch's
+``make_graphed_callables``, and as one graphed function with the experts as breaks.
 
     python benches/python/segments.py [--markdown results.md]
 """
@@ -11,10 +17,12 @@ attention alone, is subtracted.
 from __future__ import annotations
 
 import argparse
+import copy
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 import cgraph
@@ -22,12 +30,19 @@ from common import host_us, publish
 
 PIECES = 33
 WIDTH = 64
+BLOCKS = 4
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--markdown", type=Path, help="append the table to this file")
     options = parser.parse_args()
+    pieces(options.markdown)
+    training(options.markdown)
+
+
+def pieces(file: Path | None) -> None:
+    """The table of P6."""
     weights = [torch.randn(WIDTH, WIDTH, device="cuda") / 8 for _ in range(PIECES)]
     mixed = [torch.empty(8, WIDTH, device="cuda") for _ in range(PIECES - 1)]
 
@@ -51,20 +66,20 @@ def main() -> None:
         graphed = cgraph.graphed(whole)
         torch.testing.assert_close(graphed(x), right)
         torch.testing.assert_close(graphed(x), right)
-        pool, pieces, results = torch.cuda.graph_pool_handle(), [], []
+        pool, graphs, results = torch.cuda.graph_pool_handle(), [], []
         source = x
         for weight, out in zip(weights, [*mixed, None], strict=True):
             graph = torch.cuda.CUDAGraph()
             with torch.cuda.graph(graph, pool=pool):
                 results.append(piece(source, weight))
-            pieces.append(graph)
+            graphs.append(graph)
             source = out
 
         def loop() -> Tensor:
-            for graph, result, out in zip(pieces, results, mixed, strict=False):
+            for graph, result, out in zip(graphs, results, mixed, strict=False):
                 graph.replay()
                 attention(result, out)
-            pieces[-1].replay()
+            graphs[-1].replay()
             return results[-1]
 
         torch.testing.assert_close(loop(), right)
@@ -89,7 +104,75 @@ def main() -> None:
     ]
     head = ["pieces", "torch loop µs", "cgraph µs (twice)", "eager part µs"]
     head += ["torch µs a piece", "cgraph µs a piece"]
-    publish("P6: host time of pieces with eager attention", head, rows, options.markdown)
+    publish("P6: host time of pieces with eager attention", head, rows, file)
+
+
+class Experts(nn.Module):
+    """Two experts; each row goes to one of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.experts = nn.ModuleList(nn.Linear(256, 256) for _ in range(2))
+
+    @cgraph.eager_break
+    def forward(self, x: Tensor, choice: Tensor) -> Tensor:
+        """The rows [batch, 256] and the numbers of their experts [batch] → [batch, 256]."""
+        out = torch.zeros_like(x)
+        for number, expert in enumerate(self.experts):
+            (rows,) = (choice == number).nonzero(as_tuple=True)
+            out = out.index_add(0, rows, expert(x[rows]))
+        return out
+
+
+class Mixture(nn.Module):
+    """Blocks of dense layers, and experts between them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = (nn.Linear(256, 256), nn.LayerNorm(256), nn.GELU())
+        self.blocks = nn.ModuleList(
+            nn.Sequential(*(copy.deepcopy(layer) for _ in range(4) for layer in layers))
+            for _ in range(BLOCKS)
+        )
+        self.between = nn.ModuleList(Experts() for _ in range(BLOCKS - 1))
+
+    def forward(self, x: Tensor, choice: Tensor) -> Tensor:
+        """As one of the experts."""
+        for block, experts in zip(self.blocks, self.between, strict=False):
+            x = experts(block(x), choice)
+        found: Tensor = self.blocks[-1](x)
+        return found
+
+
+def training(file: Path | None) -> None:
+    """The table of the training step."""
+    x, choice = torch.randn(64, 256, device="cuda"), torch.randint(0, 2, (64,), device="cuda")
+    eager = Mixture().cuda()
+    theirs, ours = copy.deepcopy(eager), copy.deepcopy(eager)
+    for number, block in enumerate(theirs.blocks):
+        sample = torch.randn(64, 256, device="cuda", requires_grad=number > 0)
+        torch.cuda.make_graphed_callables(block, (sample,))
+    graphed = cgraph.graphed(ours)
+
+    def step(model: nn.Module, run: Callable[[Tensor, Tensor], Tensor]) -> Callable[[], object]:
+        def call() -> None:
+            model.zero_grad()
+            run(x, choice).square().mean().backward()
+
+        return call
+
+    steps = [step(eager, eager), step(theirs, theirs), step(ours, graphed)]
+    for one in steps:
+        one()
+        one()
+    for model in (theirs, ours):
+        for mine, right in zip(model.parameters(), eager.parameters(), strict=True):
+            torch.testing.assert_close(mine.grad, right.grad, rtol=1e-3, atol=1e-6)
+    assert graphed.report().captured == 1
+    eager_us, torch_us, our_us, again = host_us([*steps, steps[-1]], 5)
+    row = [str(BLOCKS), f"{eager_us:.0f}", f"{torch_us:.0f}", f"{our_us:.0f} / {again:.0f}"]
+    head = ["blocks", "eager µs", "torch, graphed blocks: µs", "cgraph µs (twice)"]
+    publish("A training step with experts as breaks", head, [row], file)
 
 
 if __name__ == "__main__":

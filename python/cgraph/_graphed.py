@@ -281,10 +281,10 @@ class Graphed:
         self, found: list[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, ...]:
         """Add the gradients of parameters that breaks have used, which is known only now."""
+        if not self._captured.flows:
+            return tuple(found)
         given = [one for flow in self._captured.flows for one in flow.taken()]
-        places: dict[int, int] = {}
-        if given:
-            places = {id(one): place for place, one in enumerate(self._parameters, self._count)}
+        places = {id(one): place for place, one in enumerate(self._parameters, self._count)}
         for leaf, grad in given:
             place = places.get(id(leaf))
             if place is None:

@@ -33,27 +33,24 @@ class Passes:
     """Captures of a forward and a backward pass, which are not divided.
 
     Attributes:
-        are_met: Whether a break was called.
-        refused: The one that was called in a capture; None if there was none.
+        met: A break that was called; None if there was none.
     """
 
-    are_met = False
-    refused: str | None = None
+    met: str | None = None
 
     def run(self, fn: Callable[..., Any], title: str, args: Any, kwargs: Any) -> Any:
         """Run a break in a warm-up call; refuse it in a capture."""
-        self.are_met = True
+        self.met = title
         if _driver.current().is_capturing():
-            self.refused = title
             self.require_none()
         return fn(*args, **kwargs)
 
     def require_none(self) -> None:
         """Refuse a break that was called, also where the function has caught the refusal."""
-        if self.refused is not None:
+        if self.met is not None:
             raise GradientBreakError(
                 "a break in a function whose result requires gradients, whose passes are captured"
-                f" whole: {self.refused}"
+                f" whole: {self.met}"
             )
 
 

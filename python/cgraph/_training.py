@@ -256,8 +256,10 @@ def train(
                 alone = noted(leaves)
                 Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
                 require_left_alone(alone)
-            if not passes.are_met:
+            if passes.met is None:
                 require_same_numbers(begun, begin)
+            elif not is_divided:
+                passes.require_none()
             # Of the backward pass there was none yet.
             warmup = max(1, warmup - 1)
             driver.synchronize()
@@ -286,7 +288,8 @@ def train(
                 require_in_place(modules, parameters)
                 for found in held:
                     require_none_replaced(found.all_holders, rollback.captures_name)
-            passes.require_none()
+            if not is_divided:
+                passes.require_none()
             require_state(steps)
             rollback.require_one_device()
             require_unmoved(plan)

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cgraph
+from broken import scaled
 from cgraph.errors import LivenessError
 from graphed_calls import same_gradients
 from lab import CudaLab, fresh
@@ -181,6 +182,32 @@ def test_a_compiled_network_is_trained_as_in_eager() -> None:
         net.zero_grad(), eager.zero_grad()
     assert graphed.report().captured == 1
     assert same_gradients(net, eager)
+
+
+def test_compiled_parts_around_a_break_are_trained_as_in_eager() -> None:
+    class Broken(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Sequential(nn.Linear(8, 8), nn.GELU())
+            self.last = nn.Sequential(nn.Linear(8, 8), nn.Tanh())
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.last(scaled(self.first(x)))
+
+    net = Broken().cuda()
+    eager = copy.deepcopy(net)
+    net.first, net.last = torch.compile(net.first), torch.compile(net.last)
+    graphed = cgraph.graphed(net)
+    for _ in range(3):
+        x = fresh(CudaLab(), 16, 8).requires_grad_()
+        same = x.detach().clone().requires_grad_()
+        for run, given in ((graphed, x), (eager, same)):
+            run(given).square().sum().backward()
+        close(x.grad, same.grad)
+        close([one.grad for one in net.parameters()], [one.grad for one in eager.parameters()])
+        net.zero_grad(), eager.zero_grad()
+    (key,) = graphed.report().keys
+    assert (key.state, key.replays, len(key.breaks)) == ("captured", 3, 1)
 
 
 def test_a_whole_step_with_a_compiled_network_leaves_the_parameters_of_eager() -> None:

@@ -58,8 +58,10 @@ def classes(batch: Batch) -> Tensor:
 # None of these has dropout.
 TARGETS: dict[str, tuple[Callable[[Batch], Tensor], Loss]] = {
     "decoder": (lambda batch: batch["input_ids"], own_loss),
+    "MoE, with breaks": (lambda batch: batch["input_ids"], own_loss),
     "ResNet": (classes, class_loss),
     "GNN": (classes, class_loss),
+    "GNN, with breaks": (classes, class_loss),
     "diffusion UNet": (lambda batch: torch.randn_like(batch["x"]), noise_loss),
 }
 
@@ -119,11 +121,14 @@ def test_a_model_output_is_of_its_own_class_in_each_call() -> None:
 
 @pytest.mark.parametrize("whole", [False, True], ids=["model", "loss"])
 @pytest.mark.parametrize("name", TARGETS)
-def test_a_public_model_trains_as_in_eager(name: str, whole: bool) -> None:
+def test_a_public_model_trains_as_in_eager(
+    name: str, whole: bool, monkeypatch: MonkeyPatch
+) -> None:
     one, (targets, loss) = MODELS[name], TARGETS[name]
     eager = one.make().to(DEVICE)
     ours = copy.deepcopy(eager)
     begun = copy.deepcopy(eager.state_dict())
+    mark(one, monkeypatch)
     surface = partial(loss, ours) if whole else ours
     graphed = cgraph.graphed(surface, on_fail="raise", on_held="raise")
     losses = partial(loss, eager), graphed if whole else partial(loss, graphed)
@@ -137,7 +142,7 @@ def test_a_public_model_trains_as_in_eager(name: str, whole: bool) -> None:
     torch.testing.assert_close(dict(ours.state_dict()), dict(trained), rtol=1e-3, atol=1e-4)
     learnt = [key for key, value in begun.items() if not torch.equal(value, trained[key])]
     assert len(learnt) > 0.9 * len(begun)
-    require_replays(graphed, keys=1, each=STEPS)
+    require_replays(graphed, keys=1, each=STEPS, breaks=one.breaks, marked=one.marked)
 
 
 def step(batch: Batch, loss: Loss, optimizer: SGD) -> Tensor:
@@ -149,10 +154,15 @@ def step(batch: Batch, loss: Loss, optimizer: SGD) -> Tensor:
     return found.detach().clone()
 
 
-def graphed_as_marked(one: Model, model: nn.Module, monkeypatch: MonkeyPatch) -> Any:
-    """The graphed model; what must run eagerly in it is marked as a break."""
+def mark(one: Model, monkeypatch: MonkeyPatch) -> None:
+    """Mark what must run eagerly in a model as a break."""
     if one.marked is not None:
         monkeypatch.setattr(one.marked, cgraph.eager_break(pkgutil.resolve_name(one.marked)))
+
+
+def graphed_as_marked(one: Model, model: nn.Module, monkeypatch: MonkeyPatch) -> Any:
+    """The graphed model, with what must run eagerly in it marked."""
+    mark(one, monkeypatch)
     return cgraph.graphed(model, on_fail="raise", on_held="raise")
 
 
