@@ -199,6 +199,8 @@ class _Kept:
         own = self.tensor
         if not _is_tensor(value) or _type(value) != _type(own):
             return _brief(own)
+        if value.requires_grad and not self.has_history:
+            return f"{_brief(own)} that requires no gradient"
         if value.data_ptr() != own.data_ptr() or value.stride() != own.stride():
             own.copy_(value.detach())
         return None

@@ -8,7 +8,9 @@ history of the last call.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import gc
+import weakref
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,7 +21,7 @@ from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.breaks import Breakable, in_backward_pass
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["Flow", "no_way_back"]
+__all__ = ["Flow", "live_results", "no_way_back", "with_own_memory"]
 
 
 class Flow:
@@ -34,11 +36,14 @@ class Flow:
         anchor: A leaf that results depend on, also if no argument requires a gradient. Who asks for
             its gradient has the break run back for the parameters that it uses.
         divides: The capture of the backward pass; None as long as there is none.
+        live: Which of the results that require gradients are to get some in the next backward pass,
+            by their numbers; None for all.
     """
 
     def __init__(self, fn: Callable[..., Any], title: str, arguments: Any) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
         self.divides: Breakable | None = None
+        self.live: frozenset[int] | None = None
         self._fn = fn
         self._title = title
         leaves = tree_flatten(arguments)[0]
@@ -52,6 +57,8 @@ class Flow:
         self._results: dict[int, torch.Tensor] = {}
         self._connected: tuple[int, ...] | None = None
         self._inner: dict[int, torch.Tensor] = {}
+        self._references: list[weakref.ref[torch.Tensor]] = []
+        self._guard = _Guard(title)
         self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -66,15 +73,21 @@ class Flow:
         for place, index in enumerate(self._indices):
             if index is not None:
                 if index not in inner:
-                    inner[index] = leaves[place].detach().requires_grad_()
+                    inner[index] = self._leaf(leaves[place])
                 leaves[place] = inner[index]
         args, kwargs = tree_unflatten(leaves, spec)
         result = self._fn(*args, **kwargs)
+        if any(len(one._backward_hooks or ()) > 1 for one in inner.values()):
+            raise CaptureError(
+                f"the break {self._title} has registered a hook on an argument, which would see the"
+                " gradient of the break's own part alone: register it before the call"
+            )
         found = tree_flatten(result)[0]
         self._results = {
             place: leaf for place, leaf in enumerate(found) if _requires_gradient(leaf)
         }
         if self._connected is None:
+            self._references = [weakref.ref(one) for one in inner.values()]
             self._connected = tuple(self._results)
             nodes = nodes_behind(self._results.values())
             if any(_torch.sequence_of(node) < self._begun for node in nodes):
@@ -100,7 +113,9 @@ class Flow:
             return result
         leaves, spec = tree_flatten(result)
         ends = (leaves[place] for place in self._connected)
-        made = _torch.apply(_Node, self, *ends, self.anchor, *outer)
+        # A break may record what it does where its caller does not.
+        with torch.enable_grad():
+            made = _torch.apply(_Node, self, *ends, self.anchor, *outer)
         for place, end in zip(self._connected, made, strict=True):
             leaves[place] = end
         return tree_unflatten(leaves, spec)
@@ -127,35 +142,59 @@ class Flow:
         found, self._found = self._found, []
         return found
 
-    def back(self, *gradients: torch.Tensor) -> tuple[torch.Tensor, ...]:
+    def back(self, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Run back through the last call: gradients of results in, those of arguments out."""
         results, self._results = self._results, {}
         inner = [one for _, one in sorted(self._inner.items())]
         self._inner = {}
+        live, self.live = self.live, None
+        pairs = [
+            (results[place], gradient)
+            for number, (place, gradient) in enumerate(
+                zip(self._connected or (), gradients, strict=True)
+            )
+            if gradient is not None and place in results and (live is None or number in live)
+        ]
+        ends, given = [end for end, _ in pairs], [gradient for _, gradient in pairs]
         own = {id(one) for one in inner}
-        ends = list(results.values())
         leaves = {id(one): one for one in (*leaves_behind(ends), *ends) if one.is_leaf}
         behind = [one for number, one in leaves.items() if number not in own]
-        pairs = zip(self._connected or (), gradients, strict=True)
-        given = [gradient for place, gradient in pairs if place in results]
         found: Sequence[torch.Tensor | None] = [None] * (len(inner) + len(behind))
         if ends:
-            # Hooks of leaves run when the gradients get to them, behind the graph's own node.
-            with _torch.hooks_aside(behind):
-                found = torch.autograd.grad(ends, (*inner, *behind), given, allow_unused=True)
-        self._found = list(zip(behind, found[len(inner) :], strict=True))
+            self._guard.is_open = True
+            try:
+                # Hooks of leaves run when the gradients get to them, behind the graph's own node.
+                with _torch.hooks_aside(behind):
+                    found = torch.autograd.grad(ends, (*inner, *behind), given, allow_unused=True)
+            finally:
+                self._guard.is_open = False
         # What is handed on as it is lies where the next segment may write.
-        taken = {_storage(gradient) for gradient in gradients}
+        found = with_own_memory(found, given)
+        self._found = list(zip(behind, found[len(inner) :], strict=True))
         return tuple(
-            torch.zeros_like(one)
-            if gradient is None
-            else gradient.clone()
-            if gradient.layout is torch.strided and _storage(gradient) in taken
-            else gradient
+            torch.zeros_like(one) if gradient is None else gradient
             for one, gradient in zip(inner, found[: len(inner)], strict=True)
         )
 
-    def run_back(self, gradients: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+    def require_forgotten(self) -> None:
+        """Refuse a break that keeps what has the history of its call, after that was run back.
+
+        Raises:
+            CaptureError: It does.
+        """
+        self._results, self._inner = {}, {}
+        if self._is_kept():
+            gc.collect()
+        if self._is_kept():
+            raise CaptureError(
+                f"the break {self._title} keeps an argument, or what it has computed of one, with"
+                " its history, through which a gradient would not get back: keep it detached, or"
+                " return it from the function"
+            )
+
+    def run_back(
+        self, gradients: tuple[torch.Tensor | None, ...]
+    ) -> tuple[torch.Tensor | None, ...]:
         """Let the backward pass that is being captured have a break here.
 
         Raises:
@@ -168,6 +207,16 @@ class Flow:
         )
         return found
 
+    def _is_kept(self) -> bool:
+        return any(reference() is not None for reference in self._references)
+
+    def _leaf(self, argument: torch.Tensor) -> torch.Tensor:
+        leaf = argument.detach().requires_grad_()
+        if isinstance(argument, torch.nn.Parameter):
+            leaf = torch.nn.Parameter(argument.detach())
+        leaf.register_hook(self._guard)
+        return leaf
+
 
 def no_way_back(user: str, tensor: torch.Tensor) -> CallableError:
     """The error of something that requires a gradient of a tensor which would not get one."""
@@ -178,6 +227,29 @@ def no_way_back(user: str, tensor: torch.Tensor) -> CallableError:
     )
 
 
+class _Guard:
+    """The hook of arguments, which refuses gradients that come another way.
+
+    It does not know the flow: autograd would keep that alive in a circle.
+
+    Attributes:
+        is_open: Whether the history is being run back.
+    """
+
+    is_open = False
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+
+    def __call__(self, _: torch.Tensor) -> None:
+        """A gradient has come."""
+        if not self.is_open:
+            raise CaptureError(
+                f"a gradient got to an argument of the break {self._title} by what the break has"
+                " kept, and cannot get further: return that from the function, or keep it detached"
+            )
+
+
 class _Node(torch.autograd.Function):
     """Stands for a break in the captured history."""
 
@@ -185,12 +257,44 @@ class _Node(torch.autograd.Function):
     def forward(ctx: Any, flow: Flow, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.flow = flow
         ctx.count = len(flow._connected or ())
+        ctx.set_materialize_grads(False)
         return tuple(one.detach() for one in tensors[: ctx.count])
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         # None for the flow, the results and the anchor.
         return (*(None,) * (ctx.count + 2), *ctx.flow.run_back(gradients))
+
+
+def live_results(output: Any) -> set[tuple[Flow, int]]:
+    """The results of breaks that an output of a captured function depends on, by their numbers."""
+    if not _requires_gradient(output):
+        return set()
+    ends = [(output.grad_fn, output.output_nr)]
+    ends += [end for node in nodes_behind([output]) for end in node.next_functions]
+    flows = ((getattr(node, "flow", None), number) for node, number in ends)
+    return {(flow, number) for flow, number in flows if isinstance(flow, Flow)}
+
+
+def with_own_memory(
+    gradients: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients, of which none shares memory with another one or with other tensors.
+
+    Autograd passes one tensor on as several gradients, and copies it where it becomes the ``.grad``
+    of several leaves. It could not see that here.
+    """
+    storages = {_storage(other) for other in others if other.layout is torch.strided}
+    own: list[torch.Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None and gradient.layout is not torch.strided:
+            gradient = gradient.clone()
+        elif gradient is not None:
+            if _storage(gradient) in storages:
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+            storages.add(_storage(gradient))
+        own.append(gradient)
+    return own
 
 
 def _requires_gradient(leaf: Any) -> bool:

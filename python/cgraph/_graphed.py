@@ -254,6 +254,7 @@ class Graphed:
         fed = tuple(
             place.zero_() if grad is None else grad for place, grad in places if place is not None
         )
+        self._tell_breaks(grads)
         self._backward(fed)
         grad_inputs = self._used(grads)
         if self._clone:
@@ -291,8 +292,20 @@ class Graphed:
                 raise no_way_back(f"a break of {self.name}", leaf)
             if grad is not None:
                 own = found[place]
-                found[place] = grad if own is None else own + grad
+                found[place] = grad if own is None else _sum(own, grad)
         return tuple(found)
+
+    def _tell_breaks(self, grads: tuple[torch.Tensor | None, ...]) -> None:
+        """Tell the breaks of which of their results the loss depends on some."""
+        if not self._captured.flows or all(
+            own is None or grad is not None
+            for own, grad in zip(self._grad_outputs, grads, strict=True)
+        ):
+            return
+        known = zip(self._captured.live, grads, strict=True)
+        live = [one for found, grad in known if grad is not None for one in found]
+        for flow in self._captured.flows:
+            flow.live = frozenset(number for owner, number in live if owner is flow)
 
     def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The gradients of what the loss depends on, through the outputs that have gradients."""
@@ -408,6 +421,11 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor | bool:
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The addresses that a tensor lies between."""
     return _torch.span_of(tensor) if tensor.layout is torch.strided else (0, 0)
+
+
+def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum of two gradients; torch adds a sparse one to a dense one only in that order."""
+    return other + one if one.is_sparse else one + other
 
 
 def _is_tensor(value: Any) -> bool:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 
 from cgraph import _driver, _torch
 from cgraph._driver import Pool
-from cgraph._flows import Flow
+from cgraph._flows import Flow, live_results, with_own_memory
 from cgraph._graphed import Sample, reached
 from cgraph._order import Order
 from cgraph.cudagraph import CUDAGraph
@@ -47,6 +47,7 @@ class Pass:
         grad_inputs: Where it leaves those of the inputs and parameters.
         reached: For each output the places of those that it depends on.
         flows: How gradients get back through the breaks of the forward pass.
+        live: For each output the results of breaks that it depends on.
         function: Kept alive with what it refers to; None for a module.
     """
 
@@ -74,6 +75,7 @@ class Pass:
         self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
         self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
         self.reached: list[frozenset[int]] = []
+        self.live: list[frozenset[tuple[Flow, int]]] = []
 
     @property
     def surface(self) -> tuple[torch.Tensor, ...]:
@@ -128,7 +130,7 @@ class Captures:
             surface = (*one.surface, *anchors)
             found = _gradients(one.name, outputs, surface, grads, allow_unused)
             found = found[: len(found) - len(anchors)]
-            return _own((*grads, *outputs, *one.surface), found)
+            return with_own_memory(found, (*grads, *outputs, *one.surface))
 
         one.backward, own = self._backward(body, one, grads)
         for flow in one.flows:
@@ -137,9 +139,12 @@ class Captures:
         remaining = iter(grads)
         one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
         one.reached = reached(one.outputs, one.surface)
+        one.live = [frozenset(live_results(output)) for output in one.outputs]
         inputs = iter(own)
         one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
         one.forget_history()
+        for flow in one.flows:
+            flow.require_forgotten()
 
     def _forward(
         self, body: Callable[[], Any], sample: Sample
@@ -173,29 +178,6 @@ class DividedCaptures(Captures):
         self, body: Callable[[], Any], one: Pass, statics: tuple[torch.Tensor, ...]
     ) -> tuple[SegmentedGraph, Any]:
         return SegmentedGraph._backward(body, one.flows, statics=statics, **self._options)
-
-
-def _own(
-    others: Iterable[torch.Tensor], found: Sequence[torch.Tensor | None]
-) -> list[torch.Tensor | None]:
-    """Gradients, of which none shares memory with another one or with other tensors.
-
-    Autograd passes one tensor on as several gradients, and copies it where it becomes the ``.grad``
-    of several leaves. It could not see that here.
-    """
-    storages = {_storage(other) for other in others if other.layout is torch.strided}
-    own: list[torch.Tensor | None] = []
-    for grad in found:
-        if grad is not None and grad.layout is torch.strided:
-            if _storage(grad) in storages:
-                grad = grad.clone(memory_format=torch.contiguous_format)
-            storages.add(_storage(grad))
-        own.append(grad)
-    return own
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()
 
 
 def _check_output(name: str, output: Any) -> None:

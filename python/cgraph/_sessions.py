@@ -183,7 +183,7 @@ class Forward(Session):
         self.flows: list[Flow] = []
 
     def _new_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Break:
-        if isinstance(fn, Pause) or not torch.is_grad_enabled():
+        if isinstance(fn, Pause):
             return super()._new_break(fn, name, args, kwargs)
         flow = Flow(fn, f"{name} ({user_line()})", (args, kwargs))
         self.flows.append(flow)
