@@ -244,14 +244,18 @@ def test_without_warm_up_a_break_is_judged_by_what_comes_out(lab: Lab, how: str)
         return doubled(y.detach()) + (y if how == "requires" else 0)  # type: ignore[no-any-return]
 
     graphed = cgraph.graphed(run, warmup=0)
-    for place in range(3):
+    for _ in range(3):
         x = fresh(lab, 2, 3)
-        if how == "requires" and place == 0:
-            with pytest.warns(UserWarning, match="a break in a function whose result requires gra"):
-                assert near(graphed(x), run(x))
-            continue
-        assert near(graphed(x), run(x))
-    assert states(graphed) == ["eager" if how == "requires" else "captured"]
+        found, expected = graphed(x), run(x)
+        assert near(found.detach(), expected)
+        assert found.requires_grad == expected.requires_grad == (how == "requires")
+        if found.requires_grad:
+            pair = [
+                torch.autograd.grad(one.sin().sum(), net.weight)[0] for one in (found, expected)
+            ]
+            assert near(*pair)
+        del found
+    assert states(graphed) == ["captured"]
 
 
 @pytest.mark.parametrize("warmup", [1, 3])

@@ -682,7 +682,7 @@ def test_a_break_whose_argument_gets_gradients_otherwise_runs_eagerly(lab: Lab, 
                 loss.backward()
             assert same_gradients(mine, eager)
     assert states(graphed) == ["eager"]
-    assert "the break" in str(caught[0].message)
+    assert any("the break" in str(one.message) for one in caught)
 
 
 def test_what_a_break_keeps_after_the_capture_is_told_by_its_backward_pass(lab: Lab) -> None:

@@ -50,6 +50,8 @@ class Flow:
         outer = {id(one): one for one in leaves if _requires_gradient(one)}
         self._outer = tuple(outer.values())
         numbers = {number: index for index, number in enumerate(outer)}
+        # Containers take longer.
+        self._is_flat = not arguments[1] and list(map(id, arguments[0])) == list(map(id, leaves))
         # Which of them a leaf of the arguments is; None for one that requires no gradient.
         self._indices = [numbers.get(id(leaf)) for leaf in leaves]
         self._begun = _torch.autograd_sequence()
@@ -68,21 +70,24 @@ class Flow:
             CaptureError: It begins elsewhere, or a result requires a gradient that required none in
                 the first call.
         """
-        leaves, spec = tree_flatten((args, kwargs))
+        leaves, spec = (list(args), None) if self._is_flat else tree_flatten((args, kwargs))
         self._inner = inner = {}
         for place, index in enumerate(self._indices):
             if index is not None:
                 if index not in inner:
                     inner[index] = self._leaf(leaves[place])
                 leaves[place] = inner[index]
-        args, kwargs = tree_unflatten(leaves, spec)
-        result = self._fn(*args, **kwargs)
+        if spec is None:
+            result = self._fn(*leaves)
+        else:
+            args, kwargs = tree_unflatten(leaves, spec)
+            result = self._fn(*args, **kwargs)
         if any(len(one._backward_hooks or ()) > 1 for one in inner.values()):
             raise CaptureError(
                 f"the break {self._title} has registered a hook on an argument, which would see the"
                 " gradient of the break's own part alone: register it before the call"
             )
-        found = tree_flatten(result)[0]
+        found = [result] if isinstance(result, torch.Tensor) else tree_flatten(result)[0]
         self._results = {
             place: leaf for place, leaf in enumerate(found) if _requires_gradient(leaf)
         }

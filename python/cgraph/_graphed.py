@@ -213,7 +213,12 @@ class Graphed:
         """Replay the forward pass; the outputs without history."""
         self._order.replaying(self._captured.forward_number)
         try:
-            self._replay(tensors)
+            if self._captured.flows:
+                # Breaks record what they do, and would each have to change the mode.
+                with torch.enable_grad():
+                    self._replay(tensors)
+            else:
+                self._replay(tensors)
         except ArgumentError as error:
             names = ", ".join(path for path, _ in self._sample.named_tensors())
             add_note(error, f"cgraph: the tensor arguments of {self.name} are, from 0 on: {names}")
