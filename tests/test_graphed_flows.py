@@ -11,10 +11,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-import cgraph
 from broken import scaled
 from cgraph import eager_break
-from graphed_calls import eager_calls, near, numbers, quiet, same_gradients, states
+from flow_calls import Around, check, step, twins
+from graphed_calls import eager_calls, near, numbers, same_gradients
 from lab import Lab, fresh
 from networks import leaf, network
 
@@ -39,42 +39,6 @@ class Experts(nn.Module):
     def forward(self, x: Tensor, choice: Tensor) -> Tensor:
         hidden = self.inward(x).relu()
         return self.outward(self.routed(hidden, choice) + hidden)
-
-
-class Around(nn.Module):
-    """Calls a function between two layers."""
-
-    def __init__(self, between: Callable[[Tensor], Any]) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
-        self.between = between
-
-    def forward(self, x: Tensor) -> Any:
-        return self.last(self.between(self.first(x).tanh()))
-
-
-def step(run: Callable[..., Tensor], x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor | None]:
-    """One call with its backward pass; the result and the argument's gradient."""
-    x = x.detach().clone().requires_grad_(x.requires_grad)
-    result = run(x, *others)
-    weights = torch.linspace(-1, 1, result.numel(), device=x.device).view_as(result)
-    (result * weights).sum().backward()
-    return result.detach().clone(), x.grad
-
-
-def check(graphed: Any, mine: nn.Module, eager: nn.Module, *given: Tensor) -> None:
-    """A call and its backward pass have the results and gradients of the eager twin."""
-    found, own = step(graphed, *given)
-    expected, its = step(eager, *given)
-    assert near(found, expected)
-    assert own is None and its is None if its is None else own is not None and near(own, its)
-    assert same_gradients(mine, eager)
-
-
-def twins(lab: Lab, net: nn.Module, **options: Any) -> tuple[Any, nn.Module, nn.Module]:
-    """A module graphed, itself, and an eager twin."""
-    mine = net.to(lab.device)
-    return cgraph.graphed(mine, **options), mine, copy.deepcopy(mine)
 
 
 def test_experts_in_a_break_have_the_gradients_of_eager_and_unused_ones_none(lab: Lab) -> None:
@@ -239,28 +203,6 @@ def test_a_result_may_be_written_in_place_behind_the_break(lab: Lab) -> None:
     assert numbers(graphed) == (1, 3, 0)
 
 
-@pytest.mark.parametrize("kind", ["view", "same twice", "argument"])
-def test_writing_in_place_to_shared_memory_runs_eagerly_and_is_right(lab: Lab, kind: str) -> None:
-    def twice(x: Tensor) -> tuple[Tensor, Tensor]:
-        y = x * 2
-        return y, y
-
-    way = eager_break(twice if kind == "same twice" else lambda x: (x.view(-1), x))
-
-    def between(x: Tensor) -> Tensor:
-        x = x * 1
-        one, other = way(x)
-        (x if kind == "argument" else one).mul_(3)
-        return other + one.view(4, 6)
-
-    graphed, mine, eager = twins(lab, Around(between))
-    with quiet() as caught:
-        for _ in range(3):
-            check(graphed, mine, eager, leaf(lab, 4, 6))
-    assert states(graphed) == ["eager"]
-    assert "in place" in str(caught[0].message)
-
-
 def test_several_breaks_in_a_loop_pass_gradients_on(lab: Lab) -> None:
     def between(x: Tensor) -> Tensor:
         for _ in range(3):
@@ -361,108 +303,6 @@ def test_sizes_with_breaks_are_captured_ahead_and_frozen(lab: Lab) -> None:
     assert graphed.report().replays == 3
 
 
-@pytest.mark.parametrize("where", ["forward", "backward"])
-def test_what_a_break_raises_comes_out_and_the_next_call_works(lab: Lab, where: str) -> None:
-    raises: list[str] = []
-
-    class Checked(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            if "forward" in raises:
-                raise KeyError("mine")
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            if "backward" in raises:
-                raise KeyError("mine")
-            return gradient * 2
-
-    graphed, mine, eager = twins(lab, Around(eager_break(lambda x: Checked.apply(x))))
-    for _ in range(2):
-        check(graphed, mine, eager, leaf(lab, 4, 6))
-        raises.append(where)
-        with pytest.raises(KeyError, match="mine"):
-            step(graphed, leaf(lab, 4, 6))
-        raises.clear()
-        mine.zero_grad()
-        eager.zero_grad()
-    check(graphed, mine, eager, leaf(lab, 4, 6))
-    assert graphed.report().captured == 1
-
-
-def test_a_break_that_raises_in_its_first_call_leaves_nothing(lab: Lab) -> None:
-    raises = [True]
-
-    def broken(x: Tensor) -> Tensor:
-        if raises:
-            raise KeyError("mine")
-        return x * 2
-
-    graphed, mine, eager = twins(lab, Around(eager_break(broken)))
-    with pytest.raises(KeyError, match="mine"):
-        step(graphed, leaf(lab, 4, 6))
-    raises.clear()
-    for _ in range(2):
-        check(graphed, mine, eager, leaf(lab, 4, 6))
-    assert graphed.report().captured == 1
-
-
-def test_a_leaf_that_no_module_has_makes_the_function_run_eagerly(lab: Lab) -> None:
-    weight = leaf(lab, 6)
-    graphed, mine, eager = twins(lab, Around(eager_break(lambda x: x * weight)))
-    with pytest.warns(UserWarning, match="requires a gradient of a tensor of shape"):
-        for _ in range(3):
-            check(graphed, mine, eager, leaf(lab, 4, 6))
-            assert weight.grad is not None
-            weight.grad = None
-    assert states(graphed) == ["eager"]
-
-
-def test_a_break_that_reads_what_came_before_it_elsewhere_runs_eagerly(lab: Lab) -> None:
-    class Keeps(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
-            self.kept: list[Tensor] = []
-
-        @eager_break
-        def joined(self, x: Tensor) -> Tensor:
-            return x + self.kept[0]
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.kept[:] = [self.first(x)]
-            return self.last(self.joined(x.sin()))
-
-    graphed, mine, eager = twins(lab, Keeps())
-    with pytest.warns(UserWarning, match="pass it as an argument"):
-        for _ in range(3):
-            check(graphed, mine, eager, leaf(lab, 4, 6))
-    assert states(graphed) == ["eager"]
-
-
-def test_a_result_that_begins_to_require_a_gradient_is_refused(lab: Lab) -> None:
-    ways: list[Callable[[Tensor], Tensor]] = [torch.Tensor.detach]
-    between = eager_break(lambda x: ways[0](x) * 2)
-    graphed, mine, eager = twins(lab, Around(lambda x: x + between(x)))
-    check(graphed, mine, eager, leaf(lab, 4, 6))
-    ways[0] = torch.sin
-    with pytest.raises(cgraph.errors.CaptureError, match="requires a gradient where the capture"):
-        graphed(leaf(lab, 4, 6))
-    ways[0] = torch.Tensor.detach
-    check(graphed, mine, eager, leaf(lab, 4, 6))
-
-
-def test_a_result_that_requires_no_gradient_once_passes_none_on(lab: Lab) -> None:
-    ways: list[Callable[[Tensor], Tensor]] = [torch.sin]
-    between = eager_break(lambda x: ways[0](x) * 2)
-    graphed, mine, eager = twins(lab, Around(lambda x: x + between(x)))
-    for way in (torch.sin, torch.Tensor.detach, torch.cos, torch.Tensor.detach):
-        ways[0] = way
-        check(graphed, mine, eager, leaf(lab, 4, 6))
-    assert numbers(graphed) == (1, 4, 0)
-
-
 def test_hooks_of_parameters_that_a_break_uses_see_their_whole_gradient(lab: Lab) -> None:
     graphed, mine, eager = twins(lab, Experts(1))
     seen: list[Tensor] = []
@@ -507,21 +347,6 @@ def test_a_break_that_is_checkpointed_has_the_gradients_of_eager(lab: Lab) -> No
     for _ in range(3):
         check(graphed, mine, eager, leaf(lab, 4, 6))
     assert numbers(graphed) == (1, 3, 0)
-
-
-def test_a_function_cannot_be_reset_inside_its_break_with_gradients(lab: Lab) -> None:
-    resetting: list[Any] = []
-
-    def resets(x: Tensor) -> Tensor:
-        for function in resetting:
-            function.reset()
-        return x * 2
-
-    graphed, mine, eager = twins(lab, Around(eager_break(resets)))
-    check(graphed, mine, eager, leaf(lab, 4, 6))
-    resetting.append(graphed)
-    with pytest.raises(cgraph.errors.StateError, match="inside one of its own breaks"):
-        graphed(leaf(lab, 4, 6))
 
 
 def test_a_break_in_a_backward_pass_runs_in_each(lab: Lab) -> None:
@@ -656,68 +481,3 @@ def test_a_break_that_records_where_its_caller_does_not_passes_gradients_on(lab:
     for _ in range(3):
         check(graphed, mine, eager, leaf(lab, 4, 6))
     assert numbers(graphed) == (1, 3, 0)
-
-
-@pytest.mark.parametrize("kind", ["hook", "auxiliary loss", "kept"])
-def test_a_break_whose_argument_gets_gradients_otherwise_runs_eagerly(lab: Lab, kind: str) -> None:
-    kept: list[Tensor] = [torch.zeros(())]
-
-    def otherwise(x: Tensor) -> Tensor:
-        y = x * 2
-        if kind == "hook" and x.requires_grad:
-            x.register_hook(lambda gradient: gradient * 0.5)
-        elif kind != "hook":
-            kept[0] = x.square().mean() if kind == "auxiliary loss" else y
-        return y
-
-    way = eager_break(otherwise)
-    graphed, mine, eager = twins(lab, Around(lambda x: way(x) + x))
-    with quiet() as caught:
-        for _ in range(3):
-            x = leaf(lab, 4, 6)
-            for run in (graphed, eager):
-                loss = run(x).square().sum()
-                if kind == "auxiliary loss":
-                    loss = loss + kept[0]
-                loss.backward()
-            assert same_gradients(mine, eager)
-    assert states(graphed) == ["eager"]
-    assert any("the break" in str(one.message) for one in caught)
-
-
-def test_what_a_break_keeps_after_the_capture_is_told_by_its_backward_pass(lab: Lab) -> None:
-    kept: list[Tensor] = []
-
-    def keeping(x: Tensor) -> Tensor:
-        if kept:
-            kept[0] = x.square().mean()
-        return x * 2
-
-    graphed, mine, eager = twins(lab, Around(eager_break(keeping)))
-    check(graphed, mine, eager, leaf(lab, 4, 6))
-    kept.append(torch.zeros(()))
-    graphed(leaf(lab, 4, 6))
-    with pytest.raises(cgraph.errors.CaptureError, match="by what the break has kept"):
-        kept[0].backward()
-
-
-def test_a_break_that_begins_to_need_gradients_where_the_function_needed_none_is_refused(
-    lab: Lab,
-) -> None:
-    weights: list[Tensor] = [fresh(lab, 6)]
-    way = eager_break(lambda x: x * weights[0])
-    graphed = cgraph.graphed(lambda x: way(x * 2) + 1)
-    x = fresh(lab, 4, 6)
-    assert near(graphed(x), x * 2 * weights[0] + 1)
-    weights[0] = leaf(lab, 6)
-    with pytest.raises(cgraph.errors.CaptureError, match="requires no gradient"):
-        graphed(x)
-
-
-@pytest.mark.parametrize("words", ["compare", "sync", "eager"])
-def test_debugged_functions_with_breaks_and_gradients_run_eagerly(lab: Lab, words: str) -> None:
-    graphed, mine, eager = twins(lab, Around(scaled), debug=words)
-    with pytest.warns(UserWarning, match="a break in a function whose result requires gradients"):
-        for _ in range(2):
-            check(graphed, mine, eager, leaf(lab, 4, 6))
-    assert states(graphed) == ["eager"]
