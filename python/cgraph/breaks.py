@@ -95,12 +95,14 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
 
     Where a result of a graphed function requires gradients, they get back through its breaks: each
     call of a break has a history of its own, and its part of the backward pass runs eagerly between
-    the segments of the others. Parameters that it has not used in a call get no gradient from it.
-    Tensors that require gradients are given to it as arguments or are parameters of modules that
-    the function names, and it must not write to the former in place; a result must not require a
-    gradient where that of the first call required none. A backward pass inside of the function does
-    not come through a break, nor one inside of :meth:`cgraph.SegmentedGraph.capture`. A break may
-    be called by a backward pass that a graphed function has captured.
+    the segments of the others. Parameters that it has not used in a call get no gradient from it,
+    arguments that it has not used get zeros. Tensors that require gradients are given to it as
+    arguments, as other leaves of the same memory, or are parameters of modules that the function
+    names. It must not write to the former in place, register hooks on them or keep what has their
+    history; a result must not require a gradient where that of the first call required none. A
+    backward pass inside of the function does not come through a break, nor one inside of
+    :meth:`cgraph.SegmentedGraph.capture`. A break may be called by a backward pass that a graphed
+    function has captured.
 
     Args:
         fn: The function, method or callable object. Left out, a decorator is returned.
