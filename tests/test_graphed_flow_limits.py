@@ -220,3 +220,106 @@ def test_debugged_functions_with_breaks_and_gradients_run_eagerly(lab: Lab, word
         for _ in range(2):
             check(graphed, mine, eager, leaf(lab, 4, 6))
     assert states(graphed) == ["eager"]
+
+
+class Weighted(nn.Module):
+    """A break that is given a parameter, and uses it in some calls."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.weight = nn.Linear(6, 6), nn.Parameter(torch.randn(6))
+
+    @eager_break
+    def weigh(self, x: Tensor, weight: Tensor) -> Tensor:
+        assert weight is self.weight
+        return x * weight if x.sum() > 0 else x * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.weigh(self.first(x).abs() * x.sum().sign(), self.weight)
+
+
+def test_a_parameter_that_is_an_argument_has_no_gradient_where_it_is_not_used(lab: Lab) -> None:
+    graphed, mine, eager = twins(lab, Weighted())
+    for sign in (1, -1, 1, -1):
+        for net in (mine, eager):
+            net.zero_grad()
+        check(graphed, mine, eager, fresh(lab, 4, 6).abs().mul(sign).requires_grad_())
+        assert (eager.weight.grad is None) == (sign < 0)
+    assert numbers(graphed) == (1, 4, 0)
+
+
+def test_a_break_may_ask_for_gradients_itself(lab: Lab) -> None:
+    def steep(x: Tensor) -> Tensor:
+        (slope,) = torch.autograd.grad(x.sin().sum(), x)
+        return x * slope
+
+    def between(x: Tensor) -> Tensor:
+        return way(x) if x.requires_grad else x * x.cos()
+
+    way = eager_break(torch.enable_grad()(steep))
+    graphed, mine, eager = twins(lab, Around(between))
+    for _ in range(3):
+        check(graphed, mine, eager, leaf(lab, 4, 6))
+    assert numbers(graphed) == (1, 3, 0)
+
+
+@pytest.mark.parametrize("begins", ["at once", "later"])
+def test_a_break_that_runs_a_backward_pass_to_its_argument_is_refused(
+    lab: Lab, begins: str
+) -> None:
+    def running(x: Tensor) -> Tensor:
+        if runs:
+            x.square().sum().backward(retain_graph=True)
+        return x * 2
+
+    runs = [True] * (begins == "at once")
+    graphed, mine, eager = twins(lab, Around(eager_break(running)))
+    with quiet() as caught:
+        check(graphed, mine, eager, leaf(lab, 4, 6))
+    if runs:
+        assert "changes the gradient" in str(caught[0].message)
+        assert states(graphed) == ["eager"]
+        return
+    runs.append(True)
+    with pytest.raises(cgraph.errors.CaptureError, match="runs a backward pass to its arguments"):
+        graphed(leaf(lab, 4, 6))
+
+
+def test_a_backward_pass_that_failed_half_way_leaves_nothing_to_the_next_one(lab: Lab) -> None:
+    class Two(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.one, self.other = (nn.Linear(6, 6) for _ in range(3))
+
+        @eager_break
+        def left(self, x: Tensor) -> Tensor:
+            return self.one(x)
+
+        @eager_break
+        def right(self, x: Tensor) -> Tensor:
+            y = self.other(x)
+            y.register_hook(raising)
+            return y
+
+        def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+            x = self.first(x)
+            return self.left(x) + 0, self.right(x) + 0
+
+    def raising(_: Tensor) -> None:
+        if raises:
+            raise KeyError("mine")
+
+    raises: list[bool] = []
+    graphed, mine, eager = twins(lab, Two())
+    for turn in range(4):
+        x = leaf(lab, 4, 6)
+        if turn in (1, 2):
+            raises.append(True)
+            with pytest.raises(KeyError, match="mine"):
+                graphed(x)[1].sum().backward()
+            raises.clear()
+        for run, net in ((graphed, mine), (eager, eager)):
+            net.zero_grad()
+            sum(one.square().sum() for one in run(x)).backward()
+        assert same_gradients(mine, eager)
+    assert graphed.report().captured == 1

@@ -10,18 +10,20 @@ from __future__ import annotations
 
 import gc
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from cgraph import _torch
+from cgraph._gradients import with_own_memory
 from cgraph._history import leaves_behind, nodes_behind
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.breaks import Breakable, in_backward_pass
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["Flow", "live_results", "no_way_back", "with_own_memory"]
+__all__ = ["Flow", "live_results", "no_way_back"]
 
 
 class Flow:
@@ -29,7 +31,8 @@ class Flow:
 
     Args:
         fn: The function of the break.
-        title: What errors call the break.
+        name: What the break is called.
+        place: The line that has called it.
         arguments: Its first positional and keyword arguments.
 
     Attributes:
@@ -40,14 +43,19 @@ class Flow:
             by their numbers; None for all.
     """
 
-    def __init__(self, fn: Callable[..., Any], title: str, arguments: Any) -> None:
+    def __init__(self, fn: Callable[..., Any], name: str, place: str, arguments: Any) -> None:
         self.anchor = torch.zeros((), requires_grad=True)
         self.divides: Breakable | None = None
         self.live: frozenset[int] | None = None
         self._fn = fn
-        self._title = title
+        self._name, self._title = name, f"{name} ({place})"
         leaves = tree_flatten(arguments)[0]
-        outer = {id(one): one for one in leaves if _requires_gradient(one)}
+        # These are found where the history ends, as others that the break uses.
+        self._parameters: dict[int, torch.Tensor] = {
+            place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, torch.nn.Parameter)
+        }
+        inputs = (one for one in leaves if not isinstance(one, torch.nn.Parameter))
+        outer = {id(one): one for one in inputs if _requires_gradient(one)}
         self._outer = tuple(outer.values())
         numbers = {number: index for index, number in enumerate(outer)}
         # Containers take longer.
@@ -60,15 +68,16 @@ class Flow:
         self._connected: tuple[int, ...] | None = None
         self._inner: dict[int, torch.Tensor] = {}
         self._references: list[weakref.ref[torch.Tensor]] = []
-        self._guard = _Guard(title)
+        self._guard = _Guard(self._title)
         self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the break; the results have a history that begins with the arguments.
 
         Raises:
-            CaptureError: It begins elsewhere, or a result requires a gradient that required none in
-                the first call.
+            CaptureError: It begins elsewhere, the break has registered a hook on an argument or
+                given it a gradient, or a result requires a gradient that required none in the first
+                call.
         """
         leaves, spec = (list(args), None) if self._is_flat else tree_flatten((args, kwargs))
         self._inner = inner = {}
@@ -77,11 +86,20 @@ class Flow:
                 if index not in inner:
                     inner[index] = self._leaf(leaves[place])
                 leaves[place] = inner[index]
-        if spec is None:
-            result = self._fn(*leaves)
-        else:
-            args, kwargs = tree_unflatten(leaves, spec)
-            result = self._fn(*args, **kwargs)
+        for place, parameter in self._parameters.items():
+            leaves[place] = parameter
+        # The break may ask for gradients itself.
+        with self._guard.opened():
+            if spec is None:
+                result = self._fn(*leaves)
+            else:
+                args, kwargs = tree_unflatten(leaves, spec)
+                result = self._fn(*args, **kwargs)
+        if any(one.grad is not None for one in inner.values()):
+            raise CaptureError(
+                f"the break {self._title} runs a backward pass to its arguments, which would get no"
+                " further: ask for the gradients, by torch.autograd.grad()"
+            )
         if any(len(one._backward_hooks or ()) > 1 for one in inner.values()):
             raise CaptureError(
                 f"the break {self._title} has registered a hook on an argument, which would see the"
@@ -97,8 +115,8 @@ class Flow:
             nodes = nodes_behind(self._results.values())
             if any(_torch.sequence_of(node) < self._begun for node in nodes):
                 raise CaptureError(
-                    f"the break {self._title} has used a tensor that was computed before it and"
-                    " requires a gradient, and which is no argument: pass it as an argument"
+                    f"the break {self._title} has used a tensor that was computed before it, or on"
+                    " another thread, and requires a gradient: pass it as an argument"
                 )
         elif not self._results.keys() <= set(self._connected):
             raise CaptureError(
@@ -125,6 +143,11 @@ class Flow:
             leaves[place] = end
         return tree_unflatten(leaves, spec)
 
+    def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
+        """Give the break other parameters than those of the capture, found by their ``id``."""
+        pairs = self._parameters.items()
+        self._parameters = {place: parameters.get(id(one), one) for place, one in pairs}
+
     def require_known(self, parameters: Sequence[torch.Tensor]) -> None:
         """Refuse a break that has used a leaf which gets no gradient; forgets what it has found.
 
@@ -149,10 +172,10 @@ class Flow:
 
     def back(self, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """Run back through the last call: gradients of results in, those of arguments out."""
-        results, self._results = self._results, {}
+        results, self._results, self._found = self._results, {}, []
         inner = [one for _, one in sorted(self._inner.items())]
         self._inner = {}
-        live, self.live = self.live, None
+        live = self.live
         pairs = [
             (results[place], gradient)
             for number, (place, gradient) in enumerate(
@@ -166,13 +189,9 @@ class Flow:
         behind = [one for number, one in leaves.items() if number not in own]
         found: Sequence[torch.Tensor | None] = [None] * (len(inner) + len(behind))
         if ends:
-            self._guard.is_open = True
-            try:
-                # Hooks of leaves run when the gradients get to them, behind the graph's own node.
-                with _torch.hooks_aside(behind):
-                    found = torch.autograd.grad(ends, (*inner, *behind), given, allow_unused=True)
-            finally:
-                self._guard.is_open = False
+            # Hooks of leaves run when the gradients get to them, behind the graph's own node.
+            with self._guard.opened(), _torch.hooks_aside(behind):
+                found = torch.autograd.grad(ends, (*inner, *behind), given, allow_unused=True)
         # What is handed on as it is lies where the next segment may write.
         found = with_own_memory(found, given)
         self._found = list(zip(behind, found[len(inner) :], strict=True))
@@ -208,7 +227,7 @@ class Flow:
         if self.divides is None:
             raise in_backward_pass(self._title)
         found: tuple[torch.Tensor, ...] = self.divides.run(
-            self.back, f"gradients of {self._title}", gradients, {}
+            self.back, f"gradients of {self._name}", gradients, {}
         )
         return found
 
@@ -217,8 +236,6 @@ class Flow:
 
     def _leaf(self, argument: torch.Tensor) -> torch.Tensor:
         leaf = argument.detach().requires_grad_()
-        if isinstance(argument, torch.nn.Parameter):
-            leaf = torch.nn.Parameter(argument.detach())
         leaf.register_hook(self._guard)
         return leaf
 
@@ -236,19 +253,24 @@ class _Guard:
     """The hook of arguments, which refuses gradients that come another way.
 
     It does not know the flow: autograd would keep that alive in a circle.
-
-    Attributes:
-        is_open: Whether the history is being run back.
     """
-
-    is_open = False
 
     def __init__(self, title: str) -> None:
         self._title = title
+        self._is_open = False
+
+    @contextmanager
+    def opened(self) -> Iterator[None]:
+        """A context in which gradients may come."""
+        before, self._is_open = self._is_open, True
+        try:
+            yield
+        finally:
+            self._is_open = before
 
     def __call__(self, _: torch.Tensor) -> None:
         """A gradient has come."""
-        if not self.is_open:
+        if not self._is_open:
             raise CaptureError(
                 f"a gradient got to an argument of the break {self._title} by what the break has"
                 " kept, and cannot get further: return that from the function, or keep it detached"
@@ -281,30 +303,5 @@ def live_results(output: Any) -> set[tuple[Flow, int]]:
     return {(flow, number) for flow, number in flows if isinstance(flow, Flow)}
 
 
-def with_own_memory(
-    gradients: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor]
-) -> list[torch.Tensor | None]:
-    """Gradients, of which none shares memory with another one or with other tensors.
-
-    Autograd passes one tensor on as several gradients, and copies it where it becomes the ``.grad``
-    of several leaves. It could not see that here.
-    """
-    storages = {_storage(other) for other in others if other.layout is torch.strided}
-    own: list[torch.Tensor | None] = []
-    for gradient in gradients:
-        if gradient is not None and gradient.layout is not torch.strided:
-            gradient = gradient.clone()
-        elif gradient is not None:
-            if _storage(gradient) in storages:
-                gradient = gradient.clone(memory_format=torch.contiguous_format)
-            storages.add(_storage(gradient))
-        own.append(gradient)
-    return own
-
-
 def _requires_gradient(leaf: Any) -> bool:
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad
-
-
-def _storage(tensor: torch.Tensor) -> int:
-    return tensor.untyped_storage().data_ptr()

@@ -260,3 +260,28 @@ def _is_kept(tensor: torch.Tensor | None, references: int) -> bool:
     if tensor is None or references <= _torch.references_of_torch(tensor):
         return False
     return id(tensor) not in _added_to or _added_to[id(tensor)]() is not tensor
+
+
+def with_own_memory(
+    gradients: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor]
+) -> list[torch.Tensor | None]:
+    """Gradients, of which none shares memory with another one or with other tensors.
+
+    Autograd passes one tensor on as several gradients, and copies it where it becomes the ``.grad``
+    of several leaves. It could not see that here.
+    """
+    storages = {_storage(other) for other in others if other.layout is torch.strided}
+    own: list[torch.Tensor | None] = []
+    for gradient in gradients:
+        if gradient is not None and gradient.layout is not torch.strided:
+            gradient = gradient.clone()
+        elif gradient is not None:
+            if _storage(gradient) in storages:
+                gradient = gradient.clone(memory_format=torch.contiguous_format)
+            storages.add(_storage(gradient))
+        own.append(gradient)
+    return own
+
+
+def _storage(tensor: torch.Tensor) -> int:
+    return tensor.untyped_storage().data_ptr()

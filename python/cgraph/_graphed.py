@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _torch
-from cgraph._flows import no_way_back
+from cgraph._flows import Flow, no_way_back
 from cgraph._history import leaves_behind
 from cgraph._order import Call, Loan
 from cgraph._source import levels_to_user
@@ -167,6 +167,8 @@ class Graphed:
         self._lent_parameters = [
             (parameters.get(id(one), one), own) for one, own in self._lent_parameters
         ]
+        for flow in self._captured.flows:
+            flow.stand_for(parameters)
 
     @property
     def parameters(self) -> tuple[torch.Tensor, ...]:
@@ -259,7 +261,8 @@ class Graphed:
         fed = tuple(
             place.zero_() if grad is None else grad for place, grad in places if place is not None
         )
-        self._tell_breaks(grads)
+        for flow in self._captured.flows:
+            flow.live = self._live(flow, grads)
         self._backward(fed)
         grad_inputs = self._used(grads)
         if self._clone:
@@ -300,22 +303,22 @@ class Graphed:
                 found[place] = grad if own is None else _sum(own, grad)
         return tuple(found)
 
-    def _tell_breaks(self, grads: tuple[torch.Tensor | None, ...]) -> None:
-        """Tell the breaks of which of their results the loss depends on some."""
-        if not self._captured.flows or all(
-            own is None or grad is not None
-            for own, grad in zip(self._grad_outputs, grads, strict=True)
-        ):
-            return
+    def _live(self, flow: Flow, grads: tuple[torch.Tensor | None, ...]) -> frozenset[int] | None:
+        """Which results of a break the loss depends on; None for all."""
+        if self._are_all_given(grads):
+            return None
         known = zip(self._captured.live, grads, strict=True)
-        live = [one for found, grad in known if grad is not None for one in found]
-        for flow in self._captured.flows:
-            flow.live = frozenset(number for owner, number in live if owner is flow)
+        live = (one for found, grad in known if grad is not None for one in found)
+        return frozenset(number for owner, number in live if owner is flow)
+
+    def _are_all_given(self, grads: tuple[torch.Tensor | None, ...]) -> bool:
+        """Whether each output that may have a gradient has one."""
+        places = zip(self._grad_outputs, grads, strict=True)
+        return all(own is None or grad is not None for own, grad in places)
 
     def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The gradients of what the loss depends on, through the outputs that have gradients."""
-        places = zip(self._grad_outputs, grads, strict=True)
-        if all(own is None or grad is not None for own, grad in places):
+        if self._are_all_given(grads):
             return self._grad_inputs
         known = zip(self._captured.reached, grads, strict=True)
         used = frozenset[int]().union(*(one for one, grad in known if grad is not None))

@@ -10,7 +10,8 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._driver import Pool
-from cgraph._flows import Flow, live_results, with_own_memory
+from cgraph._flows import Flow, live_results
+from cgraph._gradients import with_own_memory
 from cgraph._graphed import Sample, reached
 from cgraph._order import Order
 from cgraph.cudagraph import CUDAGraph

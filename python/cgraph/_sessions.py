@@ -185,7 +185,7 @@ class Forward(Session):
     def _new_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Break:
         if isinstance(fn, Pause):
             return super()._new_break(fn, name, args, kwargs)
-        flow = Flow(fn, f"{name} ({user_line()})", (args, kwargs))
+        flow = Flow(fn, name, user_line() or "", (args, kwargs))
         self.flows.append(flow)
         return Break(self.driver, flow, name, (args, kwargs), tuple(self.forks.streams), flow)
 
@@ -202,10 +202,12 @@ class Backward(Session):
 
     def fail(self, error: BaseException) -> None:
         """Throw everything away."""
-        super().fail(error)
-        # In a break the modes were left, and behind its node they are back.
-        if self._last is not None:
-            self._last.leave_modes()
+        try:
+            super().fail(error)
+        finally:
+            # In a break the modes were left, and behind its node they are back.
+            if self._last is not None:
+                self._last.leave_modes()
 
     def _can_divide(self) -> bool:
         return True

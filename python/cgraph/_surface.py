@@ -30,7 +30,7 @@ class NoGradientError(Exception):
 
 
 class Passes:
-    """Captures of a forward and a backward pass, which are not divided.
+    """Warm-up calls, whose breaks just run, and captures of passes that are not divided.
 
     Attributes:
         met: A break that was called; None if there was none.

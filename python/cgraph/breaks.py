@@ -97,7 +97,7 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     call of a break has a history of its own, and its part of the backward pass runs eagerly between
     the segments of the others. Parameters that it has not used in a call get no gradient from it,
     arguments that it has not used get zeros. Tensors that require gradients are given to it as
-    arguments, as other leaves of the same memory, or are parameters of modules that the function
+    arguments, as leaves of the same memory, or are parameters of modules that the function
     names. It must not write to the former in place, register hooks on them or keep what has their
     history; a result must not require a gradient where that of the first call required none. A
     backward pass inside of the function does not come through a break, nor one inside of
@@ -140,7 +140,10 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
 
 
 class GradientBreakError(CaptureError):
-    """A break was called in a capture of passes that is not divided, or cannot be there."""
+    """A break was called in a capture of passes, which it may divide if that is captured anew.
+
+    It may not in a backward pass inside of the function.
+    """
 
 
 def in_backward_pass(title: str) -> GradientBreakError:

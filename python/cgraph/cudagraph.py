@@ -74,8 +74,9 @@ class CUDAGraph(_core.Graph):
     _recorder: Recorder | None
     """Records the labels of the next capture."""
     _statics: Sequence[Any]
-    _resumes: Recording | None
     """The tensors that replays of the next capture copy to; see ``_feeder()``."""
+    _resumes: Recording | None
+    """A capture that has ended, whose dispatch modes the next one goes on with."""
     _may_be_empty: bool
     """Whether a capture without a node is no mistake: it is one of several segments."""
 

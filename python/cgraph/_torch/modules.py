@@ -102,11 +102,11 @@ def hooks_of_leaf(leaf: torch.Tensor) -> list[tuple[torch.Tensor, str, Any]]:
 
 @contextmanager
 def hooks_aside(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """A context in which ``autograd.grad`` runs no hooks of these leaves."""
+    """A context in which ``autograd.grad`` runs no hooks of these leaves, on no thread."""
     hooked = [(one, one._backward_hooks) for one in leaves if one._backward_hooks]
-    for one, _ in hooked:
-        one._backward_hooks = None
     try:
+        for one, _ in hooked:
+            one._backward_hooks = None
         yield
     finally:
         for one, hooks in hooked:

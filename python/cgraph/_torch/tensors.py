@@ -164,9 +164,11 @@ def _modes_inside_aside(mode: Any) -> Iterator[None]:
     while (top := python_dispatch._get_current_dispatch_mode_stack()[-1]) is not mode:
         inner.append(python_dispatch._pop_mode())
         assert inner[-1] is top
-    yield
-    for other in reversed(inner):
-        python_dispatch._push_mode(other)
+    try:
+        yield
+    finally:
+        for other in reversed(inner):
+            python_dispatch._push_mode(other)
 
 
 def mode_count() -> int:
