@@ -251,6 +251,8 @@ class Circular(nn.Module):
 def test_trap_T54_modules_and_their_graphs_go_without_the_garbage_collector(
     lab: Lab, called: bool
 ) -> None:
+    # What torch loads at the first capture of a process leaves circles with what it is loaded for.
+    make_graphed_callables(network(lab), (leaf(lab, 4, 6),))
     with without_gc():
         module = nn.Sequential(Circular(), nn.Tanh()).to(lab.device)
         graphs: list[weakref.ref[cgraph.CUDAGraph]] = []
