@@ -11,13 +11,25 @@ from torch import Tensor
 from cgraph import eager_break
 from lab import Lab
 
-__all__ = ["check_equal", "fork_and_break", "scaled", "thrice"]
+__all__ = ["BrokenBackward", "check_equal", "fork_and_break", "scaled", "thrice"]
 
 
 @eager_break
 def scaled(x: Tensor) -> Tensor:
     """Needs the host."""
     return x / x.abs().max().item()
+
+
+class BrokenBackward(torch.autograd.Function):
+    """Its backward pass has a break."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * 2
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        return scaled(gradient)
 
 
 def thrice(x: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from broken import scaled
+from broken import BrokenBackward, scaled
 from cgraph import eager_break
 from flow_calls import Around, check, step, twins
 from graphed_calls import eager_calls, near, numbers, same_gradients
@@ -350,20 +350,11 @@ def test_a_break_that_is_checkpointed_has_the_gradients_of_eager(lab: Lab) -> No
 
 
 def test_a_break_in_a_backward_pass_runs_in_each(lab: Lab) -> None:
-    class Scaling(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return scaled(gradient)
-
     def between(x: Tensor) -> Tensor:
-        found: Tensor = Scaling.apply(x)
+        found: Tensor = BrokenBackward.apply(x)
         return scaled(found.sin() + x)
 
-    for function in (between, Scaling.apply):
+    for function in (between, BrokenBackward.apply):
         graphed, mine, eager = twins(lab, Around(function))
         for _ in range(3):
             check(graphed, mine, eager, leaf(lab, 4, 6))

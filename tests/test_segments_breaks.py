@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
-from broken import check_equal, scaled
+from broken import BrokenBackward, check_equal, scaled
 from cgraph import SegmentedGraph, eager_break
 from cgraph.errors import ArgumentError, CaptureError
 from lab import Lab, fresh
@@ -347,18 +347,6 @@ def test_in_another_capture_a_break_says_what_to_use(lab: Lab) -> None:
             scaled(x)
     graph, y = SegmentedGraph.capture(lambda: scaled(x))
     check_equal(graph.replay, y, scaled, x)
-
-
-class BrokenBackward(torch.autograd.Function):
-    """Its backward pass has a break."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return x * 2
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return scaled(gradient)
 
 
 def slope(x: Tensor) -> Tensor:

@@ -100,7 +100,8 @@ class Flow:
                 f"the break {self._title} runs a backward pass to its arguments, which would get no"
                 " further: ask for the gradients, by torch.autograd.grad()"
             )
-        if any(len(one._backward_hooks or ()) > 1 for one in inner.values()):
+        hooked = (hooks for one in inner.values() for hooks in _torch.hooks_of_leaf(one))
+        if any(len(hooks or ()) > 1 for _, _, hooks in hooked):
             raise CaptureError(
                 f"the break {self._title} has registered a hook on an argument, which would see the"
                 " gradient of the break's own part alone: register it before the call"

@@ -261,10 +261,12 @@ class Graphed:
         fed = tuple(
             place.zero_() if grad is None else grad for place, grad in places if place is not None
         )
+        places = zip(self._grad_outputs, grads, strict=True)
+        is_whole = all(own is None or grad is not None for own, grad in places)
         for flow in self._captured.flows:
-            flow.live = self._live(flow, grads)
+            flow.live = None if is_whole else self._live(flow, grads)
         self._backward(fed)
-        grad_inputs = self._used(grads)
+        grad_inputs = self._grad_inputs if is_whole else self._used(grads)
         if self._clone:
             copies = [None if g is None else g.detach().clone() for g in grad_inputs]
             return self._with_those_of_breaks(copies)
@@ -303,23 +305,14 @@ class Graphed:
                 found[place] = grad if own is None else _sum(own, grad)
         return tuple(found)
 
-    def _live(self, flow: Flow, grads: tuple[torch.Tensor | None, ...]) -> frozenset[int] | None:
-        """Which results of a break the loss depends on; None for all."""
-        if self._are_all_given(grads):
-            return None
+    def _live(self, flow: Flow, grads: tuple[torch.Tensor | None, ...]) -> frozenset[int]:
+        """Which results of a break the loss depends on."""
         known = zip(self._captured.live, grads, strict=True)
         live = (one for found, grad in known if grad is not None for one in found)
         return frozenset(number for owner, number in live if owner is flow)
 
-    def _are_all_given(self, grads: tuple[torch.Tensor | None, ...]) -> bool:
-        """Whether each output that may have a gradient has one."""
-        places = zip(self._grad_outputs, grads, strict=True)
-        return all(own is None or grad is not None for own, grad in places)
-
     def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
         """The gradients of what the loss depends on, through the outputs that have gradients."""
-        if self._are_all_given(grads):
-            return self._grad_inputs
         known = zip(self._captured.reached, grads, strict=True)
         used = frozenset[int]().union(*(one for one, grad in known if grad is not None))
         return [own if place in used else None for place, own in enumerate(self._grad_inputs)]

@@ -222,6 +222,7 @@ def _gradients(
 
 
 def parameters_of(function: Any) -> tuple[torch.Tensor, ...]:
+    """The parameters of a module; none of another callable."""
     return tuple(function.parameters()) if isinstance(function, torch.nn.Module) else ()
 
 
@@ -230,6 +231,7 @@ def _needs_grad(output: Any) -> bool:
 
 
 def name_of(function: Callable[..., Any] | str) -> str:
+    """What errors call a callable."""
     if isinstance(function, str):
         return function
     return getattr(function, "__qualname__", type(function).__qualname__)
