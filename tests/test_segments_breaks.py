@@ -287,11 +287,39 @@ def test_a_dispatch_mode_of_the_function_stays_where_it_is(lab: Lab) -> None:
     check_equal(graph.replay, y, body, x)
 
 
-def test_a_gradient_through_a_break_is_refused(lab: Lab) -> None:
+def test_a_gradient_gets_back_through_a_break(lab: Lab) -> None:
     x = fresh(lab, 8).requires_grad_()
-    with pytest.raises(CaptureError, match=r"gradient.*scaled"):
-        SegmentedGraph.capture(lambda: scaled(x * 2).sum().backward())
-    assert x.grad is None
+
+    def body() -> Tensor:
+        return torch.autograd.grad(scaled(x * x).sin().sum(), x)[0]
+
+    graph, y = SegmentedGraph.capture(body)
+    assert len(graph.breaks) == 2
+    assert torch.equal(y, body())
+    for _ in range(3):
+        with torch.no_grad():
+            x.normal_()
+        graph.replay()
+        assert torch.equal(y, body())
+
+
+def test_a_gradient_gets_back_through_a_break_that_records_where_its_caller_does_not(
+    lab: Lab,
+) -> None:
+    x = fresh(lab, 8).requires_grad_()
+    recording = eager_break(torch.enable_grad()(lambda x: x.sin()), name="recording")
+
+    def body() -> Tensor:
+        with torch.no_grad():
+            y = recording(x)
+        return torch.autograd.grad((y * x).sum(), x)[0]
+
+    graph, y = SegmentedGraph.capture(body)
+    for _ in range(3):
+        with torch.no_grad():
+            x.normal_()
+        graph.replay()
+        assert torch.equal(y, body())
 
 
 def test_a_backward_pass_that_meets_no_break_is_captured(lab: Lab) -> None:
@@ -355,38 +383,59 @@ def slope(x: Tensor) -> Tensor:
     return cast("Tensor", found * 2)
 
 
-def test_a_break_in_a_backward_pass_is_refused_and_leaves_nothing_behind(lab: Lab) -> None:
+def test_a_break_in_a_backward_pass_runs_in_each_replay(lab: Lab) -> None:
     x = fresh(lab, 8)
-    slope(x)
-    with pytest.raises(CaptureError, match="scaled was called in a backward pass"):
-        SegmentedGraph.capture(lambda: slope(x))
+    graph, y = SegmentedGraph.capture(lambda: slope(x))
+    assert len(graph.breaks) == 1
+    check_equal(graph.replay, y, slope, x)
     run = cgraph.graphed(slope)
-    with pytest.warns(UserWarning, match="scaled was called in a backward pass"):
+    for _ in range(3):
+        x = fresh(lab, 8)
         assert torch.equal(run(x), slope(x))
+    assert run.report().captured == 1
+
+
+def test_a_break_in_a_backward_pass_that_raises_leaves_nothing_behind(lab: Lab) -> None:
+    @eager_break
+    def raising(_: Tensor) -> Tensor:
+        raise KeyError("mine")
+
+    class Raising(BrokenBackward):
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            return raising(gradient)
+
+    def body(x: Tensor) -> Tensor:
+        own = x.detach().requires_grad_()
+        return torch.autograd.grad((Raising.apply(own) * own).sum(), own)[0]
+
     x = fresh(lab, 8)
-    assert torch.equal(run(x), slope(x))
-    graph, y = SegmentedGraph.capture(lambda: scaled(x))
-    check_equal(graph.replay, y, scaled, x)
+    with pytest.raises(KeyError, match="mine"):
+        SegmentedGraph.capture(lambda: body(x))
+    graph, y = SegmentedGraph.capture(lambda: slope(x))
+    check_equal(graph.replay, y, slope, x)
 
 
-def test_a_break_in_a_backward_pass_that_is_swallowed_is_refused_all_the_same(lab: Lab) -> None:
+def test_a_break_in_a_backward_pass_that_goes_on_after_it_has_raised_is_refused(lab: Lab) -> None:
+    @eager_break
+    def raising(_: Tensor) -> Tensor:
+        raise KeyError("mine")
+
     class Swallowing(BrokenBackward):
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
             try:
-                return scaled(gradient)
-            except CaptureError:
+                return raising(gradient)
+            except KeyError:
                 return gradient
 
-    def swallowing(x: Tensor) -> Tensor:
+    def body(x: Tensor) -> Tensor:
         own = x.detach().requires_grad_()
-        (found,) = torch.autograd.grad((Swallowing.apply(own) * own).sum(), own)
-        return cast("Tensor", found * 2)
+        return torch.autograd.grad((Swallowing.apply(own) * own).sum(), own)[0]
 
     x = fresh(lab, 8)
-    if lab.device == "cpu":  # on a GPU backward passes have a thread of their own
-        with pytest.raises(CaptureError, match="went on after a break"):
-            SegmentedGraph.capture(lambda: swallowing(x))
+    with pytest.raises(CaptureError, match="went on after a break"):
+        SegmentedGraph.capture(lambda: body(x))
     graph, y = SegmentedGraph.capture(lambda: scaled(x))
     check_equal(graph.replay, y, scaled, x)
 

@@ -187,7 +187,7 @@ class _Kept:
     """
 
     def __init__(self, first: torch.Tensor, has_flow: bool) -> None:
-        self.tensor = (first.detach() if has_flow else first).clone()
+        self.tensor = (first.detach() if has_flow and first.requires_grad else first).clone()
         self.first = _torch.WeakStorage(first)
         self.has_history = first.requires_grad
         # Autograd holds results as well; who else does cannot be told then.

@@ -6,7 +6,7 @@ import dis
 import linecache
 import re
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from types import TracebackType
@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 from cgraph import _source
 from cgraph._text import short_place
+from cgraph.breaks import Work
 from cgraph.errors import CaptureError, CgraphError
 
 __all__ = ["KINDS", "OPERATORS", "Finding", "Log", "blame", "fix_of", "is_of_first_use"]
@@ -191,11 +192,11 @@ class Log:
         self._counts: dict[tuple[str, str, _source.Place], int] = {}
         self._is_aside = False
 
-    def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """Run a break; see :class:`cgraph.breaks.Breakable`."""
         before, self._is_aside = self._is_aside, True
         try:
-            return fn(*args, **kwargs)
+            return work.fn(*args, **kwargs)
         finally:
             self._is_aside = before
 

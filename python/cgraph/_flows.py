@@ -4,13 +4,14 @@ In eager the history of a result leads through the break. Here each call of the 
 of its own, which begins with its arguments, and the captured one has a node in its place. Where the
 captured backward pass comes to that node, it has a break as well, which runs back through the
 history of the last call.
+
+That of what the function returns is captured after it (``_outer_flows.py``), a backward pass inside
+of it with it (``_inner_flows.py``).
 """
 
 from __future__ import annotations
 
-import gc
-import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,42 +21,35 @@ from cgraph import _torch
 from cgraph._gradients import with_own_memory
 from cgraph._history import leaves_behind, nodes_behind
 from cgraph._torch import tree_flatten, tree_unflatten
-from cgraph.breaks import Breakable, in_backward_pass
+from cgraph.breaks import Breakable, Work, in_backward_pass
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["Flow", "live_results", "no_way_back"]
+__all__ = ["Flow", "no_way_back", "requires_gradient"]
 
 
 class Flow:
     """A break whose calls have a history of their own.
 
     Args:
-        fn: The function of the break.
-        name: What the break is called.
+        work: What the break does.
         place: The line that has called it.
         arguments: Its first positional and keyword arguments.
 
     Attributes:
-        anchor: A leaf that results depend on, also if no argument requires a gradient. Who asks for
-            its gradient has the break run back for the parameters that it uses.
         divides: The capture of the backward pass; None as long as there is none.
-        live: Which of the results that require gradients are to get some in the next backward pass,
-            by their numbers; None for all.
     """
 
-    def __init__(self, fn: Callable[..., Any], name: str, place: str, arguments: Any) -> None:
-        self.anchor = torch.zeros((), requires_grad=True)
+    def __init__(self, work: Work, place: str, arguments: Any) -> None:
         self.divides: Breakable | None = None
-        self.live: frozenset[int] | None = None
-        self._fn = fn
-        self._name, self._title = name, f"{name} ({place})"
+        self._fn = work.fn
+        self._name, self._title = work.name, f"{work.name} ({place})"
         leaves = tree_flatten(arguments)[0]
         # These are found where the history ends, as others that the break uses.
         self._parameters: dict[int, torch.Tensor] = {
             place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, torch.nn.Parameter)
         }
         inputs = (one for one in leaves if not isinstance(one, torch.nn.Parameter))
-        outer = {id(one): one for one in inputs if _requires_gradient(one)}
+        outer = {id(one): one for one in inputs if requires_gradient(one)}
         self._outer = tuple(outer.values())
         numbers = {number: index for index, number in enumerate(outer)}
         # Containers take longer.
@@ -67,9 +61,7 @@ class Flow:
         self._results: dict[int, torch.Tensor] = {}
         self._connected: tuple[int, ...] | None = None
         self._inner: dict[int, torch.Tensor] = {}
-        self._references: list[weakref.ref[torch.Tensor]] = []
         self._guard = _Guard(self._title)
-        self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the break; the results have a history that begins with the arguments.
@@ -107,18 +99,10 @@ class Flow:
                 " gradient of the break's own part alone: register it before the call"
             )
         found = [result] if isinstance(result, torch.Tensor) else tree_flatten(result)[0]
-        self._results = {
-            place: leaf for place, leaf in enumerate(found) if _requires_gradient(leaf)
-        }
+        self._results = {place: leaf for place, leaf in enumerate(found) if requires_gradient(leaf)}
         if self._connected is None:
-            self._references = [weakref.ref(one) for one in inner.values()]
             self._connected = tuple(self._results)
-            nodes = nodes_behind(self._results.values())
-            if any(_torch.sequence_of(node) < self._begun for node in nodes):
-                raise CaptureError(
-                    f"the break {self._title} has used a tensor that was computed before it, or on"
-                    " another thread, and requires a gradient: pass it as an argument"
-                )
+            self._was_called()
         elif not self._results.keys() <= set(self._connected):
             raise CaptureError(
                 f"the break {self._title} has returned a tensor that requires a gradient where the"
@@ -132,108 +116,110 @@ class Flow:
         Args:
             result: What was made of the first result, in the same containers, without history.
         """
-        outer, self._outer = self._outer, ()
+        ahead, self._outer = self._ahead(), ()
         if not self._connected:
             return result
         leaves, spec = tree_flatten(result)
         ends = (leaves[place] for place in self._connected)
         # A break may record what it does where its caller does not.
         with torch.enable_grad():
-            made = _torch.apply(_Node, self, *ends, self.anchor, *outer)
+            made = _torch.apply(_Node, self, *ends, *ahead)
         for place, end in zip(self._connected, made, strict=True):
             leaves[place] = end
         return tree_unflatten(leaves, spec)
-
-    def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
-        """Give the break other parameters than those of the capture, found by their ``id``."""
-        pairs = self._parameters.items()
-        self._parameters = {place: parameters.get(id(one), one) for place, one in pairs}
-
-    def require_known(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Refuse a break that has used a leaf which gets no gradient; forgets what it has found.
-
-        Args:
-            parameters: Those that get gradients.
-
-        Raises:
-            CallableError: It has.
-        """
-        known = {id(one) for one in parameters}
-        for leaf, _ in self.taken():
-            if id(leaf) not in known:
-                raise no_way_back(f"the break {self._title}", leaf)
-
-    def taken(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Leaves that the break has found elsewhere than in its arguments, and their gradients.
-
-        Those of the last backward pass; they are given once.
-        """
-        found, self._found = self._found, []
-        return found
-
-    def back(self, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """Run back through the last call: gradients of results in, those of arguments out."""
-        results, self._results, self._found = self._results, {}, []
-        inner = [one for _, one in sorted(self._inner.items())]
-        self._inner = {}
-        live = self.live
-        pairs = [
-            (results[place], gradient)
-            for number, (place, gradient) in enumerate(
-                zip(self._connected or (), gradients, strict=True)
-            )
-            if gradient is not None and place in results and (live is None or number in live)
-        ]
-        ends, given = [end for end, _ in pairs], [gradient for _, gradient in pairs]
-        own = {id(one) for one in inner}
-        leaves = {id(one): one for one in (*leaves_behind(ends), *ends) if one.is_leaf}
-        behind = [one for number, one in leaves.items() if number not in own]
-        found: Sequence[torch.Tensor | None] = [None] * (len(inner) + len(behind))
-        if ends:
-            # Hooks of leaves run when the gradients get to them, behind the graph's own node.
-            with self._guard.opened(), _torch.hooks_aside(behind):
-                found = torch.autograd.grad(ends, (*inner, *behind), given, allow_unused=True)
-        # What is handed on as it is lies where the next segment may write.
-        found = with_own_memory(found, given)
-        self._found = list(zip(behind, found[len(inner) :], strict=True))
-        return tuple(
-            torch.zeros_like(one) if gradient is None else gradient
-            for one, gradient in zip(inner, found[: len(inner)], strict=True)
-        )
-
-    def require_forgotten(self) -> None:
-        """Refuse a break that keeps what has the history of its call, after that was run back.
-
-        Raises:
-            CaptureError: It does.
-        """
-        self._results, self._inner = {}, {}
-        if self._is_kept():
-            gc.collect()
-        if self._is_kept():
-            raise CaptureError(
-                f"the break {self._title} keeps an argument, or what it has computed of one, with"
-                " its history, through which a gradient would not get back: keep it detached, or"
-                " return it from the function"
-            )
 
     def run_back(
         self, gradients: tuple[torch.Tensor | None, ...]
     ) -> tuple[torch.Tensor | None, ...]:
         """Let the backward pass that is being captured have a break here.
 
+        Returns:
+            Gradients of what :meth:`connected` has put before the node in the history.
+
         Raises:
-            CaptureError: None is, or one that cannot be divided.
+            CaptureError: None is, one that cannot be divided, or one that has a history itself.
         """
+        raise NotImplementedError
+
+    def _was_called(self) -> None:
+        """Look at what the first call has recorded."""
+        raise NotImplementedError
+
+    def _ahead(self) -> tuple[torch.Tensor, ...]:
+        """What comes before the node in the history."""
+        raise NotImplementedError
+
+    def _divided(
+        self, back: Any, gradients: tuple[torch.Tensor | None, ...]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Call ``back`` in a break of the backward pass."""
         if self.divides is None:
             raise in_backward_pass(self._title)
-        found: tuple[torch.Tensor, ...] = self.divides.run(
-            self.back, f"gradients of {self._name}", gradients, {}
-        )
+        if torch.is_grad_enabled():
+            raise CaptureError(
+                f"a backward pass with create_graph=True comes through the break {self._title},"
+                " which has no second derivatives"
+            )
+        work = Work(back, f"gradients of {self._name}")
+        found: tuple[torch.Tensor | None, ...] = self.divides.run(work, gradients, {})
         return found
 
-    def _is_kept(self) -> bool:
-        return any(reference() is not None for reference in self._references)
+    def _pairs(
+        self, gradients: tuple[torch.Tensor | None, ...], live: frozenset[int] | None = None
+    ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
+        """The results of the last call that get gradients, and these."""
+        pairs = [
+            (self._results[place], gradient)
+            for number, (place, gradient) in enumerate(
+                zip(self._connected or (), gradients, strict=True)
+            )
+            if gradient is not None and place in self._results and (live is None or number in live)
+        ]
+        return [end for end, _ in pairs], [gradient for _, gradient in pairs]
+
+    def _arguments(self) -> list[torch.Tensor]:
+        """The leaves that the last call got as arguments, each once."""
+        return [one for _, one in sorted(self._inner.items())]
+
+    def _leaves_behind(self, ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Leaves that results depend on, but for those that stand for arguments."""
+        own = {id(one) for one in self._inner.values()}
+        leaves = {id(one): one for one in (*leaves_behind(ends), *ends) if one.is_leaf}
+        return [one for number, one in leaves.items() if number not in own]
+
+    def _gradients(
+        self,
+        ends: Sequence[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        inner: Sequence[torch.Tensor],
+        behind: Sequence[torch.Tensor],
+        keeps: bool,
+    ) -> list[torch.Tensor | None]:
+        """Gradients of arguments, zeros for unused ones, and of leaves behind."""
+        found: Sequence[torch.Tensor | None] = [None] * (len(inner) + len(behind))
+        if ends:
+            # Hooks of leaves run when the gradients get to them, behind the graph's own node.
+            with self._guard.opened(), _torch.hooks_aside(behind):
+                found = torch.autograd.grad(
+                    ends, (*inner, *behind), given, allow_unused=True, retain_graph=keeps
+                )
+        # What is handed on as it is lies where the next segment may write.
+        found = with_own_memory(found, given)
+        used = [
+            torch.zeros_like(one) if gradient is None else gradient
+            for one, gradient in zip(inner, found[: len(inner)], strict=True)
+        ]
+        return [*used, *found[len(inner) :]]
+
+    def _uses_older(self) -> CaptureError | None:
+        """The error of a break that has used what was recorded before it; None if it has not."""
+        nodes = nodes_behind(self._results.values())
+        if not any(_torch.sequence_of(node) < self._begun for node in nodes):
+            return None
+        return CaptureError(
+            f"the break {self._title} has used a tensor that was computed before it, or on"
+            " another thread, and requires a gradient: pass it as an argument"
+        )
 
     def _leaf(self, argument: torch.Tensor) -> torch.Tensor:
         leaf = argument.detach().requires_grad_()
@@ -290,19 +276,10 @@ class _Node(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
-        # None for the flow, the results and the anchor.
-        return (*(None,) * (ctx.count + 2), *ctx.flow.run_back(gradients))
+        # None for the flow and the results.
+        return (*(None,) * (ctx.count + 1), *ctx.flow.run_back(gradients))
 
 
-def live_results(output: Any) -> set[tuple[Flow, int]]:
-    """The results of breaks that an output of a captured function depends on, by their numbers."""
-    if not _requires_gradient(output):
-        return set()
-    ends = [(output.grad_fn, output.output_nr)]
-    ends += [end for node in nodes_behind([output]) for end in node.next_functions]
-    flows = ((getattr(node, "flow", None), number) for node, number in ends)
-    return {(flow, number) for flow, number in flows if isinstance(flow, Flow)}
-
-
-def _requires_gradient(leaf: Any) -> bool:
+def requires_gradient(leaf: Any) -> bool:
+    """Whether a leaf of arguments or results is a tensor that requires a gradient."""
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _torch
-from cgraph._flows import Flow, no_way_back
+from cgraph._flows import no_way_back
 from cgraph._history import leaves_behind
 from cgraph._order import Call, Loan
+from cgraph._outer_flows import OuterFlow
 from cgraph._source import levels_to_user
 from cgraph._timing import replay_seconds
 from cgraph.errors import ArgumentError, StateError, add_note
@@ -305,7 +306,7 @@ class Graphed:
                 found[place] = grad if own is None else _sum(own, grad)
         return tuple(found)
 
-    def _live(self, flow: Flow, grads: tuple[torch.Tensor | None, ...]) -> frozenset[int]:
+    def _live(self, flow: OuterFlow, grads: tuple[torch.Tensor | None, ...]) -> frozenset[int]:
         """Which results of a break the loss depends on."""
         known = zip(self._captured.live, grads, strict=True)
         live = (one for found, grad in known if grad is not None for one in found)

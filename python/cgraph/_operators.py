@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any
@@ -93,20 +93,20 @@ class Watch(_torch.Bystander):
         context.enter_context(self)
         return context
 
-    def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    def run(self, work: breaks.Work, args: Any, kwargs: Any) -> Any:
         """Run a break, whose operators are not part of the graph."""
         if self._in_break:
-            return fn(*args, **kwargs)
+            return work.fn(*args, **kwargs)
         self._in_break = True
         try:
-            return self.call_break(fn, name, args, kwargs)
+            return self.call_break(work, args, kwargs)
         finally:
             self._in_break = False
             self.segment += 1
 
-    def call_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    def call_break(self, work: breaks.Work, args: Any, kwargs: Any) -> Any:
         """Call a break."""
-        return fn(*args, **kwargs)
+        return work.fn(*args, **kwargs)
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None

@@ -10,10 +10,10 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._driver import Pool
-from cgraph._flows import Flow, live_results
 from cgraph._gradients import with_own_memory
 from cgraph._graphed import Sample, reached
 from cgraph._order import Order
+from cgraph._outer_flows import OuterFlow, live_results
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CallableError, add_note
 from cgraph.graphs import graph
@@ -59,7 +59,7 @@ class Pass:
         order: Order,
         sample: Sample,
         result: Any,
-        flows: Sequence[Flow],
+        flows: Sequence[OuterFlow],
     ) -> None:
         self.name = name_of(function)
         self.function = None if isinstance(function, torch.nn.Module) else function
@@ -76,7 +76,7 @@ class Pass:
         self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
         self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
         self.reached: list[frozenset[int]] = []
-        self.live: list[frozenset[tuple[Flow, int]]] = []
+        self.live: list[frozenset[tuple[OuterFlow, int]]] = []
 
     @property
     def surface(self) -> tuple[torch.Tensor, ...]:
@@ -149,7 +149,7 @@ class Captures:
 
     def _forward(
         self, body: Callable[[], Any], sample: Sample
-    ) -> tuple[CUDAGraph | SegmentedGraph, Any, Sequence[Flow]]:
+    ) -> tuple[CUDAGraph | SegmentedGraph, Any, Sequence[OuterFlow]]:
         return *self._whole(body, sample.tensors), ()
 
     def _backward(
@@ -172,7 +172,7 @@ class DividedCaptures(Captures):
 
     def _forward(
         self, body: Callable[[], Any], sample: Sample
-    ) -> tuple[SegmentedGraph, Any, Sequence[Flow]]:
+    ) -> tuple[SegmentedGraph, Any, Sequence[OuterFlow]]:
         return SegmentedGraph._forward(body, statics=sample.tensors, **self._options)
 
     def _backward(

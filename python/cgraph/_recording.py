@@ -40,7 +40,7 @@ from cgraph._text import first_line
 from cgraph._timing import replay_seconds, seconds_of
 from cgraph._torch import tree_flatten
 from cgraph._unchanged import Unchanged
-from cgraph.breaks import breakable
+from cgraph.breaks import GradientBreakError, Work, breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
@@ -123,7 +123,9 @@ def _record(
 
             try:
                 with breakable(breaks):
-                    eager_seconds = _warm_up(run, plan, rollback, driver, begins)
+                    eager_seconds = _warm_up(
+                        run, plan, rollback, driver, begins, lambda: breaks.are_met
+                    )
             except (CaptureError, NotReadyError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
@@ -208,10 +210,11 @@ def _warm_up(
     rollback: Rollback,
     driver: _driver.Driver,
     begins: Callable[[], None],
+    has_breaks: Callable[[], bool],
 ) -> float | None:
     """Call the function; the seconds of the last call, if they are asked for.
 
-    ``begins`` is called when each call begins.
+    ``begins`` is called when each call begins, and ``has_breaks`` tells whether one had a break.
 
     The first call loads what is loaded only once, and shows what is to be put back. So one that is
     timed comes after another one.
@@ -228,7 +231,10 @@ def _warm_up(
         generators = [*driver.generators()]
         if generators:
             generators += rollback.generators_of(driver.device_type)
-        with draws_on(generators), rollback.aside() if is_compiled else nullcontext():
+        aside = rollback.aside() if is_compiled else nullcontext()
+        # What a thread sets up is there before the capture, which has one.
+        alone = on_one_thread() if has_breaks() else nullcontext()
+        with draws_on(generators), aside, alone:
             run()
 
     calls = max(1, plan.warmup - plan.measure)
@@ -356,7 +362,7 @@ def _captured(
     try:
         with breakable(_Whole()):
             result = run()
-    except _BreakFoundError as error:
+    except (_BreakFoundError, GradientBreakError) as error:
         graph._abandon(error)
     except BaseException as error:
         graph._abandon(error)
@@ -423,10 +429,10 @@ class _Calls:
 
     are_met = False
 
-    def run(self, fn: Callable[..., Any], _: str, args: Any, kwargs: Any) -> Any:
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """Run a break."""
         self.are_met = True
-        return fn(*args, **kwargs)
+        return work.fn(*args, **kwargs)
 
 
 class _Whole:

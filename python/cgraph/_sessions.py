@@ -13,15 +13,17 @@ from cgraph._bridge import Bridge
 from cgraph._driver import Pool, Recording
 from cgraph._flows import Flow
 from cgraph._forks import Forks
+from cgraph._inner_flows import InnerFlow
 from cgraph._modes import Modes
+from cgraph._outer_flows import OuterFlow
 from cgraph._sim_pools import SimMemPool
 from cgraph._source import user_line
 from cgraph._torch import tree_iter, tree_map
-from cgraph.breaks import Pause, in_backward_pass
+from cgraph.breaks import Work
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 
-__all__ = ["Backward", "Break", "Forward", "RandomState", "Session"]
+__all__ = ["Break", "Forward", "RandomState", "Session"]
 
 
 class Session:
@@ -47,34 +49,32 @@ class Session:
         self._open: CUDAGraph | None = None
         self._in_break = False
         self._failure: BaseException | None = None
-        self._backward_pass = _torch.backward_pass()
+        self._last: Recording | None = None
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
         """Begin a segment on the capturing stream, which is current."""
         segment = CUDAGraph()
         segment._statics = statics
-        segment._resumes = self._resumed()
+        # In a backward pass torch runs each node in the modes that the pass has begun with.
+        segment._resumes = self._last
         for generator in self.generators:
             segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
-        self._open = segment
+        self._open, self._last = segment, segment._recording
         self._modes_inside = _torch.mode_count()
         self.forks.begin()
 
-    def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """Run a break between two segments."""
         if self._in_break or self._failure is not None:
-            return fn(*args, **kwargs)
-        if not self._can_divide():
-            self._failure = in_backward_pass(name)
-            raise self._failure
+            return work.fn(*args, **kwargs)
         self._in_break = True
         try:
             with self.driver.stream(self.stream):
                 with _torch.modes_aside(self._modes_inside):
                     self._end(is_last=False)
-                found = self._new_break(fn, name, args, kwargs)
+                found = self._new_break(work, args, kwargs)
                 result = found.first()
                 self._steps.append(found)
                 # The capture's own modes lie below those that the function is in.
@@ -87,20 +87,13 @@ class Session:
             self._in_break = False
         return result
 
-    def _can_divide(self) -> bool:
-        """Whether there may be a break here.
+    def _new_break(self, work: Work, args: Any, kwargs: Any) -> Break:
+        flow = None if work.is_pause else self._new_flow(work, (args, kwargs))
+        return Break(self.driver, work, (args, kwargs), tuple(self.forks.streams), flow)
 
-        At the end of a node of a backward pass the stack of modes comes back that the pass began
-        with, and with it those of a segment that is over.
-        """
-        return _torch.backward_pass() == self._backward_pass
-
-    def _resumed(self) -> Recording | None:
-        """The capture whose modes the next segment goes on with."""
-        return None
-
-    def _new_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Break:
-        return Break(self.driver, fn, name, (args, kwargs), tuple(self.forks.streams))
+    def _new_flow(self, work: Work, arguments: Any) -> Flow:
+        """How gradients get back through a break; it may record them where its caller does not."""
+        return InnerFlow(work, user_line() or "", arguments, self)
 
     def finish(self) -> list[CUDAGraph | Break]:
         """End the last segment; the steps of a replay."""
@@ -112,13 +105,16 @@ class Session:
         self._end(is_last=True)
         for step in self._steps:
             if isinstance(step, Break):
-                step.check()
+                step.settle()
         self._keep_breaks()
         return self._steps
 
     def fail(self, error: BaseException) -> None:
         """Throw everything away."""
         self._abandon(error)
+        if self._last is not None:
+            # In a break the modes were left, and behind a node of autograd's they are back.
+            self._last.leave_modes()
         self._keep_contents(False)
         self._keep_breaks()
         with ExitStack() as resets:
@@ -180,41 +176,12 @@ class Forward(Session):
         self, stream: Any, pool: Pool, mode: str, generators: Sequence[torch.Generator]
     ) -> None:
         super().__init__(stream, pool, mode, generators)
-        self.flows: list[Flow] = []
+        self.flows: list[OuterFlow] = []
 
-    def _new_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Break:
-        if isinstance(fn, Pause):
-            return super()._new_break(fn, name, args, kwargs)
-        flow = Flow(fn, name, user_line() or "", (args, kwargs))
+    def _new_flow(self, work: Work, arguments: Any) -> Flow:
+        flow = OuterFlow(work, user_line() or "", arguments)
         self.flows.append(flow)
-        return Break(self.driver, flow, name, (args, kwargs), tuple(self.forks.streams), flow)
-
-
-class Backward(Session):
-    """The capture of a backward pass, which has breaks where the forward pass had them."""
-
-    _last: Recording | None = None
-
-    def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
-        """Begin a segment on the capturing stream, which is current."""
-        super().begin(statics)
-        self._last = None if self._open is None else self._open._recording
-
-    def fail(self, error: BaseException) -> None:
-        """Throw everything away."""
-        try:
-            super().fail(error)
-        finally:
-            # In a break the modes were left, and behind its node they are back.
-            if self._last is not None:
-                self._last.leave_modes()
-
-    def _can_divide(self) -> bool:
-        return True
-
-    def _resumed(self) -> Recording | None:
-        # Autograd runs each node in the modes that the pass has begun with.
-        return self._last
+        return flow
 
 
 class Break:
@@ -222,8 +189,7 @@ class Break:
 
     Args:
         driver: The driver in force.
-        fn: What is called.
-        name: Its name.
+        work: What is called.
         arguments: Its positional and keyword arguments.
         streams: The side streams of the capture until now.
         flow: How gradients get back through it; None if they do not.
@@ -235,15 +201,15 @@ class Break:
     def __init__(
         self,
         driver: _driver.Driver,
-        fn: Callable[..., Any],
-        name: str,
+        work: Work,
         arguments: tuple[Any, Any],
         streams: tuple[Any, ...],
         flow: Flow | None = None,
     ) -> None:
-        self.title = f"{name} ({user_line()})"
+        self.title = f"{work.name} ({user_line()})"
         self._driver = driver
-        self._fn = fn
+        self._work = work
+        self._fn: Callable[..., Any] = work.fn if flow is None else flow
         self._arguments = arguments
         self._streams = streams
         self._modes = Modes.now(driver.device_type)
@@ -253,7 +219,7 @@ class Break:
 
     def first(self) -> Any:
         """Run it in the capture; what the code behind it gets."""
-        if isinstance(self._fn, Pause):
+        if self._work.is_pause:
             # Autocast may be casting, and its cache is locked.
             return self._bridge.first(self._call)
         # What autocast has cast in a segment belongs to that, and what it casts here is gone later.
@@ -283,9 +249,16 @@ class Break:
         later, is_none = self._bridge.later, self._bridge.is_none
         return self, self._fn, args, kwargs, (modes.grad, modes.inference), later, is_none
 
-    def check(self) -> None:
-        """Raise if the code behind it did with the result what a replay cannot do."""
+    def settle(self) -> None:
+        """End the capture.
+
+        Raises:
+            CaptureError: The code behind it did with the result what a replay cannot do.
+        """
         self._bridge.check()
+        if isinstance(self._flow, InnerFlow) and not self._flow.is_used:
+            # Its calls need no history.
+            self._flow, self._fn = None, self._work.fn
 
     def _call(self) -> Any:
         args, kwargs = self._arguments

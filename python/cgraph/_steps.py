@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -147,8 +147,8 @@ class Steps:
             results = operator.results if self._keep else []
             operator.results = [one.detach() for one in results]
         try:
-            behind = breaks.Pause(partial(self._behind, place))
-            capture.run(behind, f"operator {place}", (), {})
+            behind = partial(self._behind, place)
+            capture.run(breaks.Work(behind, f"operator {place}", is_pause=True), (), {})
         except Exception as error:
             self._blame(error, operator)
             raise
@@ -200,9 +200,10 @@ class _Cutter(Watch):
         self._steps = steps
         self._capture = capture
 
-    def call_break(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    def call_break(self, work: breaks.Work, args: Any, kwargs: Any) -> Any:
         """Let the break of the user's divide the capture, too."""
-        return self._capture.run(partial(self._steps.call_break, fn), name, args, kwargs)
+        called = partial(self._steps.call_break, work.fn)
+        return self._capture.run(replace(work, fn=called), args, kwargs)
 
     def seen(self, operator: Operator) -> None:
         """Divide the capture here."""

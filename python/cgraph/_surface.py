@@ -13,7 +13,7 @@ from cgraph._conditions import WarmupError, has_moved
 from cgraph._flows import no_way_back
 from cgraph._history import leaves_behind
 from cgraph._sessions import Forward
-from cgraph.breaks import GradientBreakError, innermost
+from cgraph.breaks import GradientBreakError, Work, innermost
 from cgraph.errors import CallableError
 
 __all__ = [
@@ -38,12 +38,12 @@ class Passes:
 
     met: str | None = None
 
-    def run(self, fn: Callable[..., Any], title: str, args: Any, kwargs: Any) -> Any:
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """Run a break in a warm-up call; refuse it in a capture."""
-        self.met = title
+        self.met = work.name
         if _driver.current().is_capturing():
             self.require_none()
-        return fn(*args, **kwargs)
+        return work.fn(*args, **kwargs)
 
     def require_none(self) -> None:
         """Refuse a break that was called, also where the function has caught the refusal."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -48,7 +48,7 @@ from cgraph._surface import (
 from cgraph._surroundings import objects_of
 from cgraph._timing import seconds_of
 from cgraph._unchanged import Unchanged
-from cgraph.breaks import GradientBreakError, breakable
+from cgraph.breaks import GradientBreakError, breakable, on_one_thread
 from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError
 from cgraph.segments import SegmentedGraph
@@ -268,7 +268,8 @@ def train(
         def captured() -> Surface:
             surface = Surface(plan.function, modules, has_history, begins)
             require_unmoved(plan)
-            with stand_ins(modules) as parameters, breakable(passes):
+            threads = on_one_thread() if is_divided else nullcontext()
+            with stand_ins(modules) as parameters, breakable(passes), threads:
                 made = (one for module in modules for one in module.parameters())
                 alone = noted([*leaves, *made])
                 callables_on(

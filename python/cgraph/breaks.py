@@ -19,20 +19,25 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
+import torch
+
 from cgraph import _driver, _torch
+from cgraph._materialized import materialized
 from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
 __all__ = [
     "Breakable",
     "GradientBreakError",
-    "Pause",
+    "Work",
     "breakable",
     "eager_break",
     "in_backward_pass",
     "innermost",
+    "on_one_thread",
     "require_work_in_call",
 ]
 
@@ -40,35 +45,39 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+@dataclass(frozen=True)
+class Work:
+    """What a break does.
+
+    Attributes:
+        fn: What is called.
+        name: What it is called in errors.
+        materialize_grads: See :func:`eager_break`.
+        is_pause: It has no operators of its own, and may come inside of one of torch's.
+    """
+
+    fn: Callable[..., Any]
+    name: str
+    materialize_grads: bool = False
+    is_pause: bool = False
+
+
 class Breakable(Protocol):
     """A capture that breaks may divide."""
 
-    def run(self, fn: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """End the present segment, call the function, and begin the next segment."""
 
 
-class Pause:
-    """A break without operators of its own, which may come inside of one of torch's.
-
-    Args:
-        fn: What is called.
-    """
-
-    def __init__(self, fn: Callable[[], object]) -> None:
-        self._fn = fn
-
-    def __call__(self) -> None:
-        """Call it."""
-        self._fn()
-
-
-@overload
-def eager_break(fn: Callable[P, R], *, name: str | None = None) -> Callable[P, R]: ...
 @overload
 def eager_break(
-    fn: None = None, *, name: str | None = None
+    fn: Callable[P, R], *, name: str | None = None, materialize_grads: bool = False
+) -> Callable[P, R]: ...
+@overload
+def eager_break(
+    fn: None = None, *, name: str | None = None, materialize_grads: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
-def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
+def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: bool = False) -> Any:
     """Mark a function that is to run eagerly where it is called inside a captured function.
 
     Use it for what a capture refuses or would freeze: waits for the device, shapes that depend on
@@ -93,39 +102,46 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
     does: they read it where it lay. A break that is called by another one just runs. The warm-up
     calls of a graphed function call it as well.
 
-    Where a result of a graphed function requires gradients, they get back through its breaks: each
-    call of a break has a history of its own, and its part of the backward pass runs eagerly between
-    the segments of the others. Parameters that it has not used in a call get no gradient from it,
-    arguments that it has not used get zeros. Tensors that require gradients are given to it as
-    arguments, as leaves of the same memory, or are parameters of modules that the function
-    names. It must not write to the former in place, register hooks on them or keep what has their
-    history; a result must not require a gradient where that of the first call required none. A
-    backward pass inside of the function does not come through a break, nor one inside of
-    :meth:`cgraph.SegmentedGraph.capture`. A break may be called by a backward pass that a graphed
-    function has captured.
+    Gradients get back through a break, in the backward pass of what a graphed function returns and
+    in one inside of the captured function: each call of the break has a history of its own, and its
+    part of the backward pass runs eagerly between the segments of the others. Tensors that require
+    gradients are given to it as arguments, as leaves of the same memory, or are parameters of
+    modules that the function names. It must not write to the former in place, register hooks on
+    them or keep what has their history; a result must not require a gradient where that of the
+    first call required none. There are no second derivatives.
+
+    Arguments that it has not used in a call get zeros. Parameters that it finds elsewhere and has
+    not used get no gradient, as in eager. A backward pass inside of the function cannot leave them
+    out: an optimizer behind it was captured with them or without. So these are to get zeros there,
+    see ``materialize_grads``. A break may be called by a captured backward pass, too.
 
     Args:
         fn: The function, method or callable object. Left out, a decorator is returned.
         name: What errors and ``SegmentedGraph.breaks`` call it. Default: its qualified name.
+        materialize_grads: Give zeros to parameters that a call has not used, instead of no
+            gradient, also outside of a capture. That is said of the parameters of all modules that
+            the function names or gets as arguments. An optimizer does not pass over them then.
+            Without it a function with a backward pass inside runs eagerly if its break uses
+            parameters that are no arguments.
 
     Raises:
         ArgumentError: It cannot be called, or it is a generator or coroutine function, whose body
             does not run when it is called.
-        CaptureError: From a call, in any other capture, and in a backward pass inside of the
-            function.
+        CaptureError: From a call in any other capture.
     """
     if fn is None:
-        return functools.partial(eager_break, name=name)
+        return functools.partial(eager_break, name=name, materialize_grads=materialize_grads)
     if not callable(fn):
         raise ArgumentError(f"fn is {fn!r}, expected a callable")
     require_work_in_call(fn)
     title = str(name or getattr(fn, "__qualname__", type(fn).__qualname__))
+    work = Work(materialized(fn) if materialize_grads else fn, title, materialize_grads)
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
         capture = innermost()
         if capture is not None:
-            return capture.run(fn, title, args, kwargs)
+            return capture.run(work, args, kwargs)
         if _is_capturing():
             # On a GPU backward passes have a thread of their own.
             if _torch.backward_pass() != -1:
@@ -134,23 +150,20 @@ def eager_break(fn: Any = None, *, name: str | None = None) -> Any:
                 f"the break {title} was called inside a capture that cannot be divided: capture the"
                 " function with cgraph.graphed or SegmentedGraph.capture instead"
             )
-        return fn(*args, **kwargs)
+        return work.fn(*args, **kwargs)
 
     return call
 
 
 class GradientBreakError(CaptureError):
-    """A break was called in a capture of passes, which it may divide if that is captured anew.
-
-    It may not in a backward pass inside of the function.
-    """
+    """A break was called in a capture that is whole, which it may divide if that is made anew."""
 
 
 def in_backward_pass(title: str) -> GradientBreakError:
     """The error of a break that a backward pass inside a capture has called."""
     return GradientBreakError(
-        f"the break {title} was called in a backward pass, which a capture cannot divide: call it"
-        " before or behind the backward pass"
+        f"the break {title} was called in a backward pass, which this capture cannot divide: call"
+        " it before or behind the backward pass"
     )
 
 
@@ -181,6 +194,11 @@ def breakable(capture: Breakable) -> Iterator[None]:
         yield
     finally:
         _local.capture = before
+
+
+def on_one_thread() -> AbstractContextManager[Any]:
+    """A context in which autograd has no threads of its own, which could not divide a capture."""
+    return torch.autograd.set_multithreading_enabled(False)
 
 
 def innermost() -> Breakable | None:

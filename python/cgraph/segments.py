@@ -16,9 +16,9 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._collector import collections_held_off
 from cgraph._driver import Handle, Pool
-from cgraph._flows import Flow
-from cgraph._sessions import Backward, Break, Forward, RandomState, Session
-from cgraph.breaks import breakable
+from cgraph._outer_flows import OuterFlow
+from cgraph._sessions import Break, Forward, RandomState, Session
+from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
 from cgraph.graphs import graph
@@ -110,7 +110,7 @@ class SegmentedGraph(_core.Segments):
         stream: Any,
         capture_error_mode: str,
         statics: Sequence[torch.Tensor],
-    ) -> tuple[SegmentedGraph, R, tuple[Flow, ...]]:
+    ) -> tuple[SegmentedGraph, R, tuple[OuterFlow, ...]]:
         """As :meth:`capture`, with breaks that gradients get back through.
 
         Returns:
@@ -125,7 +125,7 @@ class SegmentedGraph(_core.Segments):
     def _backward(
         cls,
         body: Callable[[], R],
-        flows: Sequence[Flow],
+        flows: Sequence[OuterFlow],
         *,
         pool: Pool,
         stream: Any,
@@ -142,13 +142,11 @@ class SegmentedGraph(_core.Segments):
             capture_error_mode: As for :meth:`capture`.
             statics: As for :meth:`capture`.
         """
-        session = Backward(stream, pool, capture_error_mode, ())
+        session = Session(stream, pool, capture_error_mode, ())
         for flow in flows:
             flow.divides = session
         try:
-            # Elsewhere autograd has threads of its own, which could not go on with the capture.
-            with torch.autograd.set_multithreading_enabled(False):
-                return cls._made(session, body, statics)
+            return cls._made(session, body, statics)
         finally:
             for flow in flows:
                 flow.divides = None
@@ -168,7 +166,8 @@ class SegmentedGraph(_core.Segments):
         try:
             with context, collections_held_off(), session.forks.watched(), breakable(session):
                 session.begin(statics)
-                result = body()
+                with on_one_thread():
+                    result = body()
                 made = cls(session.finish())
             _wait(before, stream)
         except BaseException as error:

@@ -33,6 +33,7 @@ __all__ = [
     "is_autograds_thread",
     "is_same",
     "is_transformed",
+    "keeps_history",
     "lazy_view",
     "leaf_names",
     "leave_mode",
@@ -105,6 +106,11 @@ def evaluating_node() -> Any:
 def backward_pass() -> int:
     """The number of the backward pass that this thread is in; -1 outside of any."""
     return torch._C._current_graph_task_id()
+
+
+def keeps_history() -> bool:
+    """Whether the backward pass that this thread is in leaves what it has come through."""
+    return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def is_autograds_thread() -> bool:

@@ -176,7 +176,8 @@ impl Fixed {
     /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
     pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
         for holder in &self.holders {
-            if !holder.is_same(py) {
+            // Where nothing was, as the gradient of a leaf, a replay leaves something.
+            if !holder.value.is_none(py) && !holder.is_same(py) {
                 return Ok(false);
             }
         }

@@ -1,0 +1,66 @@
+"""Zeros as gradients of parameters that a function could use, and has not used in a call."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._history import leaves_behind
+from cgraph._surroundings import modules_of
+from cgraph._torch import tree_flatten, tree_unflatten
+
+__all__ = ["materialized"]
+
+
+def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """The function with results that depend on all parameters of the modules that it names.
+
+    Each gets a gradient in a backward pass from them, zeros where the function has not used it. It
+    names what it finds in its closure, its globals, its object and its arguments.
+    """
+
+    @functools.wraps(fn, updated=())
+    def call(*args: Any, **kwargs: Any) -> Any:
+        result = fn(*args, **kwargs)
+        if not torch.is_grad_enabled():
+            return result
+        leaves, spec = tree_flatten(result)
+        floats = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
+        places = [place for place in floats if leaves[place].requires_grad] or floats
+        ends = [leaves[place] for place in places]
+        used = {id(leaf) for leaf in leaves_behind(ends)}
+        unused = {
+            id(one): one
+            for module in modules_of((fn, args, kwargs))
+            for one in module.parameters()
+            if one.requires_grad and id(one) not in used
+        }
+        if not ends or not unused:
+            return result
+        made = _torch.apply(_Unused, len(ends), *ends, *unused.values())
+        for place, end in zip(places, made, strict=True):
+            leaves[place] = end
+        return tree_unflatten(leaves, spec)
+
+    return call
+
+
+class _Unused(torch.autograd.Function):
+    """Passes tensors on, and gives others zeros as gradients."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        ctx.others = tensors[count:]
+        return tuple(one.view_as(one) for one in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        return None, *gradients, *map(torch.zeros_like, ctx.others)
+
+
+def _is_float(leaf: Any) -> bool:
+    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
