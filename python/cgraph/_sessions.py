@@ -256,7 +256,10 @@ class Break:
             CaptureError: The code behind it did with the result what a replay cannot do.
         """
         self._bridge.check()
-        if isinstance(self._flow, InnerFlow) and not self._flow.is_used:
+        if not isinstance(self._flow, InnerFlow):
+            return
+        self._flow.divides = None
+        if not self._flow.is_used:
             # Its calls need no history.
             self._flow, self._fn = None, self._work.fn
 
