@@ -129,7 +129,7 @@ def changed_numbers(held: Iterable[Holder]) -> str | None:
     """
     for one in held:
         if is_another(one.now, one.value):
-            return changes(one.name, one.value, one.now)
+            return changes(one.title, one.value, one.now)
     return None
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cgraph._code import is_users
 from cgraph.errors import CaptureError
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "put_back_numbers",
     "put_back_tensors",
     "require_none_replaced",
+    "slots_of",
     "used_of",
     "vars_of",
     "with_functions",
@@ -31,8 +33,8 @@ class Holder(NamedTuple):
         owner: A dictionary or an object.
         name: The name of an item or attribute.
         value: What is there, or at the end of the path.
-        path: Keys of dictionaries, places in lists and tuples, and attributes of objects that lead
-            on from there.
+        path: Keys of dictionaries, places in lists and tuples, and attributes and slots of objects
+            that lead on from there.
         is_deep: Whether there are attributes of objects among them.
         is_named: Whether code of the function, or of what it calls, has the names on the way.
         functions: Where the functions are, one in the other, that have the owner.
@@ -68,6 +70,11 @@ class Holder(NamedTuple):
         for name in path:
             value = _item(value, name)
         return value
+
+    @property
+    def title(self) -> str:
+        """The name of the slot that it is in, or else that of the item or attribute."""
+        return str(getattr(self.path[-1], "__name__", self.name)) if self.path else self.name
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -204,8 +211,21 @@ def vars_of(one: object) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
+def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:
+    """The slots of an object of a user's class that hold something, and what."""
+    found: list[tuple[types.MemberDescriptorType, Any]] = []
+    for base in type(one).__mro__[:-1]:
+        for slot in vars(base).values():
+            if isinstance(slot, types.MemberDescriptorType) and is_users(base.__module__):
+                with suppress(AttributeError):  # it is empty
+                    found.append((slot, slot.__get__(one)))
+    return found
+
+
 def _put(owner: Any, name: Any, value: object) -> None:
-    if isinstance(owner, dict | list):
+    if isinstance(name, types.MemberDescriptorType):
+        name.__set__(owner, value)
+    elif isinstance(owner, dict | list):
         owner[name] = value
     elif isinstance(owner, types.CellType):
         owner.cell_contents = value
@@ -231,4 +251,6 @@ def _item(owner: Any, name: Any) -> Any:
         return list.__getitem__(owner, name)
     if isinstance(owner, tuple):
         return tuple.__getitem__(owner, name)
+    if isinstance(name, types.MemberDescriptorType):
+        return name.__get__(owner)
     return _own_attributes(owner)[name]

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph._code import is_users, names_in
-from cgraph._holders import Holder, vars_of
+from cgraph._holders import Holder, slots_of, vars_of
 from cgraph._surroundings import LEAVES, PLAIN, STEPPING, held_by, of_kind
 
 __all__ = ["Found", "found_tensors"]
@@ -32,7 +32,7 @@ class Found(NamedTuple):
         dictionaries: The other ones on such ways.
         given: As the holders, behind objects among the arguments.
         numbers: Where numbers and texts are that the function, or one that it names, closes over or
-            names, or that classes have which it names.
+            names, or that classes have which it names, or slots on such ways.
         stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
     """
 
@@ -125,6 +125,11 @@ def found_tensors(
         left -= len(items)
         if holder.is_named and is_object and not is_module and _is_looked_into(type(value)):
             attributes[id(vars_of(value))] = vars_of(value)
+            numbers += [
+                holder._replace(value=one, path=(*holder.path, slot))
+                for slot, one in slots_of(value)
+                if issubclass(type(one), PLAIN) and one is not None
+            ]
         elif holder.is_named and issubclass(type(value), dict):
             dictionaries[id(value)] = value
         around |= {id(value)}
@@ -135,7 +140,7 @@ def found_tensors(
                 one,
                 (*holder.path, name),
                 holder.is_deep or is_object,
-                holder.is_named and (not is_object or name in names),
+                holder.is_named and (not is_object or getattr(name, "__name__", name) in names),
                 holder.functions,
             )
             (named if step.is_named else others).append((step, around))
@@ -216,21 +221,26 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     if base.__len__(value) > _LONGEST:
         return []
     pairs = list(dict.items(value)) if base is dict else enumerate(base.__iter__(value))
-    return [item for item in pairs if not issubclass(type(item[1]), PLAIN)]
+    return [item for item in pairs if _may_lead(item[1])]
 
 
-def _attributes_in(value: object) -> list[tuple[str, Any]]:
-    """Those of an object that may have tensors; none if it is of no class of the user's."""
+def _attributes_in(value: object) -> list[tuple[Any, Any]]:
+    """Those of an object, and its slots, that may have tensors; none but of classes of users."""
     kind = type(value)
     if issubclass(kind, torch.nn.Module):
         values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
     elif issubclass(kind, (*LEAVES, type)):
         return []
     elif _is_looked_into(kind):
-        values = vars_of(value)
+        return [item for item in (*slots_of(value), *vars_of(value).items()) if _may_lead(item[1])]
     else:
         return []
-    return [item for item in values.items() if not issubclass(type(item[1]), PLAIN)]
+    return [item for item in values.items() if _may_lead(item[1])]
+
+
+def _may_lead(value: object) -> bool:
+    """Whether a value may be a tensor, or have some."""
+    return not issubclass(type(value), PLAIN)
 
 
 def _is_looked_into(kind: type) -> bool:

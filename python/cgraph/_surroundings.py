@@ -13,7 +13,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from cgraph import _core
 from cgraph._code import globals_in, is_users
-from cgraph._holders import Holder, vars_of, with_functions
+from cgraph._holders import Holder, slots_of, vars_of, with_functions
 from cgraph._torch import tree_iter
 
 __all__ = [
@@ -140,6 +140,7 @@ def _places_of(function: object) -> Iterator[Holder]:
         yield from _constants([("__wrapped__", function.__wrapped__)])  # type: ignore[attr-defined]
     elif isinstance(function, types.MethodType):
         yield from _items(vars_of(function.__self__))
+        yield from _slots(function.__self__)
         yield from _of_class(function.__self__)
         yield from _constants([("__func__", function.__func__)])
     elif isinstance(function, types.FunctionType):
@@ -158,6 +159,7 @@ def _places_of(function: object) -> Iterator[Holder]:
         yield from _items(vars(function))
     elif not isinstance(function, torch.nn.Module):
         yield from _items(vars_of(function))
+        yield from _slots(function)
         yield from _of_class(function)
         if callable(function):
             yield from _constants([("__call__", type(function).__call__)])
@@ -165,6 +167,10 @@ def _places_of(function: object) -> Iterator[Holder]:
 
 def _items(values: dict[str, Any]) -> list[Holder]:
     return [Holder(values, name, one) for name, one in values.items()]
+
+
+def _slots(one: object) -> list[Holder]:
+    return [Holder(one, slot.__name__, value) for slot, value in slots_of(one)]
 
 
 def _of_class(one: object) -> list[Holder]:
@@ -214,6 +220,7 @@ def _surroundings(leaf: Any) -> list[object]:
         return []
     else:
         found = list(getattr(leaf, "__dict__", {}).values())
+        found += [value for _, value in slots_of(leaf)]
         found += [type(leaf).__call__] if callable(leaf) else []
     return [one for one in found if isinstance(one, _WITH_LEAVES)]
 

@@ -75,10 +75,12 @@ struct Holder {
     path: Vec<Step>,
 }
 
-/// A key of a dictionary, a place in a list or a tuple, or the name of an attribute.
+/// A key of a dictionary, a place in a list or a tuple, the name of an attribute, or the descriptor of
+/// a slot.
 struct Step {
     key: Py<PyAny>,
     place: Option<usize>,
+    is_slot: bool,
 }
 
 /// Owner, name, value and path of a holder.
@@ -275,6 +277,7 @@ impl Holder {
     fn new(py: Python<'_>, (owner, name, value, path): FoundAt) -> Self {
         let step = |key: Py<PyAny>| Step {
             place: key.extract(py).ok(),
+            is_slot: is_slot(key.bind(py)),
             key,
         };
         let path = path.into_iter().map(step).collect();
@@ -307,6 +310,12 @@ fn at<'py>(owner: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> Option<Bou
     found.ok().flatten()
 }
 
+/// Whether something is a descriptor of a slot, whose reading runs no code of the user's.
+fn is_slot(key: &Bound<'_, PyAny>) -> bool {
+    let kind = key.get_type();
+    kind.name().is_ok_and(|name| name == "member_descriptor")
+}
+
 impl Step {
     /// What is there in a container or an object. What cannot be looked up is another one.
     #[inline]
@@ -319,6 +328,14 @@ impl Step {
         }
         if let Ok(dict) = container.cast::<PyDict>() {
             return dict.get_item(&self.key).ok().flatten();
+        }
+        if self.is_slot {
+            let get = intern!(container.py(), "__get__");
+            let found = self
+                .key
+                .bind(container.py())
+                .call_method1(get, (container,));
+            return found.ok();
         }
         // Not by the attribute, which may be a property that runs code of the user's.
         let attributes = container.getattr_opt(intern!(container.py(), "__dict__"));
