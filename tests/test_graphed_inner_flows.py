@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import gc
 import weakref
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,10 +17,9 @@ from cgraph import eager_break
 from cgraph.errors import CaptureError
 from flow_calls import Around, check, twins
 from graphed_calls import near, numbers, quiet, same_gradients, states
+from inner_flow_calls import Step, both, loss_of, same_parameters, training
 from lab import Lab, fresh
 from networks import leaf
-
-Step = Callable[..., Any]
 
 
 class Attended(nn.Module):
@@ -59,37 +56,6 @@ class Routed(nn.Module):
     def forward(self, x: Tensor, choice: Tensor) -> Tensor:
         hidden = self.inward(x).relu()
         return self.outward(self.routed(hidden, choice) + hidden)
-
-
-def loss_of(result: Tensor) -> Tensor:
-    weights = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)
-    return (result * weights).sum() + result.square().mean()
-
-
-def training(net: nn.Module, clears: bool = True) -> Step:
-    """A step with its backward pass and an optimizer with a state."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
-
-    def step(*args: Tensor) -> Tensor:
-        if clears:
-            optimizer.zero_grad()
-        loss = loss_of(net(*args))
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    return step
-
-
-def both(lab: Lab, net: nn.Module, make: Callable[[nn.Module], Step], **options: Any) -> Any:
-    """A graphed step, an eager one, and their modules."""
-    mine = net.to(lab.device)
-    eager = copy.deepcopy(mine)
-    return cgraph.graphed(make(mine), **options), make(eager), mine, eager
-
-
-def same_parameters(mine: nn.Module, eager: nn.Module) -> bool:
-    return all(map(near, mine.parameters(), eager.parameters()))
 
 
 @pytest.mark.parametrize("warmup", [0, 1, 3])
@@ -364,7 +330,7 @@ def test_what_a_break_of_a_step_raises_comes_out_and_the_next_call_works(
     assert graphed.report().captured == 1
 
 
-def test_a_leaf_that_a_break_uses_only_later_is_refused_by_name(lab: Lab) -> None:
+def test_a_leaf_that_a_break_uses_only_later_is_refused(lab: Lab) -> None:
     class Hidden:
         __slots__ = ("weight",)
 
@@ -376,7 +342,7 @@ def test_a_leaf_that_a_break_uses_only_later_is_refused_by_name(lab: Lab) -> Non
         x = fresh(lab, 4, 6)
         assert near(graphed(x), eagerly(x))
     hidden.weight = leaf(lab, 6)
-    with pytest.raises(CaptureError, match=r"uses a leaf of shape \[6\]"):
+    with pytest.raises(CaptureError, match=r"uses a tensor of shape \[6\]"):
         graphed(fresh(lab, 4, 6))
     hidden.weight = None
     x = fresh(lab, 4, 6)

@@ -22,15 +22,12 @@ class Bridge:
         name: The break, for errors.
         arguments: What it is called with.
         device_type: Of the tensors that segments can read anew at each replay.
-        has_flow: Whether gradients get back through the break by a history of its own; what stands
-            for its results has none then.
+
+    What stands for its results has no history: gradients get back by that of the break itself.
     """
 
-    def __init__(
-        self, name: str, arguments: object, device_type: str, *, has_flow: bool = False
-    ) -> None:
+    def __init__(self, name: str, arguments: object, device_type: str) -> None:
         self._name = name
-        self._has_flow = has_flow
         self._device_type = device_type
         self._of_arguments = {_storage(t) for t in tree_iter(arguments) if _is_tensor(t)} - {None}
         self._leaves: list[_Constant | _Passed | _Kept] = []
@@ -101,7 +98,7 @@ class Bridge:
     def _leaf(self, value: Any, storage: int | None) -> tuple[_Constant | _Passed | _Kept, Any]:
         """How later values get into the place of one leaf, and what stands there."""
         if not _is_tensor(value) or value.device.type != self._device_type:
-            if self._has_flow and _is_tensor(value) and value.requires_grad:
+            if _is_tensor(value) and value.requires_grad:
                 raise CaptureError(
                     f"{self._name} has returned {_brief(value)}, which requires a gradient and is a"
                     " constant of what follows: detach it, or move it to the device"
@@ -114,19 +111,10 @@ class Bridge:
                 " strided tensors"
             )
         if storage in self._of_arguments:
-            passed = _Passed(value, self._has_flow and value.requires_grad)
-            return passed, value.detach() if self._has_flow else value
-        kept = _Kept(value, self._has_flow)
-        if kept.tensor.grad_fn is not None:
-            kept.tensor.register_hook(self._refuse_gradient)
+            return _Passed(value), value.detach() if value.requires_grad else value
+        kept = _Kept(value)
         stands, kept.tensor = kept.tensor, kept.tensor.detach()
         return kept, stands
-
-    def _refuse_gradient(self, _: torch.Tensor) -> None:
-        raise CaptureError(
-            f"a gradient was to flow back through {self._name}: a replay cannot do that. Run the"
-            " break under torch.no_grad(), detach what it returns, or leave the backward pass out"
-        )
 
     def _error(self, found: str, expected: str) -> CaptureError:
         return CaptureError(
@@ -155,15 +143,11 @@ class _Constant:
 
 
 class _Passed:
-    """A tensor in the memory of an argument.
+    """A tensor in the memory of an argument."""
 
-    Args:
-        tensor: The tensor.
-        has_flow: Whether gradients get back from it through the break.
-    """
-
-    def __init__(self, tensor: torch.Tensor, has_flow: bool) -> None:
-        self._version = (tensor.detach(), tensor._version) if has_flow else None
+    def __init__(self, tensor: torch.Tensor) -> None:
+        has_history = tensor.requires_grad
+        self._version = (tensor.detach(), tensor._version) if has_history else None
         self._layout = _layout(tensor)
         self._text = f"{_brief(tensor)} in the memory of an argument, at the same place"
 
@@ -186,12 +170,12 @@ class _Kept:
         is_shared: Whether somebody holds the first result, so that writing to the copy differs.
     """
 
-    def __init__(self, first: torch.Tensor, has_flow: bool) -> None:
-        self.tensor = (first.detach() if has_flow and first.requires_grad else first).clone()
+    def __init__(self, first: torch.Tensor) -> None:
+        self.tensor = (first.detach() if first.requires_grad else first).clone()
         self.first = _torch.WeakStorage(first)
         self.has_history = first.requires_grad
         # Autograd holds results as well; who else does cannot be told then.
-        self._is_known = self.tensor.grad_fn is None and not first.is_inference()
+        self._is_known = not first.is_inference()
         self.is_shared = False
 
     def put(self, value: Any) -> str | None:

@@ -11,7 +11,8 @@ of it with it (``_inner_flows.py``).
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,7 +22,7 @@ from cgraph import _torch
 from cgraph._gradients import with_own_memory
 from cgraph._history import leaves_behind, nodes_behind
 from cgraph._torch import tree_flatten, tree_unflatten
-from cgraph.breaks import Breakable, Work, in_backward_pass
+from cgraph.breaks import Breakable, Work
 from cgraph.errors import CallableError, CaptureError
 
 __all__ = ["Flow", "no_way_back", "requires_gradient"]
@@ -34,13 +35,14 @@ class Flow:
         work: What the break does.
         place: The line that has called it.
         arguments: Its first positional and keyword arguments.
+        divides: The capture.
 
     Attributes:
-        divides: The capture of the backward pass; None as long as there is none.
+        divides: The capture that is under way; None where there is none.
     """
 
-    def __init__(self, work: Work, place: str, arguments: Any) -> None:
-        self.divides: Breakable | None = None
+    def __init__(self, work: Work, place: str, arguments: Any, divides: Breakable) -> None:
+        self.divides: Breakable | None = divides
         self._fn = work.fn
         self._name, self._title = work.name, f"{work.name} ({place})"
         leaves = tree_flatten(arguments)[0]
@@ -102,7 +104,7 @@ class Flow:
         self._results = {place: leaf for place, leaf in enumerate(found) if requires_gradient(leaf)}
         if self._connected is None:
             self._connected = tuple(self._results)
-            self._was_called()
+            self._look_at_first_call()
         elif not self._results.keys() <= set(self._connected):
             raise CaptureError(
                 f"the break {self._title} has returned a tensor that requires a gradient where the"
@@ -116,14 +118,14 @@ class Flow:
         Args:
             result: What was made of the first result, in the same containers, without history.
         """
-        ahead, self._outer = self._ahead(), ()
+        inputs, self._outer = self._inputs(), ()
         if not self._connected:
             return result
         leaves, spec = tree_flatten(result)
         ends = (leaves[place] for place in self._connected)
         # A break may record what it does where its caller does not.
         with torch.enable_grad():
-            made = _torch.apply(_Node, self, *ends, *ahead)
+            made = _torch.apply(_Node, self, *ends, *inputs)
         for place, end in zip(self._connected, made, strict=True):
             leaves[place] = end
         return tree_unflatten(leaves, spec)
@@ -131,7 +133,7 @@ class Flow:
     def run_back(
         self, gradients: tuple[torch.Tensor | None, ...]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Let the backward pass that is being captured have a break here.
+        """Let the backward pass that is being captured have a break here; subclasses say which.
 
         Returns:
             Gradients of what :meth:`connected` has put before the node in the history.
@@ -141,26 +143,39 @@ class Flow:
         """
         raise NotImplementedError
 
-    def _was_called(self) -> None:
-        """Look at what the first call has recorded."""
+    def settle(self) -> bool:
+        """End the capture of the forward pass; whether calls still need the flow."""
+        return True
+
+    def _look_at_first_call(self) -> None:
+        """Note what it has recorded; subclasses say what."""
         raise NotImplementedError
 
-    def _ahead(self) -> tuple[torch.Tensor, ...]:
-        """What comes before the node in the history."""
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        """What comes before the node in the history; subclasses say what."""
         raise NotImplementedError
 
     def _divided(
-        self, back: Any, gradients: tuple[torch.Tensor | None, ...]
+        self,
+        back: Callable[..., Any],
+        gradients: tuple[torch.Tensor | None, ...],
+        refusal: str | None,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Call ``back`` in a break of the backward pass."""
+        """Call ``back`` in a break of the backward pass, which fails if there is a refusal."""
         if self.divides is None:
-            raise in_backward_pass(self._title)
-        if torch.is_grad_enabled():
             raise CaptureError(
+                f"a gradient came to the break {self._title} when its capture was over, and no"
+                " replay would give it: run the backward pass inside of the captured function"
+            )
+        if refusal is None and torch.is_grad_enabled():
+            refusal = (
                 f"a backward pass with create_graph=True comes through the break {self._title},"
                 " which has no second derivatives"
             )
-        work = Work(back, f"gradients of {self._name}")
+        if refusal is not None:
+            # In the break, so that the capture fails also if somebody catches it.
+            back = functools.partial(_refuse, refusal)
+        work = Work(back, f"gradients of {self._name}", is_backward=True)
         found: tuple[torch.Tensor | None, ...] = self.divides.run(work, gradients, {})
         return found
 
@@ -181,9 +196,11 @@ class Flow:
         """The leaves that the last call got as arguments, each once."""
         return [one for _, one in sorted(self._inner.items())]
 
-    def _leaves_behind(self, ends: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Leaves that results depend on, but for those that stand for arguments."""
-        own = {id(one) for one in self._inner.values()}
+    def _leaves_behind(
+        self, ends: Sequence[torch.Tensor], *, arguments: bool = False
+    ) -> list[torch.Tensor]:
+        """Leaves that results depend on, with or without those that stand for arguments."""
+        own = () if arguments else {id(one) for one in self._inner.values()}
         leaves = {id(one): one for one in (*leaves_behind(ends), *ends) if one.is_leaf}
         return [one for number, one in leaves.items() if number not in own]
 
@@ -195,7 +212,7 @@ class Flow:
         behind: Sequence[torch.Tensor],
         keeps: bool,
     ) -> list[torch.Tensor | None]:
-        """Gradients of arguments, zeros for unused ones, and of leaves behind."""
+        """Gradients of arguments and of leaves behind."""
         found: Sequence[torch.Tensor | None] = [None] * (len(inner) + len(behind))
         if ends:
             # Hooks of leaves run when the gradients get to them, behind the graph's own node.
@@ -204,19 +221,14 @@ class Flow:
                     ends, (*inner, *behind), given, allow_unused=True, retain_graph=keeps
                 )
         # What is handed on as it is lies where the next segment may write.
-        found = with_own_memory(found, given)
-        used = [
-            torch.zeros_like(one) if gradient is None else gradient
-            for one, gradient in zip(inner, found[: len(inner)], strict=True)
-        ]
-        return [*used, *found[len(inner) :]]
+        return with_own_memory(found, given)
 
-    def _uses_older(self) -> CaptureError | None:
-        """The error of a break that has used what was recorded before it; None if it has not."""
+    def _uses_older(self) -> str | None:
+        """Why a break is refused that has used what was recorded before it; None if it has not."""
         nodes = nodes_behind(self._results.values())
         if not any(_torch.sequence_of(node) < self._begun for node in nodes):
             return None
-        return CaptureError(
+        return (
             f"the break {self._title} has used a tensor that was computed before it, or on"
             " another thread, and requires a gradient: pass it as an argument"
         )
@@ -225,6 +237,10 @@ class Flow:
         leaf = argument.detach().requires_grad_()
         leaf.register_hook(self._guard)
         return leaf
+
+
+def _refuse(reason: str, *_: torch.Tensor | None) -> None:
+    raise CaptureError(reason)
 
 
 def no_way_back(user: str, tensor: torch.Tensor) -> CallableError:

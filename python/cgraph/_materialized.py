@@ -22,6 +22,8 @@ def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
     Each gets a gradient in a backward pass from them, zeros where the function has not used it. It
     names what it finds in its closure, its globals, its object and its arguments.
     """
+    # Which results have required gradients, by their structure: not in each call all do.
+    connected: dict[Any, set[int]] = {}
 
     @functools.wraps(fn, updated=())
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -29,8 +31,10 @@ def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
         if not torch.is_grad_enabled():
             return result
         leaves, spec = tree_flatten(result)
-        floats = [place for place, leaf in enumerate(leaves) if _is_float(leaf)]
-        places = [place for place in floats if leaves[place].requires_grad] or floats
+        numbers = [place for place, leaf in enumerate(leaves) if _has_gradients(leaf)]
+        known = connected.setdefault(spec, set())
+        known.update(place for place in numbers if leaves[place].requires_grad)
+        places = [place for place in numbers if place in known] or numbers
         ends = [leaves[place] for place in places]
         used = {id(leaf) for leaf in leaves_behind(ends)}
         unused = {
@@ -55,12 +59,13 @@ class _Unused(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
         ctx.others = tensors[count:]
-        return tuple(one.view_as(one) for one in tensors[:count])
+        return tuple(one.detach() for one in tensors[:count])
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         return None, *gradients, *map(torch.zeros_like, ctx.others)
 
 
-def _is_float(leaf: Any) -> bool:
-    return isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+def _has_gradients(leaf: Any) -> bool:
+    """Whether a leaf of a result is a tensor that may require a gradient."""
+    return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())

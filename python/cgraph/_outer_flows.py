@@ -11,7 +11,7 @@ import torch
 
 from cgraph._flows import Flow, no_way_back, requires_gradient
 from cgraph._history import nodes_behind
-from cgraph.breaks import Work
+from cgraph.breaks import Breakable, Work
 from cgraph.errors import CaptureError
 
 __all__ = ["OuterFlow", "live_results"]
@@ -27,8 +27,9 @@ class OuterFlow(Flow):
             by their numbers; None for all.
     """
 
-    def __init__(self, work: Work, place: str, arguments: Any) -> None:
-        super().__init__(work, place, arguments)
+    def __init__(self, work: Work, place: str, arguments: Any, divides: Breakable) -> None:
+        super().__init__(work, place, arguments, divides)
+        self._forward = divides
         self.anchor = torch.zeros((), requires_grad=True)
         self.live: frozenset[int] | None = None
         self._references: list[weakref.ref[torch.Tensor]] = []
@@ -68,13 +69,23 @@ class OuterFlow(Flow):
         self._results, self._inner, self._found = {}, {}, []
         found = self._gradients(ends, given, inner, behind, keeps=False)
         self._found = list(zip(behind, found[len(inner) :], strict=True))
-        return tuple(found[: len(inner)])
+        return tuple(
+            torch.zeros_like(one) if gradient is None else gradient
+            for one, gradient in zip(inner, found[: len(inner)], strict=True)
+        )
 
     def run_back(
         self, gradients: tuple[torch.Tensor | None, ...]
     ) -> tuple[torch.Tensor | None, ...]:
         """See :meth:`Flow.run_back`."""
-        return None, *self._divided(self.back, gradients)
+        refusal = None
+        if self.divides is self._forward:
+            refusal = (
+                f"a backward pass inside of the function comes through the break {self._title}, and"
+                " another one is to come for the result: return that detached, or let all backward"
+                " passes come behind the function"
+            )
+        return None, *self._divided(self.back, gradients, refusal)
 
     def require_forgotten(self) -> None:
         """Refuse a break that keeps what has the history of its call, after that was run back.
@@ -92,13 +103,13 @@ class OuterFlow(Flow):
                 " return it from the function"
             )
 
-    def _was_called(self) -> None:
+    def _look_at_first_call(self) -> None:
         self._references = [weakref.ref(one) for one in self._inner.values()]
-        error = self._uses_older()
-        if error is not None:
-            raise error
+        reason = self._uses_older()
+        if reason is not None:
+            raise CaptureError(reason)
 
-    def _ahead(self) -> tuple[torch.Tensor, ...]:
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
         return self.anchor, *self._outer
 
     def _is_kept(self) -> bool:

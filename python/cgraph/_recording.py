@@ -150,8 +150,16 @@ def _record(
                 require_unmoved(plan)
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
-                capture = functools.partial(_captured, run, plan, call, statics, driver, drawn)
-                graph, result = _compiled(capture, plan, rollback, gradients)
+
+                def again() -> None:
+                    """Let all be as before a capture that is thrown away."""
+                    gradients.captures_again()
+                    rollback.rewind()
+
+                capture = functools.partial(
+                    _captured, run, plan, call, statics, driver, drawn, again
+                )
+                graph, result = _compiled(capture, plan, rollback, again)
             outputs, spec = tree_flatten(result)
             rollback.leave_alone(outputs, statics)
             try:
@@ -258,7 +266,7 @@ def _compiled(
     capture: Callable[[Callable[[], bool]], Captured],
     plan: Plan,
     rollback: Rollback,
-    gradients: Gradients,
+    again: Callable[[], None],
 ) -> Captured:
     """Capture as it was written, which shows what it writes and uses; then compiled, if it can be.
 
@@ -266,15 +274,11 @@ def _compiled(
         capture: Captures; it is asked at the end of the function whether the graph is a draft.
         plan: How.
         rollback: What sees the operators.
-        gradients: What becomes of the leaves' gradients.
+        again: Lets all be as before a capture.
     """
 
     def is_draft() -> bool:
         return bool(plan.warmup) and plan.compiles and rollback.has_uncompiled
-
-    def again() -> None:
-        gradients.captures_again()
-        rollback.rewind()
 
     graph, result = capture(is_draft)
     if not is_draft():
@@ -349,6 +353,7 @@ def _captured(
     statics: list[torch.Tensor],
     driver: _driver.Driver,
     generators: Sequence[torch.Generator],
+    again: Callable[[], None],
     is_draft: Callable[[], bool],
 ) -> Captured:
     """Capture on the current stream. A draft is not instantiated, and hooks do not learn of it."""
@@ -377,6 +382,8 @@ def _captured(
         raise _UnseenWritesError
     if plan.only_captures:
         _fill(statics, call, driver)
+    # Nothing has computed the gradients that it has made.
+    again()
     # Only a function with a break is captured in segments, which costs more.
     return SegmentedGraph.capture(
         run,

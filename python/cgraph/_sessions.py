@@ -50,6 +50,7 @@ class Session:
         self._in_break = False
         self._failure: BaseException | None = None
         self._last: Recording | None = None
+        self._flows: list[Flow] = []
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -88,7 +89,10 @@ class Session:
         return result
 
     def _new_break(self, work: Work, args: Any, kwargs: Any) -> Break:
-        flow = None if work.is_pause else self._new_flow(work, (args, kwargs))
+        has_flow = not (work.is_pause or work.is_backward)
+        flow = self._new_flow(work, (args, kwargs)) if has_flow else None
+        if flow is not None:
+            self._flows.append(flow)
         return Break(self.driver, work, (args, kwargs), tuple(self.forks.streams), flow)
 
     def _new_flow(self, work: Work, arguments: Any) -> Flow:
@@ -99,8 +103,8 @@ class Session:
         """End the last segment; the steps of a replay."""
         if self._failure is not None:
             raise CaptureError(
-                "the function went on after a break had raised, and what followed was not captured:"
-                " let the exception out, or catch it inside the break"
+                "the function went on after a break or its backward pass had raised, and what"
+                " followed was not captured: let the exception out, or catch it inside the break"
             ) from self._failure
         self._end(is_last=True)
         for step in self._steps:
@@ -108,6 +112,12 @@ class Session:
                 step.settle()
         self._keep_breaks()
         return self._steps
+
+    def close(self) -> None:
+        """Let go of all, after the end or a failure."""
+        for flow in self._flows:
+            flow.divides = None
+        self._flows, self._steps, self._last = [], [], None
 
     def fail(self, error: BaseException) -> None:
         """Throw everything away."""
@@ -122,7 +132,8 @@ class Session:
                 if isinstance(step, CUDAGraph):
                     resets.callback(step.reset)
         # The exception's frames refer to this.
-        self._steps, self._failure = [], None
+        self._failure = None
+        self.close()
 
     def _keep_breaks(self) -> None:
         """Let the replays in flight of any segment keep what the breaks hold.
@@ -179,7 +190,7 @@ class Forward(Session):
         self.flows: list[OuterFlow] = []
 
     def _new_flow(self, work: Work, arguments: Any) -> Flow:
-        flow = OuterFlow(work, user_line() or "", arguments)
+        flow = OuterFlow(work, user_line() or "", arguments, self)
         self.flows.append(flow)
         return flow
 
@@ -214,8 +225,7 @@ class Break:
         self._streams = streams
         self._modes = Modes.now(driver.device_type)
         self._flow = flow
-        named = f"the break {self.title}", arguments, driver.device_type
-        self._bridge = Bridge(*named, has_flow=flow is not None)
+        self._bridge = Bridge(f"the break {self.title}", arguments, driver.device_type)
 
     def first(self) -> Any:
         """Run it in the capture; what the code behind it gets."""
@@ -256,11 +266,7 @@ class Break:
             CaptureError: The code behind it did with the result what a replay cannot do.
         """
         self._bridge.check()
-        if not isinstance(self._flow, InnerFlow):
-            return
-        self._flow.divides = None
-        if not self._flow.is_used:
-            # Its calls need no history.
+        if self._flow is not None and not self._flow.settle():
             self._flow, self._fn = None, self._work.fn
 
     def _call(self) -> Any:

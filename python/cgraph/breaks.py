@@ -54,12 +54,14 @@ class Work:
         name: What it is called in errors.
         materialize_grads: See :func:`eager_break`.
         is_pause: It has no operators of its own, and may come inside of one of torch's.
+        is_backward: It is part of a backward pass, through which no other one comes.
     """
 
     fn: Callable[..., Any]
     name: str
     materialize_grads: bool = False
     is_pause: bool = False
+    is_backward: bool = False
 
 
 class Breakable(Protocol):
@@ -108,7 +110,8 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     gradients are given to it as arguments, as leaves of the same memory, or are parameters of
     modules that the function names. It must not write to the former in place, register hooks on
     them or keep what has their history; a result must not require a gradient where that of the
-    first call required none. There are no second derivatives.
+    first call required none. There are no second derivatives, and no backward pass inside of a
+    function whose result requires a gradient as well.
 
     Arguments that it has not used in a call get zeros. Parameters that it finds elsewhere and has
     not used get no gradient, as in eager. A backward pass inside of the function cannot leave them
@@ -120,14 +123,16 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
         name: What errors and ``SegmentedGraph.breaks`` call it. Default: its qualified name.
         materialize_grads: Give zeros to parameters that a call has not used, instead of no
             gradient, also outside of a capture. That is said of the parameters of all modules that
-            the function names or gets as arguments. An optimizer does not pass over them then.
-            Without it a function with a backward pass inside runs eagerly if its break uses
-            parameters that are no arguments.
+            the function, its object or its arguments have: let it be one of the module that has
+            them, as each one costs a call some microseconds. An optimizer does not pass over them
+            then. Without it a function with a backward pass inside cannot be captured if its break
+            uses parameters that are no arguments; a graphed one runs eagerly.
 
     Raises:
         ArgumentError: It cannot be called, or it is a generator or coroutine function, whose body
             does not run when it is called.
-        CaptureError: From a call in any other capture.
+        CaptureError: From a call in any other capture, and where a replay cannot do what is said
+            above.
     """
     if fn is None:
         return functools.partial(eager_break, name=name, materialize_grads=materialize_grads)

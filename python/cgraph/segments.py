@@ -169,6 +169,7 @@ class SegmentedGraph(_core.Segments):
                 with on_one_thread():
                     result = body()
                 made = cls(session.finish())
+                session.close()
             _wait(before, stream)
         except BaseException as error:
             try:

@@ -73,6 +73,8 @@ struct Holder {
     name: Py<PyString>,
     value: Py<PyAny>,
     path: Vec<Step>,
+    /// Whether it is the gradient of a leaf that had none, and that a replay gives one.
+    gets_gradient: bool,
 }
 
 /// A key of a dictionary, a place in a list or a tuple, the name of an attribute, or the descriptor of
@@ -178,8 +180,7 @@ impl Fixed {
     /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
     pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
         for holder in &self.holders {
-            // Where nothing was, as the gradient of a leaf, a replay leaves something.
-            if !holder.value.is_none(py) && !holder.is_same(py) {
+            if !holder.gets_gradient && !holder.is_same(py) {
                 return Ok(false);
             }
         }
@@ -281,7 +282,9 @@ impl Holder {
             key,
         };
         let path = path.into_iter().map(step).collect();
+        let is_gradient = name.bind(py).to_cow().is_ok_and(|name| name == "grad");
         Self {
+            gets_gradient: is_gradient && value.is_none(py),
             owner,
             name,
             value,
