@@ -35,35 +35,34 @@ def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
         known = connected.setdefault(spec, set())
         known.update(place for place in numbers if leaves[place].requires_grad)
         places = [place for place in numbers if place in known] or numbers
-        ends = [leaves[place] for place in places]
-        used = {id(leaf) for leaf in leaves_behind(ends)}
+        used = {id(leaf) for leaf in leaves_behind(leaves[place] for place in places)}
         unused = {
             id(one): one
             for module in modules_of((fn, args, kwargs))
             for one in module.parameters()
             if one.requires_grad and id(one) not in used
         }
-        if not ends or not unused:
+        if not places or not unused:
             return result
-        made = _torch.apply(_Unused, len(ends), *ends, *unused.values())
-        for place, end in zip(places, made, strict=True):
-            leaves[place] = end
+        # Each by itself: what one depends on is not to seem to be behind another.
+        for place in places:
+            leaves[place] = _torch.apply(_Unused, leaves[place], *unused.values())
         return tree_unflatten(leaves, spec)
 
     return call
 
 
 class _Unused(torch.autograd.Function):
-    """Passes tensors on, and gives others zeros as gradients."""
+    """Passes a tensor on, and gives others zeros as gradients."""
 
     @staticmethod
-    def forward(ctx: Any, count: int, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        ctx.others = tensors[count:]
-        return tuple(one.detach() for one in tensors[:count])
+    def forward(ctx: Any, end: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
+        ctx.others = others
+        return end.detach()
 
     @staticmethod
-    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        return None, *gradients, *map(torch.zeros_like, ctx.others)
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        return gradient, *map(torch.zeros_like, ctx.others)
 
 
 def _has_gradients(leaf: Any) -> bool:
