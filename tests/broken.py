@@ -11,7 +11,7 @@ from torch import Tensor
 from cgraph import eager_break
 from lab import Lab
 
-__all__ = ["BrokenBackward", "check_equal", "fork_and_break", "scaled", "thrice"]
+__all__ = ["BrokenBackward", "check_equal", "fork_and_break", "raising_in", "scaled", "thrice"]
 
 
 @eager_break
@@ -30,6 +30,25 @@ class BrokenBackward(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
         return scaled(gradient)
+
+
+def raising_in(passes: list[str]) -> Callable[[Tensor], Tensor]:
+    """What doubles, and raises in those of its passes that the list names."""
+
+    class Checked(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, x: Tensor) -> Tensor:
+            if "forward" in passes:
+                raise KeyError("mine")
+            return x * 2
+
+        @staticmethod
+        def backward(ctx: Any, gradient: Tensor) -> Tensor:
+            if "backward" in passes:
+                raise KeyError("mine")
+            return gradient * 2
+
+    return lambda x: Checked.apply(x)
 
 
 def thrice(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import cgraph
 from graphed_calls import near
 from lab import Lab
 
-__all__ = ["Step", "both", "loss_of", "same_parameters", "training"]
+__all__ = ["Step", "both", "loss_of", "passes", "same_parameters", "training"]
 
 Step = Callable[..., Any]
 
@@ -29,6 +29,18 @@ def loss_of(result: Tensor) -> Tensor:
     """A number that each element of a result counts in otherwise."""
     weights = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)
     return (result * weights).sum() + result.square().mean()
+
+
+def passes(net: nn.Module) -> Step:
+    """A forward and a backward pass."""
+
+    def step(*args: Tensor) -> Tensor:
+        net.zero_grad()
+        loss = loss_of(net(*args))
+        loss.backward()
+        return loss.detach()
+
+    return step
 
 
 def same_parameters(mine: nn.Module, eager: nn.Module) -> bool:

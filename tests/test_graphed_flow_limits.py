@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from broken import scaled
+from broken import raising_in, scaled
 from cgraph import eager_break
 from flow_calls import Around, check, step, twins
 from graphed_calls import near, numbers, quiet, same_gradients, states
@@ -43,21 +43,7 @@ def test_writing_in_place_to_shared_memory_runs_eagerly_and_is_right(lab: Lab, k
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_what_a_break_raises_comes_out_and_the_next_call_works(lab: Lab, where: str) -> None:
     raises: list[str] = []
-
-    class Checked(torch.autograd.Function):
-        @staticmethod
-        def forward(ctx: Any, x: Tensor) -> Tensor:
-            if "forward" in raises:
-                raise KeyError("mine")
-            return x * 2
-
-        @staticmethod
-        def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            if "backward" in raises:
-                raise KeyError("mine")
-            return gradient * 2
-
-    graphed, mine, eager = twins(lab, Around(eager_break(lambda x: Checked.apply(x))))
+    graphed, mine, eager = twins(lab, Around(eager_break(raising_in(raises))))
     for _ in range(2):
         check(graphed, mine, eager, leaf(lab, 4, 6))
         raises.append(where)

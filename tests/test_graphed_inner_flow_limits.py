@@ -16,7 +16,7 @@ from cgraph import SegmentedGraph, eager_break
 from cgraph.errors import CaptureError
 from flow_calls import Around
 from graphed_calls import near, quiet, same_gradients, states
-from inner_flow_calls import Step, both, loss_of, same_parameters
+from inner_flow_calls import Step, both, loss_of, passes, same_parameters, training
 from lab import Lab, fresh
 
 plain: Callable[[Tensor], Tensor] = eager_break(lambda x: x * 2)
@@ -119,16 +119,7 @@ def test_a_statistic_beside_what_a_break_materializes_stays_without_history(lab:
             assert not mean.requires_grad
             return self.last(out + mean)
 
-    def make(net: nn.Module) -> Step:
-        def step(x: Tensor) -> Tensor:
-            net.zero_grad()
-            loss = loss_of(net(x))
-            loss.backward()
-            return loss.detach()
-
-        return step
-
-    graphed, eagerly, mine, eager = both(lab, Counting(), make)
+    graphed, eagerly, mine, eager = both(lab, Counting(), passes)
     for sign in (1, -1, 1, -1):
         x = fresh(lab, 4, 6).abs() * sign
         assert near(graphed(x), eagerly(x))
@@ -165,16 +156,7 @@ def test_a_result_that_begins_to_require_a_gradient_inside_a_step_is_refused(lab
     ways: list[Callable[[Tensor], Tensor]] = [torch.Tensor.detach]
     between = eager_break(lambda x: ways[0](x) * 2)
 
-    def make(net: nn.Module) -> Step:
-        def step(x: Tensor) -> Tensor:
-            net.zero_grad()
-            loss = loss_of(net(x))
-            loss.backward()
-            return loss.detach()
-
-        return step
-
-    graphed, eagerly, mine, eager = both(lab, Around(lambda x: x + between(x)), make)
+    graphed, eagerly, mine, eager = both(lab, Around(lambda x: x + between(x)), passes)
     for way in (torch.Tensor.detach, torch.sin, torch.Tensor.detach):
         ways[0] = way
         x = fresh(lab, 4, 6)
@@ -227,19 +209,7 @@ class Computed(Found):
 def test_what_only_unused_results_of_a_break_depend_on_gets_no_gradient(
     lab: Lab, kind: Callable[[], nn.Module]
 ) -> None:
-    def make(net: nn.Module) -> Step:
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1, weight_decay=0.5)
-
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss = loss_of(net(x))
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
-
-    graphed, eagerly, mine, eager = both(lab, kind(), make)
+    graphed, eagerly, mine, eager = both(lab, kind(), training)
     for _ in range(3):
         x = fresh(lab, 4, 6)
         assert near(graphed(x), eagerly(x))

@@ -65,9 +65,9 @@ def test_a_backward_pass_that_meets_no_break_is_captured(lab: Lab) -> None:
     assert torch.equal(y, body())
 
 
-def slope(x: Tensor) -> Tensor:
+def slope(x: Tensor, node: type[BrokenBackward] = BrokenBackward) -> Tensor:
     own = x.detach().requires_grad_()
-    (found,) = torch.autograd.grad((BrokenBackward.apply(own) * own).sum(), own)
+    (found,) = torch.autograd.grad((node.apply(own) * own).sum(), own)
     return cast("Tensor", found * 2)
 
 
@@ -83,32 +83,25 @@ def test_a_break_in_a_backward_pass_runs_in_each_replay(lab: Lab) -> None:
     assert run.report().captured == 1
 
 
-def test_a_break_in_a_backward_pass_that_raises_leaves_nothing_behind(lab: Lab) -> None:
-    @eager_break
-    def raising(_: Tensor) -> Tensor:
-        raise KeyError("mine")
+@eager_break
+def raising(_: Tensor) -> Tensor:
+    raise KeyError("mine")
 
+
+def test_a_break_in_a_backward_pass_that_raises_leaves_nothing_behind(lab: Lab) -> None:
     class Raising(BrokenBackward):
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
             return raising(gradient)
 
-    def body(x: Tensor) -> Tensor:
-        own = x.detach().requires_grad_()
-        return torch.autograd.grad((Raising.apply(own) * own).sum(), own)[0]
-
     x = fresh(lab, 8)
     with pytest.raises(KeyError, match="mine"):
-        SegmentedGraph.capture(lambda: body(x))
+        SegmentedGraph.capture(lambda: slope(x, Raising))
     graph, y = SegmentedGraph.capture(lambda: slope(x))
     check_equal(graph.replay, y, slope, x)
 
 
 def test_a_break_in_a_backward_pass_that_goes_on_after_it_has_raised_is_refused(lab: Lab) -> None:
-    @eager_break
-    def raising(_: Tensor) -> Tensor:
-        raise KeyError("mine")
-
     class Swallowing(BrokenBackward):
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
@@ -117,13 +110,9 @@ def test_a_break_in_a_backward_pass_that_goes_on_after_it_has_raised_is_refused(
             except KeyError:
                 return gradient
 
-    def body(x: Tensor) -> Tensor:
-        own = x.detach().requires_grad_()
-        return torch.autograd.grad((Swallowing.apply(own) * own).sum(), own)[0]
-
     x = fresh(lab, 8)
     with pytest.raises(CaptureError, match="went on after a break"):
-        SegmentedGraph.capture(lambda: body(x))
+        SegmentedGraph.capture(lambda: slope(x, Swallowing))
     graph, y = SegmentedGraph.capture(lambda: scaled(x))
     check_equal(graph.replay, y, scaled, x)
 

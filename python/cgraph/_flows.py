@@ -12,6 +12,7 @@ of it with it (``_inner_flows.py``).
 from __future__ import annotations
 
 import functools
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -28,7 +29,7 @@ from cgraph.errors import CallableError, CaptureError
 __all__ = ["Flow", "no_way_back", "requires_gradient"]
 
 
-class Flow:
+class Flow(ABC):
     """A break whose calls have a history of their own.
 
     Args:
@@ -130,10 +131,11 @@ class Flow:
             leaves[place] = end
         return tree_unflatten(leaves, spec)
 
+    @abstractmethod
     def run_back(
         self, gradients: tuple[torch.Tensor | None, ...]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Let the backward pass that is being captured have a break here; subclasses say which.
+        """Let the backward pass that is being captured have a break here.
 
         Returns:
             Gradients of what :meth:`connected` has put before the node in the history.
@@ -141,19 +143,18 @@ class Flow:
         Raises:
             CaptureError: None is, one that cannot be divided, or one that has a history itself.
         """
-        raise NotImplementedError
 
     def settle(self) -> bool:
         """End the capture of the forward pass; whether calls still need the flow."""
         return True
 
+    @abstractmethod
     def _look_at_first_call(self) -> None:
-        """Note what it has recorded; subclasses say what."""
-        raise NotImplementedError
+        """Note what it has recorded."""
 
+    @abstractmethod
     def _inputs(self) -> tuple[torch.Tensor, ...]:
-        """What comes before the node in the history; subclasses say what."""
-        raise NotImplementedError
+        """What comes before the node in the history."""
 
     def _divided(
         self,

@@ -97,7 +97,7 @@ class InnerFlow(Flow):
 
     def settle(self) -> bool:
         """See :meth:`Flow.settle`."""
-        self.divides, self._is_captured = None, True
+        self._is_captured = True
         if self._passes:
             return True
         self._forget()

@@ -123,9 +123,7 @@ def _record(
 
             try:
                 with breakable(breaks):
-                    eager_seconds = _warm_up(
-                        run, plan, rollback, driver, begins, lambda: breaks.are_met
-                    )
+                    eager_seconds = _warm_up(run, plan, rollback, driver, begins, breaks)
             except (CaptureError, NotReadyError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
@@ -218,11 +216,11 @@ def _warm_up(
     rollback: Rollback,
     driver: _driver.Driver,
     begins: Callable[[], None],
-    has_breaks: Callable[[], bool],
+    breaks: _Calls,
 ) -> float | None:
     """Call the function; the seconds of the last call, if they are asked for.
 
-    ``begins`` is called when each call begins, and ``has_breaks`` tells whether one had a break.
+    ``begins`` is called when each call begins, and ``breaks`` knows whether one had a break.
 
     The first call loads what is loaded only once, and shows what is to be put back. So one that is
     timed comes after another one.
@@ -241,7 +239,7 @@ def _warm_up(
             generators += rollback.generators_of(driver.device_type)
         aside = rollback.aside() if is_compiled else nullcontext()
         # What a thread sets up is there before the capture, which has one.
-        alone = on_one_thread() if has_breaks() else nullcontext()
+        alone = on_one_thread() if breaks.are_met else nullcontext()
         with draws_on(generators), aside, alone:
             run()
 

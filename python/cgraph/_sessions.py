@@ -15,7 +15,6 @@ from cgraph._flows import Flow
 from cgraph._forks import Forks
 from cgraph._inner_flows import InnerFlow
 from cgraph._modes import Modes
-from cgraph._outer_flows import OuterFlow
 from cgraph._sim_pools import SimMemPool
 from cgraph._source import user_line
 from cgraph._torch import tree_iter, tree_map
@@ -23,21 +22,34 @@ from cgraph.breaks import Work
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 
-__all__ = ["Break", "Forward", "RandomState", "Session"]
+__all__ = ["Break", "RandomState", "Session"]
 
 
 class Session:
     """The capture of one function, segment by segment.
+
+    Args:
+        stream: The stream of the captures.
+        pool: Their pool.
+        mode: Their error mode.
+        generators: What random numbers are drawn from besides the default generator.
+        flow: How gradients get back through breaks.
 
     Attributes:
         driver: The driver in force.
         stream: The stream of the captures.
         generators: What random numbers are drawn from besides the default generator.
         forks: The side streams.
+        flows: How gradients get back through each of the breaks.
     """
 
     def __init__(
-        self, stream: Any, pool: Pool, mode: str, generators: Sequence[torch.Generator]
+        self,
+        stream: Any,
+        pool: Pool,
+        mode: str,
+        generators: Sequence[torch.Generator],
+        flow: type[Flow] = InnerFlow,
     ) -> None:
         self.driver = _driver.current()
         self.stream = stream
@@ -50,7 +62,8 @@ class Session:
         self._in_break = False
         self._failure: BaseException | None = None
         self._last: Recording | None = None
-        self._flows: list[Flow] = []
+        self.flows: list[Flow] = []
+        self._flow = flow
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -89,15 +102,13 @@ class Session:
         return result
 
     def _new_break(self, work: Work, args: Any, kwargs: Any) -> Break:
-        has_flow = not (work.is_pause or work.is_backward)
-        flow = self._new_flow(work, (args, kwargs)) if has_flow else None
-        if flow is not None:
-            self._flows.append(flow)
-        return Break(self.driver, work, (args, kwargs), tuple(self.forks.streams), flow)
-
-    def _new_flow(self, work: Work, arguments: Any) -> Flow:
-        """How gradients get back through a break; it may record them where its caller does not."""
-        return InnerFlow(work, user_line() or "", arguments, self)
+        given, streams = (args, kwargs), tuple(self.forks.streams)
+        if work.is_pause or work.is_backward:
+            return Break(self.driver, work, given, streams)
+        # Whether or not gradients are recorded here: it may record what it does.
+        flow = self._flow(work, user_line() or "", given, self)
+        self.flows.append(flow)
+        return Break(self.driver, work, given, streams, flow)
 
     def finish(self) -> list[CUDAGraph | Break]:
         """End the last segment; the steps of a replay."""
@@ -115,9 +126,9 @@ class Session:
 
     def close(self) -> None:
         """Let go of all, after the end or a failure."""
-        for flow in self._flows:
+        for flow in self.flows:
             flow.divides = None
-        self._flows, self._steps, self._last = [], [], None
+        self._steps, self._last = [], None
 
     def fail(self, error: BaseException) -> None:
         """Throw everything away."""
@@ -174,25 +185,6 @@ class Session:
         if segment is not None:
             segment._abandon(error)
             segment.reset()
-
-
-class Forward(Session):
-    """The capture of a forward pass, whose breaks gradients get back through.
-
-    Attributes:
-        flows: The breaks that were called where gradients are recorded.
-    """
-
-    def __init__(
-        self, stream: Any, pool: Pool, mode: str, generators: Sequence[torch.Generator]
-    ) -> None:
-        super().__init__(stream, pool, mode, generators)
-        self.flows: list[OuterFlow] = []
-
-    def _new_flow(self, work: Work, arguments: Any) -> Flow:
-        flow = OuterFlow(work, user_line() or "", arguments, self)
-        self.flows.append(flow)
-        return flow
 
 
 class Break:

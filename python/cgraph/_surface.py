@@ -12,7 +12,8 @@ from cgraph import _driver, _torch
 from cgraph._conditions import WarmupError, has_moved
 from cgraph._flows import no_way_back
 from cgraph._history import leaves_behind
-from cgraph._sessions import Forward
+from cgraph._outer_flows import OuterFlow
+from cgraph._sessions import Session
 from cgraph.breaks import GradientBreakError, Work, innermost
 from cgraph.errors import CallableError
 
@@ -109,8 +110,8 @@ class Surface(torch.nn.Module):
             raise WarmupError(error) from error
         known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
         session = innermost()
-        if isinstance(session, Forward):
-            known.update(id(flow.anchor) for flow in session.flows)
+        flows = session.flows if isinstance(session, Session) else ()
+        known.update(id(flow.anchor) for flow in flows if isinstance(flow, OuterFlow))
         outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
         if all(_torch.is_spent(one) for one in outputs if one.requires_grad):
             raise NoGradientError

@@ -17,7 +17,7 @@ from cgraph import _core, _driver, _torch
 from cgraph._collector import collections_held_off
 from cgraph._driver import Handle, Pool
 from cgraph._outer_flows import OuterFlow
-from cgraph._sessions import Break, Forward, RandomState, Session
+from cgraph._sessions import Break, RandomState, Session
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
@@ -117,9 +117,9 @@ class SegmentedGraph(_core.Segments):
             The segments, what the function has returned, and its breaks where gradients are
             recorded, for :meth:`_backward`.
         """
-        session = Forward(stream, pool, capture_error_mode, ())
+        session = Session(stream, pool, capture_error_mode, (), OuterFlow)
         made, result = cls._made(session, body, statics)
-        return made, result, tuple(session.flows)
+        return made, result, tuple(one for one in session.flows if isinstance(one, OuterFlow))
 
     @classmethod
     def _backward(
