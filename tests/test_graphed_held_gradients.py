@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -38,6 +40,36 @@ def test_a_training_loop_holds_nothing(lab: Lab, on_held: Any) -> None:
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
+
+
+@pytest.mark.parametrize("on_held", ["warn", "raise"])
+@pytest.mark.parametrize(
+    ("is_view", "has_gradients"), [(False, False), (True, False), (False, True)]
+)
+def test_a_result_that_another_thread_is_about_to_let_go_is_not_told(
+    lab: Lab, on_held: Any, is_view: bool, has_gradients: bool
+) -> None:
+    net = network(lab).requires_grad_(has_gradients)
+    graphed = cgraph.graphed(net, on_held=on_held)
+
+    def let_go(held: list[Tensor], go: threading.Event) -> None:
+        go.wait()
+        time.sleep(0.02)
+        held.clear()
+
+    graphed(fresh(lab, 4, 6))
+    for _ in range(2):
+        held = [graphed(fresh(lab, 4, 6))]
+        if has_gradients:
+            held[0].sum().backward()
+        held = [held[0][:2]] if is_view else held
+        go = threading.Event()
+        thread = threading.Thread(target=let_go, args=(held, go))
+        thread.start()
+        x = fresh(lab, 4, 6)
+        go.set()
+        assert near(graphed(x), net(x))  # no warning
+        thread.join()
 
 
 @pytest.mark.parametrize("on_held", ["warn", "raise"])

@@ -6,6 +6,7 @@ import dis
 import functools
 import inspect
 import sys
+import time
 import warnings
 from collections.abc import Mapping
 from contextlib import suppress
@@ -76,8 +77,8 @@ class Holding:
             return
         if lent is not None and not is_returned:
             given = _Given(args, kwargs or {}, are_kept, sys._getframe(1))
-            count -= given.references(lent)
-            if count <= _assigned_next(lent, given):
+            count -= given.references(lent) + _assigned_next(lent, given)
+            if count <= 0:
                 return
         if lent is not None and is_returned and storages is not None:
             return
@@ -92,6 +93,10 @@ class Holding:
                 return
             lent = None
         line, there = user_line(), _line(site)
+        if self._policy != "raise" and (line, there) in self._warned:
+            return
+        if _is_let_go(storages, place, lent, count):
+            return
         here = short_place(line)
         what = "output" if lent is not None else "memory of output"
         does = "overwrites" if is_own else "may overwrite"
@@ -104,9 +109,8 @@ class Holding:
         )
         if self._policy == "raise":
             raise StateError(text)
-        if (line, there) not in self._warned:
-            self._warned.add((line, there))
-            warnings.warn(text, stacklevel=levels_to_user())
+        self._warned.add((line, there))
+        warnings.warn(text, stacklevel=levels_to_user())
 
 
 class Lent:
@@ -157,6 +161,37 @@ def _references_of_one() -> int:
     """How many references an object has that only a local variable holds, while it is asked."""
     one = object()
     return sys.getrefcount(one)
+
+
+# How long another thread gets to let a result go, in seconds.
+_PATIENCE = 0.2
+
+
+def _is_let_go(
+    storages: Mapping[int, _core.Storage] | None, place: int, lent: torch.Tensor | None, count: int
+) -> bool:
+    """Whether nobody has a result any more as soon as other threads have run.
+
+    What a backward pass raises on a thread of autograd's stays there for a moment, with the frames
+    that it came through, although the caller has caught it.
+
+    Args:
+        storages: What each output lies in, if views are looked for.
+        place: The number of the output.
+        lent: What was returned; None if only views of it are left.
+        count: How many references are to go.
+    """
+    rest = sys.getrefcount(lent) - count
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        time.sleep(0.001)
+        if lent is not None:
+            is_held = sys.getrefcount(lent) > rest
+        else:
+            is_held = storages is not None and storages[place].is_held
+        if not is_held:
+            return True
+    return False
 
 
 class _Given:
