@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import threading
 import time
 from typing import Any
@@ -16,6 +17,10 @@ from cgraph.errors import StateError
 from graphed_calls import near
 from lab import Lab, fresh
 from networks import network
+
+HELD_AS = pytest.mark.parametrize(
+    ("is_view", "has_gradients"), [(False, False), (True, False), (False, True)]
+)
 
 
 def test_a_result_with_gradients_that_is_kept_is_told_with_both_lines(lab: Lab) -> None:
@@ -43,9 +48,7 @@ def test_a_training_loop_holds_nothing(lab: Lab, on_held: Any) -> None:
 
 
 @pytest.mark.parametrize("on_held", ["warn", "raise"])
-@pytest.mark.parametrize(
-    ("is_view", "has_gradients"), [(False, False), (True, False), (False, True)]
-)
+@HELD_AS
 def test_a_result_that_another_thread_is_about_to_let_go_is_not_told(
     lab: Lab, on_held: Any, is_view: bool, has_gradients: bool
 ) -> None:
@@ -70,6 +73,28 @@ def test_a_result_that_another_thread_is_about_to_let_go_is_not_told(
         go.set()
         assert near(graphed(x), net(x))  # no warning
         thread.join()
+
+
+@pytest.mark.parametrize("on_held", ["warn", "raise"])
+@HELD_AS
+def test_a_result_that_only_garbage_holds_is_not_told(
+    lab: Lab, on_held: Any, is_view: bool, has_gradients: bool
+) -> None:
+    net = network(lab).requires_grad_(has_gradients)
+    graphed = cgraph.graphed(net, on_held=on_held)
+    gc.disable()
+    try:
+        for _ in range(3):
+            result = graphed(fresh(lab, 4, 6))
+            if has_gradients:
+                result.sum().backward()
+            circle: list[Any] = [result[:2] if is_view else result]
+            circle.append(circle)
+            del circle, result
+            x = fresh(lab, 4, 6)
+            assert near(graphed(x), net(x))  # no warning
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("on_held", ["warn", "raise"])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import functools
+import gc
 import inspect
 import sys
 import time
@@ -170,10 +171,11 @@ _PATIENCE = 0.2
 def _is_let_go(
     storages: Mapping[int, _core.Storage] | None, place: int, lent: torch.Tensor | None, count: int
 ) -> bool:
-    """Whether nobody has a result any more as soon as other threads have run.
+    """Whether nobody has a result any more once other threads have run, or garbage is collected.
 
     What a backward pass raises on a thread of autograd's stays there for a moment, with the frames
-    that it came through, although the caller has caught it.
+    that it came through, although the caller has caught it. Circles of frames are left by what
+    torch imports in a first call.
 
     Args:
         storages: What each output lies in, if views are looked for.
@@ -182,16 +184,18 @@ def _is_let_go(
         count: How many references are to go.
     """
     rest = sys.getrefcount(lent) - count
-    end = time.monotonic() + _PATIENCE
-    while time.monotonic() < end:
-        time.sleep(0.001)
+
+    def is_held() -> bool:
         if lent is not None:
-            is_held = sys.getrefcount(lent) > rest
-        else:
-            is_held = storages is not None and storages[place].is_held
-        if not is_held:
-            return True
-    return False
+            return sys.getrefcount(lent) > rest
+        return storages is not None and storages[place].is_held
+
+    end = time.monotonic() + _PATIENCE
+    while is_held() and time.monotonic() < end:
+        time.sleep(0.001)
+    if is_held():
+        gc.collect()
+    return not is_held()
 
 
 class _Given:
