@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import cgraph
+from cgraph._collector import collections_held_off
 from cgraph.errors import StateError
 from graphed_calls import near
 from lab import Lab, fresh
@@ -95,6 +96,26 @@ def test_a_result_that_only_garbage_holds_is_not_told(
             assert near(graphed(x), net(x))  # no warning
     finally:
         gc.enable()
+
+
+def test_garbage_is_left_while_a_capture_holds_collections_off(lab: Lab) -> None:
+    graphed = cgraph.graphed(network(lab).requires_grad_(False))
+    circle: list[Any] = [graphed(fresh(lab, 4, 6))]
+    circle.append(circle)
+    del circle
+    with collections_held_off(), pytest.warns(UserWarning, match="is still referenced"):
+        graphed(fresh(lab, 4, 6))
+
+
+def test_a_view_is_told_of_where_only_its_result_is_let_go(lab: Lab) -> None:
+    graphed = cgraph.graphed(network(lab).requires_grad_(False))
+    circle: list[Any] = [graphed(fresh(lab, 4, 6))]
+    view = circle[0].data
+    circle.append(circle)
+    del circle
+    with pytest.warns(UserWarning, match="is still referenced"):
+        graphed(fresh(lab, 4, 6))
+    del view
 
 
 @pytest.mark.parametrize("on_held", ["warn", "raise"])

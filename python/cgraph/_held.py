@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dis
 import functools
-import gc
 import inspect
 import sys
 import time
@@ -18,6 +17,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._busy import is_busy
+from cgraph._collector import collect_garbage
 from cgraph._options import OnHeld
 from cgraph._source import is_omitted, levels_to_user, user_frame, user_line
 from cgraph._text import short_place
@@ -186,15 +186,15 @@ def _is_let_go(
     rest = sys.getrefcount(lent) - count
 
     def is_held() -> bool:
-        if lent is not None:
-            return sys.getrefcount(lent) > rest
-        return storages is not None and storages[place].is_held
+        # Behind it there may be views of it.
+        is_lent_held = lent is not None and sys.getrefcount(lent) > rest
+        return is_lent_held or (storages is not None and storages[place].is_held)
 
     end = time.monotonic() + _PATIENCE
     while is_held() and time.monotonic() < end:
         time.sleep(0.001)
     if is_held():
-        gc.collect()
+        collect_garbage()
     return not is_held()
 
 
