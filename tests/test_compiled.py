@@ -15,7 +15,7 @@ from torch import nn
 
 import cgraph
 from cgraph import _torch
-from cgraph._rollback import Rollback
+from cgraph._state.rollback import Rollback
 from cgraph.errors import CaptureError
 from cgraph.sim import Simulator
 from graphed_calls import near, same_gradients

@@ -11,8 +11,8 @@ import pytest
 
 MODULES = [
     "cgraph",
-    "cgraph._differences",
-    "cgraph._rollback",
+    "cgraph._functions.debug.differences",
+    "cgraph._state.rollback",
     "cgraph._text",
     "cgraph.breaks",
     "cgraph.dryrun",

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import cgraph
-from cgraph._collector import collections_held_off
+from cgraph._captures.collector import collections_held_off
 from cgraph.errors import StateError
 from graphed_calls import near
 from lab import Lab, fresh

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph._graphed import Graphed
+from cgraph._callables.graphed import Graphed
 from cgraph.errors import ArgumentError
 from cgraph.functions import GraphedFunction
 from graphed_calls import eager_calls, near, numbers, same_gradients

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 import cgraph
-from cgraph._recorded import Recorded
+from cgraph._recording.recorded import Recorded
 from cgraph.errors import CaptureError, StateError
 from graphed_calls import resetting, states
 from lab import Lab, fresh

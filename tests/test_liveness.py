@@ -12,8 +12,8 @@ import torch
 
 import cgraph
 from cgraph import _source
-from cgraph._blocks import Blocks
-from cgraph._liveness import Check, Outside, Watch
+from cgraph._captures.blocks import Blocks
+from cgraph._captures.liveness import Check, Outside, Watch
 from cgraph.errors import LivenessError
 from lab import Lab, fresh
 

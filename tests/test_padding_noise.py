@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 import cgraph
-from cgraph import _trying
-from cgraph._noise import Noise
+from cgraph._functions.padding import trying
+from cgraph._recording.noise import Noise
 from lab import SimLab, fresh
 
 ROWS = 50
@@ -77,7 +77,7 @@ def test_infinite_elements_are_compared_as_they_are() -> None:
 def test_a_row_that_flips_now_and_then_is_no_leak(
     sim: SimLab, monkeypatch: pytest.MonkeyPatch, seed: int, is_leaking: bool
 ) -> None:
-    replayed, chance = _trying._replayed, random.Random(seed)
+    replayed, chance = trying._replayed, random.Random(seed)
 
     def noisy(*args: Any) -> Any:
         leaves, spec = replayed(*args)
@@ -87,7 +87,7 @@ def test_a_row_that_flips_now_and_then_is_no_leak(
     def score(x: Tensor) -> Tensor:
         return x * 2 + (x.abs().amax() if is_leaking else 0)
 
-    monkeypatch.setattr(_trying, "_replayed", noisy)
+    monkeypatch.setattr(trying, "_replayed", noisy)
     graphed = cgraph.graphed(score, sizes=[8])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -104,7 +104,7 @@ def test_a_row_that_flips_now_and_then_is_no_leak(
 def test_rows_that_flip_each_now_and_then_are_no_leak(
     sim: SimLab, monkeypatch: pytest.MonkeyPatch, seed: int, is_leaking: bool
 ) -> None:
-    replayed, chance = _trying._replayed, torch.Generator().manual_seed(seed)
+    replayed, chance = trying._replayed, torch.Generator().manual_seed(seed)
 
     def noisy(*args: Any) -> Any:
         leaves, spec = replayed(*args)
@@ -117,7 +117,7 @@ def test_rows_that_flip_each_now_and_then_are_no_leak(
         leak = x[-1:].abs() * 1e-5 if is_leaking else 0
         return x * 2, x * 3 + leak
 
-    monkeypatch.setattr(_trying, "_replayed", noisy)
+    monkeypatch.setattr(trying, "_replayed", noisy)
     graphed = cgraph.graphed(scores, sizes=[128])
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -179,7 +179,7 @@ def test_one_number_for_each_row_is_enough(sim: SimLab) -> None:
 def test_a_row_that_is_wrong_now_and_then_leaks(
     sim: SimLab, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    replayed, chance, runs = _trying._replayed, random.Random(seed), []  # type: ignore[var-annotated]
+    replayed, chance, runs = trying._replayed, random.Random(seed), []  # type: ignore[var-annotated]
 
     def racing(*args: Any) -> Any:
         leaves, spec = replayed(*args)
@@ -188,7 +188,7 @@ def test_a_row_that_is_wrong_now_and_then_leaks(
             leaves[0][0] = 0
         return leaves, spec
 
-    monkeypatch.setattr(_trying, "_replayed", racing)
+    monkeypatch.setattr(trying, "_replayed", racing)
     graphed = cgraph.graphed(lambda x: x * 2, sizes=[8])
     with pytest.warns(UserWarning, match="padding to 8 rows is not safe"):
         graphed(fresh(sim, 6, 100) + 9)
@@ -230,7 +230,7 @@ def test_undefined_complex_numbers_hide_no_leak(sim: SimLab) -> None:
 def test_a_whole_number_that_flips_now_and_then_excuses_no_leak_in_its_row(
     sim: SimLab, monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
-    replayed, chance = _trying._replayed, torch.Generator().manual_seed(seed)
+    replayed, chance = trying._replayed, torch.Generator().manual_seed(seed)
 
     def noisy(*args: Any) -> Any:
         leaves, spec = replayed(*args)
@@ -243,7 +243,7 @@ def test_a_whole_number_that_flips_now_and_then_excuses_no_leak_in_its_row(
         places[1:2] += torch.randint(1000, (1,))  # so that nobody knows what is right
         return places
 
-    monkeypatch.setattr(_trying, "_replayed", noisy)
+    monkeypatch.setattr(trying, "_replayed", noisy)
     graphed = cgraph.graphed(best, sizes=[128])
     with pytest.warns(UserWarning, match="depends on what the padding rows contain"):
         graphed(fresh(sim, 100, 20).abs() + 1)

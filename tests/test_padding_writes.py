@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import cgraph
-from cgraph import _writes
-from cgraph._writes import Writes
+from cgraph._functions.padding import writes
+from cgraph._functions.padding.writes import Writes
 from lab import SimLab, fresh
 
 DTYPES = [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.complex64, torch.complex128]
@@ -83,7 +83,7 @@ def test_places_that_depend_on_the_contents_of_padding_are_refused(count: int) -
 
 
 def test_buffers_of_many_parts_are_compared_as_a_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(_writes, "_PART", 7)
+    monkeypatch.setattr(writes, "_PART", 7)
     for dtype in DTYPES:
         test_rows_behind_those_of_the_call_may_be_written(dtype)
         test_what_the_call_writes_must_stay_as_it_is(dtype)

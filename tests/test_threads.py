@@ -11,7 +11,8 @@ import pytest
 import torch
 
 import cgraph
-from cgraph import _cuda, _driver
+from cgraph import _driver
+from cgraph._captures import cuda
 from lab import Lab, captured, fresh
 
 
@@ -43,7 +44,7 @@ def test_threads_that_ask_for_the_driver_at_once_get_the_same(
             time.sleep(0.05)
 
     monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
-    monkeypatch.setattr(_cuda, "Cuda", Slow)
+    monkeypatch.setattr(cuda, "Cuda", Slow)
     monkeypatch.setattr(_driver, "_cuda", None)
     found: list[object] = []
     in_threads(*[lambda: found.append(_driver.current())] * 4)

@@ -16,9 +16,9 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from cgraph import errors, hooks, labels, sim
+from cgraph._captures.footprint import record_memory
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
-from cgraph._footprint import record_memory
 from cgraph.callables import make_graphed_callables
 from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all

@@ -17,8 +17,8 @@ from cgraph.labels import Label
 if TYPE_CHECKING:
     import torch
 
-    from cgraph._footprint import Footprint, PoolState
-    from cgraph._labels import Recorder
+    from cgraph._captures.footprint import Footprint, PoolState
+    from cgraph._captures.labels import LabelRecorder
     from cgraph.mempool import MemPool
 
 __all__ = [
@@ -130,7 +130,7 @@ class Driver(Protocol):
         mode: str,
         check_liveness: bool,
         generators: list[Any],
-        labels: Recorder | None = None,
+        labels: LabelRecorder | None = None,
         statics: Sequence[Any] = (),
         resumes: Recording | None = None,
     ) -> Recording:
@@ -207,7 +207,7 @@ def current() -> Driver:
     if name != "cuda":
         raise ArgumentError(f'CGRAPH_DRIVER is {name!r}, expected "cuda" or "sim"')
     if _cuda is None:
-        from cgraph._cuda import Cuda
+        from cgraph._captures.cuda import Cuda
 
         # Keys belong to a driver: two threads must not get one each.
         with _making:

@@ -17,9 +17,9 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._callables.graphed import Graphed, Sample
+from cgraph._callables.passes import Captures, DividedCaptures, name_of, parameters_of, warm_up
 from cgraph._driver import Pool
-from cgraph._graphed import Graphed, Sample
-from cgraph._passes import Captures, DividedCaptures, name_of, parameters_of, warm_up
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CallableError, StateError
 from cgraph.graphs import graph_pool_handle

@@ -10,8 +10,8 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver, data
+from cgraph._captures.labels import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
-from cgraph._labels import Recorder
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CgraphError, StateError, add_note
 from cgraph.labels import Label
@@ -71,7 +71,7 @@ class CUDAGraph(_core.Graph):
     """How many nodes the capture recorded."""
     _labels: dict[int, Label]
     """Where the template's nodes come from, by raw node."""
-    _recorder: Recorder | None
+    _recorder: LabelRecorder | None
     """Records the labels of the next capture."""
     _statics: Sequence[Any]
     """The tensors that replays of the next capture copy to; see ``_feeder()``."""
@@ -420,7 +420,7 @@ class CUDAGraph(_core.Graph):
             reason = recording.abandon()
         except Exception as failure:  # the body's own exception is the one to come out
             reason = f"{failure} (while the capture was abandoned)"
-        from cgraph._findings import blame
+        from cgraph._explanation.findings import blame
 
         lines = []
         if (culprit := blame(error, reason is not None)) is not None:

@@ -20,13 +20,13 @@ from os import PathLike
 from typing import Any, TextIO
 
 from cgraph import _driver
-from cgraph._busy import busy
-from cgraph._footprint import record_memory
-from cgraph._gradients import Gradients
-from cgraph._recording import again_compiled
-from cgraph._rollback import Rollback
-from cgraph._stepping import Steps
-from cgraph._surroundings import tensors_of
+from cgraph._captures.footprint import record_memory
+from cgraph._recording.busy import busy
+from cgraph._recording.capture import again_compiled
+from cgraph._state.gradients import Gradients
+from cgraph._state.rollback import Rollback
+from cgraph._state.stepping import Steps
+from cgraph._state.surroundings import tensors_of
 from cgraph._text import in_units
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError

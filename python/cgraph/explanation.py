@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from cgraph import _core, _driver
-from cgraph._busy import busy
-from cgraph._findings import KINDS, Finding, Log
+from cgraph._explanation.findings import KINDS, Finding, Log
+from cgraph._recording.busy import busy
 from cgraph._text import table
 from cgraph.breaks import breakable
 from cgraph.errors import ArgumentError, CaptureError, add_note
@@ -110,7 +110,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
     driver = _driver.current()
     if driver.is_capturing():
         raise CaptureError("explain() inside a capture: end the capture before")
-    from cgraph._inspector import inspected
+    from cgraph._explanation.inspector import inspected
 
     log = Log()
     stream = driver.new_stream()

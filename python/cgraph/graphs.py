@@ -12,9 +12,9 @@ from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ClassVar
 
 from cgraph import _driver, _torch
-from cgraph._collector import collections_held_off
+from cgraph._captures.collector import collections_held_off
+from cgraph._captures.labels import LabelRecorder
 from cgraph._driver import Handle, Pool
-from cgraph._labels import Recorder
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import ArgumentError, CaptureError, ForeignError, StateError
 from cgraph.labels import parse_config
@@ -133,7 +133,7 @@ class graph:
             entered.enter_context(collections_held_off())
             try:
                 self.cuda_graph._recorder = (
-                    Recorder(self._label_config) if self.enable_annotations else None
+                    LabelRecorder(self._label_config) if self.enable_annotations else None
                 )
                 self.cuda_graph.capture_begin(
                     pool=self.pool,

@@ -20,8 +20,9 @@ from dataclasses import asdict, dataclass
 from os import PathLike
 from typing import Any, Literal, TextIO
 
-from cgraph import _report_page, _report_text
-from cgraph._advice import FIXES, advice
+from cgraph._reports import text
+from cgraph._reports.advice import FIXES, advice
+from cgraph._reports.page import fragment, page
 
 __all__ = ["FIXES", "FunctionReport", "KeyReport", "Report", "Rerecording", "State"]
 
@@ -123,7 +124,7 @@ class _Shown(ABC):
 
     def __str__(self) -> str:
         """A table of the keys of each function, and what is to be said of them below it."""
-        return _report_text.text(self._functions)
+        return text.text(self._functions)
 
     def show(self, file: TextIO | None = None) -> None:
         """Print the tables, to standard output unless a file is given."""
@@ -135,15 +136,15 @@ class _Shown(ABC):
         Args:
             path: The file to write it to, if it is given.
         """
-        page = _report_page.page(self._functions)
+        whole = page(self._functions)
         if path is not None:
             with open(path, "w", encoding="utf-8") as file:
-                file.write(page)
-        return page
+                file.write(whole)
+        return whole
 
     def _repr_html_(self) -> str:
         """The page's content, for notebooks."""
-        return _report_page.fragment(self._functions)
+        return fragment(self._functions)
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from cgraph import _core, _driver, _torch
-from cgraph._collector import collections_held_off
+from cgraph._breaks.outer_flows import OuterFlow
+from cgraph._breaks.sessions import Break, RandomState, Session
+from cgraph._captures.collector import collections_held_off
 from cgraph._driver import Handle, Pool
-from cgraph._outer_flows import OuterFlow
-from cgraph._sessions import Break, RandomState, Session
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError

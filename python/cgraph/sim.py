@@ -30,8 +30,8 @@ from cgraph.errors import ArgumentError, CaptureError, ForeignError
 if TYPE_CHECKING:
     import torch
 
-    from cgraph._footprint import PoolState
-    from cgraph._labels import Recorder
+    from cgraph._captures.footprint import PoolState
+    from cgraph._captures.labels import LabelRecorder
     from cgraph.mempool import MemPool
 
 __all__ = ["Simulator", "default", "use"]
@@ -65,7 +65,7 @@ class Simulator:
         self.asynchronous = asynchronous
         self.default_stream = _core.Stream(self.device, handle=0)
         self._current = threading.local()
-        from cgraph._sim_pools import Pools
+        from cgraph._captures.sim_pools import Pools
 
         self.pools = Pools(self.device)
 
@@ -112,12 +112,12 @@ class Simulator:
         mode: str,
         check_liveness: bool,
         generators: list[Any],
-        labels: Recorder | None = None,
+        labels: LabelRecorder | None = None,
         statics: Sequence[Any] = (),
         resumes: _driver.Recording | None = None,
     ) -> _driver.Recording:
         """Begin a capture on the current stream."""
-        from cgraph._sim import Recording
+        from cgraph._captures.sim import Recording
 
         if self.is_capturing():
             raise CaptureError(
@@ -140,7 +140,7 @@ class Simulator:
 
     def mem_pool_class(self) -> type[MemPool]:
         """The class of its pools."""
-        from cgraph._sim_pools import SimMemPool
+        from cgraph._captures.sim_pools import SimMemPool
 
         return SimMemPool
 

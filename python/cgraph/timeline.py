@@ -224,15 +224,15 @@ class Timeline:
         Raises:
             ArgumentError: The name ends in something else, or matplotlib is missing.
         """
-        from cgraph import _shapes, _timeline_page
+        from cgraph._timeline import page, shapes
 
         suffix = Path(path).suffix.lower()
         if suffix not in (".svg", ".png", ".pdf"):
             raise ArgumentError(
                 f"path is {fspath(path)!r} and ends in {suffix!r}, expected .svg, .png or .pdf"
             )
-        save = _shapes.save_svg if suffix == ".svg" else _shapes.save_with_matplotlib
-        save(_timeline_page.page(self), path)
+        save = shapes.save_svg if suffix == ".svg" else shapes.save_with_matplotlib
+        save(page.page(self), path)
 
 
 class _Alive:

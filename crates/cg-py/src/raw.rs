@@ -62,9 +62,9 @@ pub(crate) fn new_nodes(
     tracker: &mut Tracker,
     current: &Stream,
 ) -> Result<Vec<u64>> {
-    // SAFETY: `cgraph._labels` looks only between the beginning and the end of its own capture: it
-    // stops before the capture is ended, and as the interpreter is held here, no look is under way
-    // then.
+    // SAFETY: `cgraph._captures.labels` looks only between the beginning and the end of its own
+    // capture: it stops before the capture is ended, and as the interpreter is held here, no look is
+    // under way then.
     let nodes = unsafe { tracker.new_nodes(current) }?;
     Ok(nodes.into_iter().map(|node| node.0).collect())
 }

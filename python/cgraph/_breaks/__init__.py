@@ -1,0 +1,1 @@
+"""Behind ``eager_break`` and ``SegmentedGraph``: segments, and gradients through breaks."""

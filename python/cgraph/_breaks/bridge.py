@@ -1,0 +1,232 @@
+"""The results of a break, in memory that the segments behind it can read at each replay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._state.constants import Constant, as_now
+from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
+from cgraph.errors import CaptureError
+
+__all__ = ["Bridge"]
+
+
+class Bridge:
+    """Takes the first result of a break, and puts later ones in its place.
+
+    Args:
+        name: The break, for errors.
+        arguments: What it is called with.
+        device_type: Of the tensors that segments can read anew at each replay.
+
+    What stands for its results has no history: gradients get back by that of the break itself.
+    """
+
+    def __init__(self, name: str, arguments: object, device_type: str) -> None:
+        self._name = name
+        self._device_type = device_type
+        self._of_arguments = {_storage(t) for t in tree_iter(arguments) if _is_tensor(t)} - {None}
+        self._leaves: list[_Constant | _Passed | _Kept] = []
+        self._spec: Any = None
+
+    def first(self, call: Callable[[], Any]) -> Any:
+        """Call the break for the first time; what the code behind it is to get."""
+        results, self._spec = tree_flatten(call())
+        storages = [_storage(r) if _is_tensor(r) else None for r in results]
+        watched: list[tuple[_Kept, _torch.WeakStorage]] = []
+        for place, storage in enumerate(storages):
+            made, results[place] = self._leaf(results[place], storage)
+            self._leaves.append(made)
+            if isinstance(made, _Kept):
+                made.is_shared = storages.count(storage) > 1
+                watched.append((made, made.first))
+        for kept, first in watched:
+            # Only here all that the break itself has made is gone; a history holds it as well.
+            has_others = not kept.has_history and first.get() is not None
+            kept.is_shared = kept.is_shared or has_others
+            del kept.first
+        return tree_unflatten(results, self._spec)
+
+    def later(self, result: Any) -> None:
+        """Put the result of a later call in the place of the first one.
+
+        Raises:
+            CaptureError: It does not fit there.
+        """
+        if self._spec.is_leaf() and _is_tensor(result):
+            expected = self._leaves[0].put(result)
+            if expected is not None:
+                raise self._error(_brief(result), expected)
+            return
+        results, spec = tree_flatten(result)
+        if spec != self._spec:
+            raise self._error(f"the structure {_line(spec)}", _line(self._spec))
+        for value, leaf in zip(results, self._leaves, strict=True):
+            expected = leaf.put(value)
+            if expected is not None:
+                raise self._error(_brief(value), expected)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether the first result was None."""
+        single = self._leaves[0] if self._spec.is_leaf() else None
+        return isinstance(single, _Constant) and single.put(None) is None
+
+    def check(self) -> None:
+        """Raise if what followed has written to a result that others hold, too.
+
+        It has written to a copy: theirs would have changed in eager.
+        """
+        for leaf in self._leaves:
+            if isinstance(leaf, _Passed) and leaf.is_written():
+                raise CaptureError(
+                    f"{self._name} has returned a tensor in the memory of an argument, and the code"
+                    " behind it has written there in place: gradients would get back as if it had"
+                    " not. Return a clone()"
+                )
+            if isinstance(leaf, _Kept) and leaf.is_shared and leaf.is_written():
+                raise CaptureError(
+                    f"{self._name} has returned a tensor that others hold as well, or two of the"
+                    " same memory, and the code behind it has written to it in place: what a break"
+                    " returns is copied. Return a clone(), or pass the tensor as an argument"
+                )
+
+    def _leaf(self, value: Any, storage: int | None) -> tuple[_Constant | _Passed | _Kept, Any]:
+        """How later values get into the place of one leaf, and what stands there."""
+        if not _is_tensor(value) or value.device.type != self._device_type:
+            if _is_tensor(value) and value.requires_grad:
+                raise CaptureError(
+                    f"{self._name} has returned {_brief(value)}, which requires a gradient and is a"
+                    " constant of what follows: detach it, or move it to the device"
+                )
+            return _Constant(value), value
+        if storage is None or value.layout is not torch.strided:
+            raise CaptureError(
+                f"{self._name} has returned {_brief(value)} of type {type(value).__qualname__} and"
+                f" layout {value.layout}, which cannot be copied into at each replay: return"
+                " strided tensors"
+            )
+        if storage in self._of_arguments:
+            return _Passed(value), value.detach() if value.requires_grad else value
+        kept = _Kept(value)
+        stands, kept.tensor = kept.tensor, kept.tensor.detach()
+        return kept, stands
+
+    def _error(self, found: str, expected: str) -> CaptureError:
+        return CaptureError(
+            f"{self._name} has returned {found} in a replay, expected {expected} as in the capture:"
+            " the segments behind the break were captured with that. Let the break return tensors"
+            " of fixed shape in place of what changes, or capture again; a graphed function does so"
+            " after reset()"
+        )
+
+
+class _Constant:
+    """What must stay equal."""
+
+    def __init__(self, value: Any) -> None:
+        self._value = value.clone() if _is_tensor(value) else as_now(value)
+        self._constant = Constant(self._value)
+
+    def put(self, value: Any) -> str | None:
+        """Say what was expected if the value is another one."""
+        constant = self._value
+        if _is_tensor(constant):
+            is_same = _equal(value, constant)
+        else:
+            is_same = Constant(value) == self._constant
+        return None if is_same else _brief(constant)
+
+
+class _Passed:
+    """A tensor in the memory of an argument."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        has_history = tensor.requires_grad
+        self._version = (tensor.detach(), tensor._version) if has_history else None
+        self._layout = _layout(tensor)
+        self._text = f"{_brief(tensor)} in the memory of an argument, at the same place"
+
+    def put(self, value: Any) -> str | None:
+        """Say what was expected if the value is not there."""
+        return None if _is_tensor(value) and _layout(value) == self._layout else self._text
+
+    def is_written(self) -> bool:
+        """Whether an operator has written to the memory, and gradients get back from it."""
+        return self._version is not None and self._version[0]._version != self._version[1]
+
+
+class _Kept:
+    """A tensor in memory of its own.
+
+    Attributes:
+        tensor: The memory.
+        first: The first result's.
+        has_history: Whether the first result has one, which holds it as well.
+        is_shared: Whether somebody holds the first result, so that writing to the copy differs.
+    """
+
+    def __init__(self, first: torch.Tensor) -> None:
+        self.tensor = (first.detach() if first.requires_grad else first).clone()
+        self.first = _torch.WeakStorage(first)
+        self.has_history = first.requires_grad
+        # Autograd holds results as well; who else does cannot be told then.
+        self._is_known = not first.is_inference()
+        self.is_shared = False
+
+    def put(self, value: Any) -> str | None:
+        """Copy the value into the memory; says what was expected if it does not fit."""
+        own = self.tensor
+        if not _is_tensor(value) or _type(value) != _type(own):
+            return _brief(own)
+        if value.requires_grad and not self.has_history:
+            return f"{_brief(own)} that requires no gradient"
+        if value.data_ptr() != own.data_ptr() or value.stride() != own.stride():
+            own.copy_(value.detach())
+        return None
+
+    def is_written(self) -> bool:
+        """Whether an operator has written to the memory."""
+        return self._is_known and self.tensor._version > 0
+
+
+def _storage(tensor: torch.Tensor) -> int | None:
+    memory = _torch.memory_of(tensor)
+    return None if memory is None else _torch.storage_id(memory)
+
+
+def _type(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.shape, tensor.dtype, tensor.device
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.data_ptr(), tensor.stride(), *_type(tensor)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _equal(value: Any, constant: Any) -> bool:
+    if not _is_tensor(value) or _type(value) != _type(constant):
+        return False
+    try:
+        return torch.equal(value, constant)
+    except Exception:  # a kind of tensor that cannot be compared is equal only to itself
+        return False
+
+
+def _line(spec: Any) -> str:
+    """The structure of a result in one line."""
+    return " ".join(str(spec).split())
+
+
+def _brief(value: Any) -> str:
+    if not _is_tensor(value):
+        return f"{value!r:.80}"
+    name = str(value.dtype).removeprefix("torch.")
+    return f"a {name} tensor of shape {tuple(value.shape)} on {value.device}"

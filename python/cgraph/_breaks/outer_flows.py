@@ -1,0 +1,126 @@
+"""How gradients of what a captured function returns get back through its breaks."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from cgraph._breaks.flows import Flow, no_way_back, requires_gradient
+from cgraph._state.history import nodes_behind
+from cgraph.breaks import Breakable, Work
+from cgraph.errors import CaptureError
+
+__all__ = ["OuterFlow", "live_results"]
+
+
+class OuterFlow(Flow):
+    """One whose gradients come back in a captured backward pass of what the function returns.
+
+    Attributes:
+        anchor: A leaf that results depend on, also if no argument requires a gradient. Who asks for
+            its gradient has the break run back for the parameters that it uses.
+        live: Which of the results that require gradients are to get some in the next backward pass,
+            by their numbers; None for all.
+    """
+
+    def __init__(self, work: Work, place: str, arguments: Any, divides: Breakable) -> None:
+        super().__init__(work, place, arguments, divides)
+        self._forward = divides
+        self.anchor = torch.zeros((), requires_grad=True)
+        self.live: frozenset[int] | None = None
+        self._references: list[weakref.ref[torch.Tensor]] = []
+        self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
+        """Give the break other parameters than those of the capture, found by their ``id``."""
+        pairs = self._parameters.items()
+        self._parameters = {place: parameters.get(id(one), one) for place, one in pairs}
+
+    def require_known(self, parameters: Sequence[torch.Tensor]) -> None:
+        """Refuse a break that has used a leaf which gets no gradient; forgets what it has found.
+
+        Args:
+            parameters: Those that get gradients.
+
+        Raises:
+            CallableError: It has.
+        """
+        known = {id(one) for one in parameters}
+        for leaf, _ in self.taken():
+            if id(leaf) not in known:
+                raise no_way_back(f"the break {self._title}", leaf)
+
+    def taken(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
+        """Leaves that the break has found elsewhere than in its arguments, and their gradients.
+
+        Those of the last backward pass; they are given once.
+        """
+        found, self._found = self._found, []
+        return found
+
+    def back(self, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        """Run back through the last call: gradients of results in, those of arguments out."""
+        ends, given = self._pairs(gradients, self.live)
+        inner, behind = self._arguments(), self._leaves_behind(ends)
+        self._results, self._inner, self._found = {}, {}, []
+        found = self._gradients(ends, given, inner, behind, keeps=False)
+        self._found = list(zip(behind, found[len(inner) :], strict=True))
+        return tuple(
+            torch.zeros_like(one) if gradient is None else gradient
+            for one, gradient in zip(inner, found[: len(inner)], strict=True)
+        )
+
+    def run_back(
+        self, gradients: tuple[torch.Tensor | None, ...]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """See :meth:`Flow.run_back`."""
+        refusal = None
+        if self.divides is self._forward:
+            refusal = (
+                f"a backward pass inside of the function comes through the break {self._title}, and"
+                " another one is to come for the result: return that detached, or let all backward"
+                " passes come behind the function"
+            )
+        return None, *self._divided(self.back, gradients, refusal)
+
+    def require_forgotten(self) -> None:
+        """Refuse a break that keeps what has the history of its call, after that was run back.
+
+        Raises:
+            CaptureError: It does.
+        """
+        self._results, self._inner = {}, {}
+        if self._is_kept():
+            gc.collect()
+        if self._is_kept():
+            raise CaptureError(
+                f"the break {self._title} keeps an argument, or what it has computed of one, with"
+                " its history, through which a gradient would not get back: keep it detached, or"
+                " return it from the function"
+            )
+
+    def _look_at_first_call(self) -> None:
+        self._references = [weakref.ref(one) for one in self._inner.values()]
+        reason = self._uses_older()
+        if reason is not None:
+            raise CaptureError(reason)
+
+    def _inputs(self) -> tuple[torch.Tensor, ...]:
+        return self.anchor, *self._outer
+
+    def _is_kept(self) -> bool:
+        return any(reference() is not None for reference in self._references)
+
+
+def live_results(output: Any) -> set[tuple[OuterFlow, int]]:
+    """The results of breaks that an output of a captured function depends on, by their numbers."""
+    if not requires_gradient(output):
+        return set()
+    ends = [(output.grad_fn, output.output_nr)]
+    ends += [end for node in nodes_behind([output]) for end in node.next_functions]
+    flows = ((getattr(node, "flow", None), number) for node, number in ends)
+    return {(flow, number) for flow, number in flows if isinstance(flow, OuterFlow)}

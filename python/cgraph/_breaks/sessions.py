@@ -1,0 +1,304 @@
+"""The capture of one function in segments, and the breaks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._breaks.bridge import Bridge
+from cgraph._breaks.flows import Flow
+from cgraph._breaks.forks import Forks
+from cgraph._breaks.inner_flows import InnerFlow
+from cgraph._breaks.modes import Modes
+from cgraph._captures.sim_pools import SimMemPool
+from cgraph._driver import Pool, Recording
+from cgraph._source import user_line
+from cgraph._torch import tree_iter, tree_map
+from cgraph.breaks import Work
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CaptureError
+
+__all__ = ["Break", "RandomState", "Session"]
+
+
+class Session:
+    """The capture of one function, segment by segment.
+
+    Args:
+        stream: The stream of the captures.
+        pool: Their pool.
+        mode: Their error mode.
+        generators: What random numbers are drawn from besides the default generator.
+        flow: How gradients get back through breaks.
+
+    Attributes:
+        driver: The driver in force.
+        stream: The stream of the captures.
+        generators: What random numbers are drawn from besides the default generator.
+        forks: The side streams.
+        flows: How gradients get back through each of the breaks.
+    """
+
+    def __init__(
+        self,
+        stream: Any,
+        pool: Pool,
+        mode: str,
+        generators: Sequence[torch.Generator],
+        flow: type[Flow] = InnerFlow,
+    ) -> None:
+        self.driver = _driver.current()
+        self.stream = stream
+        self.generators = generators
+        self.forks = Forks(stream)
+        self._pool = pool
+        self._mode = mode
+        self._steps: list[CUDAGraph | Break] = []
+        self._open: CUDAGraph | None = None
+        self._in_break = False
+        self._failure: BaseException | None = None
+        self._last: Recording | None = None
+        self.flows: list[Flow] = []
+        self._flow = flow
+        self._modes_outside = self._modes_inside = _torch.mode_count()
+
+    def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
+        """Begin a segment on the capturing stream, which is current."""
+        segment = CUDAGraph()
+        segment._statics = statics
+        # In a backward pass torch runs each node in the modes that the pass has begun with.
+        segment._resumes = self._last
+        for generator in self.generators:
+            segment.register_generator_state(generator)
+        segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
+        self._open, self._last = segment, segment._recording
+        self._modes_inside = _torch.mode_count()
+        self.forks.begin()
+
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
+        """Run a break between two segments."""
+        if self._in_break or self._failure is not None:
+            return work.fn(*args, **kwargs)
+        self._in_break = True
+        try:
+            with self.driver.stream(self.stream):
+                with _torch.modes_aside(self._modes_inside):
+                    self._end(is_last=False)
+                found = self._new_break(work, args, kwargs)
+                result = found.first()
+                self._steps.append(found)
+                # The capture's own modes lie below those that the function is in.
+                with _torch.modes_aside(self._modes_outside):
+                    self.begin()
+        except BaseException as error:
+            self._abandon(error)
+            raise
+        finally:
+            self._in_break = False
+        return result
+
+    def _new_break(self, work: Work, args: Any, kwargs: Any) -> Break:
+        given, streams = (args, kwargs), tuple(self.forks.streams)
+        if work.is_pause or work.is_backward:
+            return Break(self.driver, work, given, streams)
+        # Whether or not gradients are recorded here: it may record what it does.
+        flow = self._flow(work, user_line() or "", given, self)
+        self.flows.append(flow)
+        return Break(self.driver, work, given, streams, flow)
+
+    def finish(self) -> list[CUDAGraph | Break]:
+        """End the last segment; the steps of a replay."""
+        if self._failure is not None:
+            raise CaptureError(
+                "the function went on after a break or its backward pass had raised, and what"
+                " followed was not captured: let the exception out, or catch it inside the break"
+            ) from self._failure
+        self._end(is_last=True)
+        for step in self._steps:
+            if isinstance(step, Break):
+                step.settle()
+        self._keep_breaks()
+        return self._steps
+
+    def close(self) -> None:
+        """Let go of all, after the end or a failure."""
+        for flow in self.flows:
+            flow.divides = None
+        self._steps, self._last = [], None
+
+    def fail(self, error: BaseException) -> None:
+        """Throw everything away."""
+        self._abandon(error)
+        if self._last is not None:
+            # In a break the modes were left, and behind a node of autograd's they are back.
+            self._last.leave_modes()
+        self._keep_contents(False)
+        self._keep_breaks()
+        with ExitStack() as resets:
+            for step in self._steps:
+                if isinstance(step, CUDAGraph):
+                    resets.callback(step.reset)
+        # The exception's frames refer to this.
+        self._failure = None
+        self.close()
+
+    def _keep_breaks(self) -> None:
+        """Let the replays in flight of any segment keep what the breaks hold.
+
+        Of any: where a replay stopped half way, the later ones were last replayed elsewhere.
+        """
+        breaks = [step for step in self._steps if isinstance(step, Break)]
+        for step in self._steps:
+            if isinstance(step, CUDAGraph) and breaks:
+                step.retain_object(breaks)
+
+    def _end(self, is_last: bool) -> None:
+        """End the segment that is open, and replay it: a capture computes nothing."""
+        segment = self._open
+        assert segment is not None
+        self.forks.end(is_last)
+        is_first = not self._steps
+        segment._may_be_empty = not (is_first and is_last)
+        segment.capture_end()
+        self._open = None
+        if segment._nodes == 0 and not is_last and not (is_first and segment._statics):
+            segment.reset()
+            return
+        self._steps.append(segment)
+        segment.replay()
+        self._keep_contents(not is_last)
+
+    def _keep_contents(self, keeps: bool) -> None:
+        """Let a simulated pool poison nothing while later segments may read what is there."""
+        segments = [step for step in self._steps if isinstance(step, CUDAGraph)]
+        pool = self.driver.mem_pool(segments[0].pool()) if segments else None
+        if isinstance(pool, SimMemPool):
+            pool.keeps_contents = keeps
+
+    def _abandon(self, error: BaseException) -> None:
+        self._failure = self._failure or error
+        segment, self._open = self._open, None
+        if segment is not None:
+            segment._abandon(error)
+            segment.reset()
+
+
+class Break:
+    """A call that each replay repeats.
+
+    Args:
+        driver: The driver in force.
+        work: What is called.
+        arguments: Its positional and keyword arguments.
+        streams: The side streams of the capture until now.
+        flow: How gradients get back through it; None if they do not.
+
+    Attributes:
+        title: Its name, and the line that called it.
+    """
+
+    def __init__(
+        self,
+        driver: _driver.Driver,
+        work: Work,
+        arguments: tuple[Any, Any],
+        streams: tuple[Any, ...],
+        flow: Flow | None = None,
+    ) -> None:
+        self.title = f"{work.name} ({user_line()})"
+        self._driver = driver
+        self._work = work
+        self._fn: Callable[..., Any] = work.fn if flow is None else flow
+        self._arguments = arguments
+        self._streams = streams
+        self._modes = Modes.now(driver.device_type)
+        self._flow = flow
+        self._bridge = Bridge(f"the break {self.title}", arguments, driver.device_type)
+
+    def first(self) -> Any:
+        """Run it in the capture; what the code behind it gets."""
+        if self._work.is_pause:
+            # Autocast may be casting, and its cache is locked.
+            return self._bridge.first(self._call)
+        # What autocast has cast in a segment belongs to that, and what it casts here is gone later.
+        torch.clear_autocast_cache()
+        result = self._bridge.first(self._call)
+        if self._flow is not None:
+            result = self._flow.connected(result)
+        torch.clear_autocast_cache()
+        # Replays neither need nor may extend the history of the capture.
+        if any(_has_history(leaf) for leaf in tree_iter(self._arguments)):
+            self._arguments = tree_map(_without_history, self._arguments)
+        return result
+
+    def __call__(self) -> None:
+        """Run it in a replay."""
+        if Modes.now(self._driver.device_type) == self._modes:
+            self._bridge.later(self._call())
+            return
+        with self._modes.restored():
+            self._bridge.later(self._call())
+
+    def native(self) -> Any:
+        """What native code calls: the function itself, if nothing is needed around it."""
+        modes, (args, kwargs) = self._modes, self._arguments
+        if self._streams or any(enabled for _, enabled, _ in modes.autocast):
+            return self
+        later, is_none = self._bridge.later, self._bridge.is_none
+        return self, self._fn, args, kwargs, (modes.grad, modes.inference), later, is_none
+
+    def settle(self) -> None:
+        """End the capture.
+
+        Raises:
+            CaptureError: The code behind it did with the result what a replay cannot do.
+        """
+        self._bridge.check()
+        if self._flow is not None and not self._flow.settle():
+            self._flow, self._fn = None, self._work.fn
+
+    def _call(self) -> Any:
+        args, kwargs = self._arguments
+        if not self._streams:
+            return self._fn(*args, **kwargs)
+        # As if the work of the side streams had not become part of the segment.
+        current = self._driver.current_stream()
+        for side in self._streams:
+            side.wait_stream(current)
+        result = self._fn(*args, **kwargs)
+        for side in self._streams:
+            current.wait_stream(side)
+        return result
+
+
+class RandomState:
+    """The random state of the host, the device of a CUDA stream and others, to be put back."""
+
+    def __init__(
+        self, stream: torch.cuda.Stream | None, generators: Sequence[torch.Generator]
+    ) -> None:
+        self._others = [(generator, generator.get_state()) for generator in generators]
+        self._ordinal = None if stream is None else stream.device_index
+        self._host = torch.get_rng_state()
+        if self._ordinal is not None:
+            self._device = torch.cuda.get_rng_state(self._ordinal)
+
+    def restore(self) -> None:
+        """Put it back."""
+        torch.set_rng_state(self._host)
+        for generator, state in self._others:
+            generator.set_state(state)
+        if self._ordinal is not None:
+            torch.cuda.set_rng_state(self._device, self._ordinal)
+
+
+def _has_history(value: Any) -> bool:
+    return isinstance(value, torch.Tensor) and value.grad_fn is not None
+
+
+def _without_history(value: Any) -> Any:
+    return value.detach() if _has_history(value) else value

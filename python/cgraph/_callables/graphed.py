@@ -1,0 +1,441 @@
+"""Calls of a graphed callable: arguments in, replay, outputs and gradients out."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._breaks.flows import no_way_back
+from cgraph._breaks.outer_flows import OuterFlow
+from cgraph._captures.timing import replay_seconds
+from cgraph._source import levels_to_user
+from cgraph._state.history import leaves_behind
+from cgraph._state.order import Call, Loan
+from cgraph.errors import ArgumentError, StateError, add_note
+
+if TYPE_CHECKING:
+    from cgraph._callables.passes import Pass
+    from cgraph._driver import Driver
+    from cgraph.cudagraph import CUDAGraph
+    from cgraph.segments import SegmentedGraph
+
+__all__ = ["Graphed", "Sample", "reached"]
+
+
+class Sample:
+    """The arguments that a callable is captured with.
+
+    Attributes:
+        tensors: The tensors among their leaves, in order.
+    """
+
+    def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        # Their order is the caller's affair.
+        kwargs = dict(sorted(kwargs.items()))
+        self._args, self._kwargs = args, kwargs
+        self._leaves, self._spec = _torch.tree_flatten((args, kwargs))
+        self._paths = _torch.leaf_names((args, kwargs))
+        self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
+        # Calls with these arguments need no look into containers.
+        self._is_flat = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
+
+    def separate(self, others: Iterable[torch.Tensor]) -> None:
+        """Give tensors that share memory with others, or within themselves, memory of their own.
+
+        Otherwise they could not hold what later calls give, and ``autograd.grad`` would count the
+        gradient of a tensor that stands for two arguments twice.
+        """
+        taken = [_extent(other) for other in others]
+        for place, leaf in enumerate(self._leaves):
+            if not isinstance(leaf, torch.Tensor) or leaf.layout is not torch.strided:
+                continue
+            start, end = _extent(leaf)
+            overlaps = any(start < last and first < end for first, last in taken)
+            if overlaps or _torch.overlaps_itself(leaf):
+                own = leaf.detach().clone(memory_format=torch.contiguous_format)
+                self._leaves[place] = own.requires_grad_(leaf.requires_grad)
+            taken.append((start, end))
+        self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
+        self._args, self._kwargs = _torch.tree_unflatten(self._leaves, self._spec)
+
+    def call(self, function: Callable[..., Any]) -> Any:
+        """Call a function with them, or the forward of a module."""
+        if isinstance(function, torch.nn.Module):
+            # What its __call__ does besides runs around the graphed forward.
+            return _torch.call_forward(function, self._args, self._kwargs)
+        return function(*self._args, **self._kwargs)
+
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors, with the paths that they are found by."""
+        for path, leaf in zip(self._paths, self._leaves, strict=True):
+            if isinstance(leaf, torch.Tensor):
+                yield path, leaf
+
+    def matched(
+        self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[torch.Tensor, ...]:
+        """The tensors of a later call, in the places of those of the sample.
+
+        Raises:
+            ArgumentError: The arguments are put together in another way, or a constant differs.
+        """
+        if self._is_flat and not kwargs and len(args) == len(self.tensors):
+            for argument in args:
+                if not isinstance(argument, torch.Tensor):
+                    break
+            else:
+                return args
+        kwargs = dict(sorted(kwargs.items()))
+        found, spec = _torch.tree_flatten((args, kwargs))
+        if spec != self._spec:
+            paths = _torch.leaf_names((args, kwargs))
+            missing = [path for path in self._paths if path not in paths]
+            surplus = [path for path in paths if path not in self._paths]
+            raise ArgumentError(
+                f"{name} was called with {len(found)} values in another order or container than"
+                f" the {len(self._leaves)} of its sample: missing {', '.join(missing) or 'none'},"
+                f" not expected {', '.join(surplus) or 'none'}"
+            )
+        tensors = []
+        for path, constant, value in zip(self._paths, self._leaves, found, strict=True):
+            if isinstance(constant, torch.Tensor):
+                if not isinstance(value, torch.Tensor):
+                    raise ArgumentError(
+                        f"argument {path} of {name} is {value!r:.80}, expected a tensor of shape"
+                        f" {tuple(constant.shape)} and {constant.dtype}"
+                    )
+                tensors.append(value)
+            elif type(value) is not type(constant) or not _equal(value, constant):
+                raise ArgumentError(
+                    f"argument {path} of {name} is {value!r:.80}, expected {constant!r:.80}: it is"
+                    " no tensor, so the capture has made it a constant"
+                )
+        return tuple(tensors)
+
+
+class Graphed:
+    """A graphed function. Called as the one that it was made of.
+
+    Args:
+        captured: Its captured passes.
+        clone_outputs: Return copies of outputs and gradients.
+    """
+
+    def __init__(self, captured: Pass, clone_outputs: bool) -> None:
+        self.name = captured.name
+        # Keeps alive what was captured, and what it was captured from.
+        self._captured = captured
+        self._order = captured.order
+        self._sample = captured.sample
+        self._replay = captured.forward._feeder()
+        self._outputs = captured.outputs
+        self._spec = captured.spec
+        self._is_single = len(captured.outputs) == 1 and captured.spec.is_leaf()
+        self._clone = clone_outputs
+        self._backward = None if captured.backward is None else captured.backward._feeder()
+        self._grad_outputs = captured.grad_outputs
+        self._grad_inputs = captured.grad_inputs
+        self._count = len(captured.sample.tensors)
+        self._parameters = captured.parameters
+        self._lent_parameters = [
+            (parameter, own)
+            for parameter, own in zip(
+                captured.parameters, captured.grad_inputs[self._count :], strict=True
+            )
+            if own is not None and own.layout is torch.strided
+        ]
+        outputs = zip(captured.outputs, captured.grad_outputs, strict=True)
+        self._constant = [
+            place
+            for place, (output, grad) in enumerate(outputs)
+            if grad is None and _is_tensor(output)
+        ]
+        tensors = enumerate(captured.sample.tensors)
+        self._without_grad = [place for place, tensor in tensors if not tensor.requires_grad]
+        self._frozen = captured.frozen
+        self._warned = False
+        self._last: weakref.ref[Call] | None = None
+
+    def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
+        """Give gradients to other parameters than those of the capture, found by their ``id``."""
+        self._parameters = tuple(parameters.get(id(one), one) for one in self._parameters)
+        self._frozen = tuple(parameters.get(id(one), one) for one in self._frozen)
+        self._lent_parameters = [
+            (parameters.get(id(one), one), own) for one, own in self._lent_parameters
+        ]
+        for flow in self._captured.flows:
+            flow.stand_for(parameters)
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor, ...]:
+        """The parameters that get gradients."""
+        return self._parameters
+
+    @property
+    def graphs(self) -> tuple[CUDAGraph | SegmentedGraph, ...]:
+        """The graph of the forward pass, and that of the backward pass if there is one."""
+        return tuple(filter(None, (self._captured.forward, self._captured.backward)))
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Where the forward pass is broken up for eager work."""
+        return getattr(self._captured.forward, "breaks", ())
+
+    def timed(self, driver: Driver) -> float:
+        """The seconds that both passes take, which overwrite what an earlier call has saved.
+
+        Their memory is written as by any call. The gradients are what lies where they are read.
+        """
+        numbers = self._captured.forward_number, self._captured.backward_number
+
+        def replay() -> None:
+            for number, one in zip(numbers, self.graphs, strict=False):
+                self._order.replaying(number)
+                one.replay()
+
+        return replay_seconds(replay, driver)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay with these arguments."""
+        tensors = self._sample.matched(self.name, args, kwargs)
+        if self._backward is not None and torch.is_grad_enabled():
+            self._warn_of_lost_gradients(tensors)
+            outputs = _torch.apply(_Replay, self, *tensors, *self._parameters)
+        else:
+            outputs = self.forward(tensors)
+        if self._is_single:
+            return outputs[0]
+        return _torch.tree_unflatten(outputs, self._spec)
+
+    def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
+        """Replay the forward pass; the outputs without history."""
+        self._order.replaying(self._captured.forward_number)
+        try:
+            if self._captured.flows:
+                # Breaks record what they do, and would each have to change the mode.
+                with torch.enable_grad():
+                    self._replay(tensors)
+            else:
+                self._replay(tensors)
+        except ArgumentError as error:
+            names = ", ".join(path for path, _ in self._sample.named_tensors())
+            add_note(error, f"cgraph: the tensor arguments of {self.name} are, from 0 on: {names}")
+            raise
+        if self._clone:
+            return tuple(o.detach().clone() if _is_tensor(o) else o for o in self._outputs)
+        return tuple(o.detach() if _is_tensor(o) else o for o in self._outputs)
+
+    def opened(self) -> Call:
+        """The call that was just made, whose backward pass may follow."""
+        numbers = self._captured.forward_number, self._captured.backward_number
+        call = self._order.opened(*numbers)
+        self._last = weakref.ref(call)
+        return call
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the backward pass of the last call may still run."""
+        call = None if self._last is None else self._last()
+        return call is not None and call.is_open
+
+    def backward(
+        self,
+        owners: list[torch.Tensor | bool],
+        grads: tuple[torch.Tensor | None, ...],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Replay the backward pass; a gradient for each input and parameter.
+
+        Args:
+            owners: For each input the leaf whose ``.grad`` the gradient may become, or whether to
+                copy it.
+            grads: Of the outputs.
+        """
+        assert self._backward is not None
+        self._order.replaying(self._captured.backward_number)
+        places = zip(self._grad_outputs, grads, strict=True)
+        # An output that the loss does not depend on has no gradient: zero.
+        fed = tuple(
+            place.zero_() if grad is None else grad for place, grad in places if place is not None
+        )
+        places = zip(self._grad_outputs, grads, strict=True)
+        is_whole = all(own is None or grad is not None for own, grad in places)
+        for flow in self._captured.flows:
+            flow.live = None if is_whole else self._live(flow, grads)
+        self._backward(fed)
+        grad_inputs = self._grad_inputs if is_whole else self._used(grads)
+        if self._clone:
+            copies = [None if g is None else g.detach().clone() for g in grad_inputs]
+            return self._with_those_of_breaks(copies)
+        loans: list[Loan] = []
+        found: list[torch.Tensor | None] = []
+        for owner, own in zip(owners, grad_inputs):  # noqa: B905
+            if own is None:
+                found.append(None)
+            elif owner is True or own.layout is not torch.strided:
+                found.append(own.detach().clone())
+            else:
+                found.append(own.detach())
+                if isinstance(owner, torch.Tensor):
+                    loans.append((owner, own))
+        for lent in (self._lent_parameters, loans):
+            self._order.lend(self._captured.backward_number, lent)
+        # Each time new objects, which autograd may keep as ``.grad`` without a copy.
+        for own in grad_inputs[self._count :]:
+            found.append(None if own is None else own.detach())
+        return self._with_those_of_breaks(found)
+
+    def _with_those_of_breaks(
+        self, found: list[torch.Tensor | None]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Add the gradients of parameters that breaks have used, which is known only now."""
+        if not self._captured.flows:
+            return tuple(found)
+        given = [one for flow in self._captured.flows for one in flow.taken()]
+        places = {id(one): place for place, one in enumerate(self._parameters, self._count)}
+        for leaf, grad in given:
+            place = places.get(id(leaf))
+            if place is None:
+                raise no_way_back(f"a break of {self.name}", leaf)
+            if grad is not None:
+                own = found[place]
+                found[place] = grad if own is None else _sum(own, grad)
+        return tuple(found)
+
+    def _live(self, flow: OuterFlow, grads: tuple[torch.Tensor | None, ...]) -> frozenset[int]:
+        """Which results of a break the loss depends on."""
+        known = zip(self._captured.live, grads, strict=True)
+        live = (one for found, grad in known if grad is not None for one in found)
+        return frozenset(number for owner, number in live if owner is flow)
+
+    def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
+        """The gradients of what the loss depends on, through the outputs that have gradients."""
+        known = zip(self._captured.reached, grads, strict=True)
+        used = frozenset[int]().union(*(one for one, grad in known if grad is not None))
+        return [own if place in used else None for place, own in enumerate(self._grad_inputs)]
+
+    def _warn_of_lost_gradients(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        if self._warned:
+            return
+        if any(tensors[place].requires_grad for place in self._without_grad):
+            lost = "an argument", "that of its sample"
+        elif any(parameter.requires_grad for parameter in self._frozen):
+            lost = "a parameter", "it at the capture"
+        else:
+            return
+        self._warned = True
+        warnings.warn(
+            f"{lost[0]} of {self.name} requires a gradient, and {lost[1]} did not: it gets none."
+            " Set requires_grad before the callable is graphed",
+            stacklevel=levels_to_user(),
+        )
+
+
+def reached(outputs: Sequence[Any], surface: Sequence[torch.Tensor]) -> list[frozenset[int]]:
+    """For each output the places of the tensors that it depends on, as autograd knows it.
+
+    Those that none is known to depend on count for each.
+    """
+    places = {id(tensor): place for place, tensor in enumerate(surface)}
+    with_grad = [_is_tensor(output) and output.requires_grad for output in outputs]
+    if sum(with_grad) == 1:
+        return [frozenset(places.values()) if one else frozenset() for one in with_grad]
+    found = [
+        # One that is returned as it is depends on itself.
+        frozenset(
+            places[one] for one in map(id, (output, *leaves_behind([output]))) if one in places
+        )
+        if is_reached
+        else frozenset()
+        for output, is_reached in zip(outputs, with_grad, strict=True)
+    ]
+    unknown = frozenset(places.values()).difference(*found)
+    return [one | unknown for one in found]
+
+
+class _Replay(torch.autograd.Function):
+    """The autograd node of a graphed callable."""
+
+    @staticmethod
+    def forward(ctx: Any, graphed: Graphed, *inputs: torch.Tensor) -> tuple[Any, ...]:
+        tensors = inputs[: graphed._count]
+        outputs = graphed.forward(tensors)
+        ctx.graphed, ctx.call = graphed, graphed.opened()
+        ctx.owners = [_owner(tensor) for tensor in tensors]
+        ctx.set_materialize_grads(False)
+        if graphed._constant:
+            ctx.mark_non_differentiable(*(outputs[place] for place in graphed._constant))
+        return outputs
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        ctx.call.use(ctx.graphed.name)
+        try:
+            with torch.no_grad():
+                found = ctx.graphed.backward(ctx.owners, grads)
+        finally:
+            ctx.call.end()
+        if torch.is_grad_enabled():
+            # Somebody may want a second derivative (create_graph=True), which would miss all that
+            # the graph computes.
+            leaves = [owner for owner in ctx.owners if isinstance(owner, torch.Tensor)]
+            sources = (torch.zeros((), requires_grad=True), *grads, *leaves)
+            sources += ctx.graphed._parameters
+            found = _NoSecond.apply(ctx.graphed.name, len(found), *found, *sources)  # type: ignore[no-untyped-call]
+        return (None, *found)
+
+
+class _NoSecond(torch.autograd.Function):
+    """Passes gradients on and refuses to be differentiated, by what they depend on."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, name: str, count: int, *tensors: torch.Tensor | None
+    ) -> tuple[torch.Tensor | None, ...]:
+        ctx.name = name
+        return tuple(None if grad is None else grad.view_as(grad) for grad in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_grads: torch.Tensor | None) -> None:
+        raise StateError(
+            f"double backward through {ctx.name}, which is graphed: the graph of its backward pass"
+            " has no derivative. Call the function that it was made of"
+        )
+
+
+def _owner(tensor: torch.Tensor) -> torch.Tensor | bool:
+    """The tensor if it is a leaf; otherwise whether its gradient is to be copied.
+
+    What another graphed callable gets is copied there. Other operators may hand a gradient on as it
+    is, as ``view`` and ``+`` do, until it becomes the ``.grad`` of a leaf that nobody knows here.
+    """
+    if not tensor.requires_grad:
+        return False
+    if tensor.is_leaf:
+        return tensor
+    return not isinstance(getattr(tensor.grad_fn, "graphed", None), Graphed)
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The addresses that a tensor lies between."""
+    return _torch.span_of(tensor) if tensor.layout is torch.strided else (0, 0)
+
+
+def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+    """The sum of two gradients; torch adds a sparse one to a dense one only in that order."""
+    return other + one if one.is_sparse else one + other
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)
+
+
+def _equal(value: Any, constant: Any) -> bool:
+    try:
+        return value is constant or bool(value == constant)
+    except Exception:  # a type that cannot be compared is equal only to itself
+        return False

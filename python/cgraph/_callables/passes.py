@@ -1,0 +1,237 @@
+"""The passes of a callable, captured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._breaks.outer_flows import OuterFlow, live_results
+from cgraph._callables.graphed import Sample, reached
+from cgraph._driver import Pool
+from cgraph._state.gradients import with_own_memory
+from cgraph._state.order import Order
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CallableError, add_note
+from cgraph.graphs import graph
+from cgraph.segments import SegmentedGraph
+
+__all__ = ["Captures", "DividedCaptures", "Pass", "name_of", "parameters_of", "warm_up"]
+
+
+def warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
+    """Run forward and backward, so that nothing is set up inside the captures."""
+    surface = (*sample.tensors, *parameters_of(function))
+    for _ in range(iterations):
+        outputs = [o for o in _torch.tree_iter(sample.call(function)) if _needs_grad(o)]
+        if outputs:
+            grads = tuple(torch.empty_like(output) for output in outputs)
+            _gradients(function, outputs, surface, grads, allow_unused)
+
+
+class Pass:
+    """The captured passes of one callable.
+
+    Attributes:
+        forward: The graph of the forward pass.
+        backward: That of the backward pass; None where no output needs one.
+        order: Numbers the graphs of their pool.
+        sample: What it was captured with.
+        parameters: Those of the module that require a gradient.
+        frozen: Those that do not.
+        outputs: The leaves of what the callable returned.
+        spec: How they are put together.
+        grad_outputs: Where the backward pass reads the gradients of the outputs.
+        grad_inputs: Where it leaves those of the inputs and parameters.
+        reached: For each output the places of those that it depends on.
+        flows: How gradients get back through the breaks of the forward pass.
+        live: For each output the results of breaks that it depends on.
+        function: Kept alive with what it refers to; None for a module.
+    """
+
+    def __init__(
+        self,
+        function: Any,
+        forward: CUDAGraph | SegmentedGraph,
+        order: Order,
+        sample: Sample,
+        result: Any,
+        flows: Sequence[OuterFlow],
+    ) -> None:
+        self.name = name_of(function)
+        self.function = None if isinstance(function, torch.nn.Module) else function
+        self.forward = forward
+        self.backward: CUDAGraph | SegmentedGraph | None = None
+        self.flows = flows
+        self.order = order
+        self.forward_number = order.number()
+        self.backward_number = 0
+        self.sample = sample
+        self.parameters = tuple(p for p in parameters_of(function) if p.requires_grad)
+        self.frozen = tuple(p for p in parameters_of(function) if not p.requires_grad)
+        self.outputs, self.spec = _torch.tree_flatten(result)
+        self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
+        self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
+        self.reached: list[frozenset[int]] = []
+        self.live: list[frozenset[tuple[OuterFlow, int]]] = []
+
+    @property
+    def surface(self) -> tuple[torch.Tensor, ...]:
+        """All that gradients may be asked for."""
+        return (*self.sample.tensors, *self.parameters)
+
+    def forget_history(self) -> None:
+        """Keep the outputs alone: autograd's nodes may refer to anything.
+
+        Its AccumulateGrad nodes belong to the capturing stream, too: each backward pass would have
+        to wait for that.
+        """
+        self.outputs = [o.detach() if isinstance(o, torch.Tensor) else o for o in self.outputs]
+
+
+class Captures:
+    """Captures passes into one pool, on one stream.
+
+    Args:
+        pool: The pool.
+        stream: The stream.
+        mode: The capture error mode.
+        annotations: Whether nodes get annotations.
+    """
+
+    def __init__(self, pool: Pool, stream: Any, mode: str, annotations: bool = False) -> None:
+        self._options: dict[str, Any] = {
+            "pool": pool,
+            "stream": stream,
+            "capture_error_mode": mode,
+        }
+        self._annotations = annotations
+
+    def forward(self, function: Any, sample: Sample) -> Pass:
+        """Capture the forward pass."""
+        made, result, flows = self._forward(functools.partial(sample.call, function), sample)
+        for output in _torch.tree_iter(result):
+            _check_output(name_of(function), output)
+        order = Order.of((id(_driver.current()), *made.pool()))
+        return Pass(function, made, order, sample, result, flows)
+
+    def backward(self, one: Pass, allow_unused: bool) -> None:
+        """Capture the backward pass, if there is one."""
+        outputs = [output for output in one.outputs if _needs_grad(output)]
+        if not outputs:
+            return
+        # Segments are replayed as soon as they are captured, with these.
+        grads = tuple(torch.zeros_like(output) for output in outputs)
+        anchors = tuple(flow.anchor for flow in one.flows)
+
+        def body() -> list[torch.Tensor | None]:
+            surface = (*one.surface, *anchors)
+            found = _gradients(one.name, outputs, surface, grads, allow_unused)
+            found = found[: len(found) - len(anchors)]
+            return with_own_memory(found, (*grads, *outputs, *one.surface))
+
+        one.backward, own = self._backward(body, one, grads)
+        for flow in one.flows:
+            flow.require_known(one.parameters)
+        one.backward_number = one.order.number()
+        remaining = iter(grads)
+        one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
+        one.reached = reached(one.outputs, one.surface)
+        one.live = [frozenset(live_results(output)) for output in one.outputs]
+        inputs = iter(own)
+        one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
+        one.forget_history()
+        for flow in one.flows:
+            flow.require_forgotten()
+
+    def _forward(
+        self, body: Callable[[], Any], sample: Sample
+    ) -> tuple[CUDAGraph | SegmentedGraph, Any, Sequence[OuterFlow]]:
+        return *self._whole(body, sample.tensors), ()
+
+    def _backward(
+        self, body: Callable[[], Any], one: Pass, statics: tuple[torch.Tensor, ...]
+    ) -> tuple[CUDAGraph | SegmentedGraph, Any]:
+        return self._whole(body, statics)
+
+    def _whole(
+        self, body: Callable[[], Any], statics: tuple[torch.Tensor, ...]
+    ) -> tuple[CUDAGraph, Any]:
+        made = CUDAGraph()
+        made._statics = statics
+        with graph(made, **self._options, enable_annotations=self._annotations):
+            result = body()
+        return made, result
+
+
+class DividedCaptures(Captures):
+    """Captures passes in segments, divided by the breaks of the forward pass."""
+
+    def _forward(
+        self, body: Callable[[], Any], sample: Sample
+    ) -> tuple[SegmentedGraph, Any, Sequence[OuterFlow]]:
+        return SegmentedGraph._forward(body, statics=sample.tensors, **self._options)
+
+    def _backward(
+        self, body: Callable[[], Any], one: Pass, statics: tuple[torch.Tensor, ...]
+    ) -> tuple[SegmentedGraph, Any]:
+        return SegmentedGraph._backward(body, one.flows, statics=statics, **self._options)
+
+
+def _check_output(name: str, output: Any) -> None:
+    """Raise if an output hides tensors."""
+    if isinstance(output, torch.Tensor) or not hasattr(output, "__dict__"):
+        return
+    if any(isinstance(value, torch.Tensor) for value in vars(output).values()):
+        raise CallableError(
+            f"{name} returns a {type(output).__qualname__} with tensors in it, which pytree does"
+            " not know: return tuples, lists, dicts, or a type that is registered with pytree"
+        )
+
+
+def _gradients(
+    function: Callable[..., Any] | str,
+    outputs: Sequence[torch.Tensor],
+    surface: Sequence[torch.Tensor],
+    grads: tuple[torch.Tensor, ...],
+    allow_unused: bool,
+) -> tuple[torch.Tensor | None, ...]:
+    inputs = tuple(tensor for tensor in surface if tensor.requires_grad)
+    if not inputs:
+        raise CallableError(
+            f"{name_of(function)}: its outputs require gradients, but none of its arguments and"
+            " parameters does: pass the tensors that it is to be differentiated by as arguments, or"
+            " a module that owns them, or graph it under torch.no_grad()"
+        )
+    try:
+        return torch.autograd.grad(
+            outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused
+        )
+    except RuntimeError as error:
+        if "allow_unused" in str(error):
+            add_note(error, "cgraph: here that is make_graphed_callables(allow_unused_input=True)")
+        if "through the graph a second time" in str(error):
+            raise CallableError(
+                f"{name_of(function)} runs a backward pass through what it returns, which could not"
+                " run another one: return the loss detached, as loss.detach()"
+            ) from error
+        raise
+
+
+def parameters_of(function: Any) -> tuple[torch.Tensor, ...]:
+    """The parameters of a module; none of another callable."""
+    return tuple(function.parameters()) if isinstance(function, torch.nn.Module) else ()
+
+
+def _needs_grad(output: Any) -> bool:
+    return isinstance(output, torch.Tensor) and output.requires_grad
+
+
+def name_of(function: Callable[..., Any] | str) -> str:
+    """What errors call a callable."""
+    if isinstance(function, str):
+        return function
+    return getattr(function, "__qualname__", type(function).__qualname__)

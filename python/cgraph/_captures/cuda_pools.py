@@ -1,0 +1,244 @@
+"""Pools of torch's CUDA allocator: those whose segments are cgraph's, and torch's own."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+import weakref
+from typing import Any
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._captures.blocks import addressed
+from cgraph._captures.footprint import PoolState, in_blocks
+from cgraph._driver import Handle, Pool
+from cgraph._source import levels_to_user
+from cgraph.errors import ArgumentError, ForeignError, StateError, TorchError
+from cgraph.mempool import MemPool, require_options
+
+__all__ = [
+    "CudaMemPool",
+    "PoolHandle",
+    "all_known",
+    "known",
+    "new_handle",
+    "poison",
+    "resolve",
+    "state",
+]
+
+# Addresses that the pool of one capture reserves at once. There may be thousands of captures, and a
+# process has no more than 128 TiB of addresses.
+_RANGE_OF_A_CAPTURE = 4 << 30
+
+_known: weakref.WeakValueDictionary[Handle, CudaMemPool] = weakref.WeakValueDictionary()
+
+
+class CudaMemPool(MemPool, torch.cuda.MemPool):
+    """A ``torch.cuda.MemPool`` whose segments are cgraph's.
+
+    Attributes:
+        ordinal: The number of its device.
+    """
+
+    _is_made = False
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        base: int | None = None,
+        *,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+        range_bytes: int | None = None,
+    ) -> None:
+        require_options(limit, base)
+        if not _torch.has_gpu():
+            _core.Device.cuda(0)
+        torch.cuda.init()
+        self.ordinal = torch.cuda.current_device()
+        self._core = _core.Pool(
+            _core.Device.cuda(self.ordinal), limit=limit, base=base, range_bytes=range_bytes
+        )
+        if not _torch.takes_allocators():
+            raise TorchError(
+                "torch's allocator is not its native one, and its pools cannot have segments of"
+                " others: take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF"
+            )
+        _torch.release_outliving()
+        _torch.explain_refusals()
+        _torch.watch_routing(_refuse_paused)
+        _torch.watch_captures(_torch.release_outliving)
+        allocator = _torch.allocator(*self._core.functions())
+        torch.cuda.MemPool.__init__(self, allocator, use_on_oom, no_split)
+        _known[self.id] = self
+        self._is_last_resort = use_on_oom
+        self._is_made = True
+
+    def __del__(self) -> None:
+        """See that torch can bear its death; the memory goes back with it, or when it can."""
+        if not self._is_made or sys.is_finalizing() or _torch.is_quiet(self.ordinal):
+            return
+        # Others that use it may die before it does: the collector asks all first.
+        _torch.outlive(self.ordinal, self.id, self._core)
+
+    def pause(self, keep: str = "discard") -> None:
+        """As :meth:`cgraph.MemPool.pause`."""
+        if self._is_last_resort:
+            raise ArgumentError(
+                "pause() of a pool with use_on_oom=True, whose blocks torch would give out when"
+                " memory is short: create it without that"
+            )
+        if _torch.is_routed(self.id):
+            raise StateError(f"pause() of {self!r} while use_mem_pool allocates from it: leave it")
+        super().pause(keep)
+
+    def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
+        """The pool's segments and blocks as torch's allocator knows them.
+
+        Args:
+            include_traces: Without meaning: what ``torch.cuda.MemPool`` returns has none.
+        """
+        return _torch.pool_segments(self.id)
+
+
+class PoolHandle(tuple[int, int]):
+    """A token that keeps its pool alive, so that it can be captured into again and again.
+
+    Attributes:
+        keeper: What keeps the pool, from the first capture on.
+        ordinal: The number of the device where the pool has memory, from then on.
+        mem_pool: The pool, where its segments are cgraph's.
+    """
+
+    keeper: _torch.PoolKeeper | None = None
+    ordinal: int | None = None
+    mem_pool: CudaMemPool | None = None
+
+    def __del__(self) -> None:
+        """Let the pool go before its keeper, which knows how."""
+        self.mem_pool = None
+
+
+def known(handle: Handle) -> CudaMemPool | None:
+    """The living pool of a token, if its segments are cgraph's."""
+    return _known.get((handle[0], handle[1]))
+
+
+def all_known() -> list[CudaMemPool]:
+    """The living pools whose segments are cgraph's."""
+    return list(_known.values())
+
+
+def state(handle: Handle) -> PoolState:
+    """The segments of a pool and its blocks in use, as torch's allocator knows them."""
+    segments = _torch.pool_segments(handle)
+    blocks = [
+        (start, in_blocks(block["requested_size"]))
+        for segment in segments
+        for start, block in addressed(segment)
+        if block["state"].startswith("active")
+    ]
+    return PoolState([(one["address"], one["total_size"]) for one in segments], blocks)
+
+
+def poison(handle: Handle) -> None:
+    """Set all bytes of a pool that no block uses to 0xFF, as work on the current stream."""
+    mem_pool = known(handle)
+    if mem_pool is not None and mem_pool.is_paused:
+        return
+    for start, size in state(handle).free():
+        torch.as_tensor(_Bytes(start, size), device="cuda").fill_(0xFF)
+
+
+class _Bytes:
+    """Memory of the device, as torch takes it from other libraries."""
+
+    def __init__(self, start: int, size: int) -> None:
+        self.__cuda_array_interface__ = {
+            "data": (start, False),
+            "shape": (size,),
+            "typestr": "|u1",
+            "version": 3,
+        }
+
+
+def new_handle() -> PoolHandle:
+    """The token of a new pool: one of cgraph's, wherever torch can have them."""
+    if _torch.takes_allocators():
+        try:
+            return _handle_of(CudaMemPool(range_bytes=_RANGE_OF_A_CAPTURE))
+        except StateError as error:
+            warnings.warn(
+                f"a capture gets a pool of torch's own, which cannot be paused: {error}",
+                stacklevel=levels_to_user(),
+            )
+    return PoolHandle(_torch.new_pool_handle())
+
+
+def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHandle:
+    """The token of a ``pool`` argument, whose pool is kept from here on.
+
+    Args:
+        pool: What the user gave.
+        ordinal: The device where the capture is to begin.
+        side: A stream that does not capture.
+    """
+    handle = _handle(pool)
+    mem_pool = handle.mem_pool
+    home = handle.ordinal if mem_pool is None else mem_pool.ordinal
+    if handle is pool and handle.keeper is None and home != ordinal:
+        # A token that was asked for elsewhere and is used here first: torch gives it memory here.
+        handle.mem_pool = mem_pool = home = None
+    if home not in (None, ordinal):
+        raise ForeignError(
+            f"pool {tuple(handle)} is of cuda:{home}, expected one of cuda:{ordinal}, where the"
+            " capture is to begin"
+        )
+    _refuse_paused(handle)
+    if handle.keeper is None:
+        handle.keeper = _torch.PoolKeeper((handle[0], handle[1]), side, _owner(pool, mem_pool))
+        handle.ordinal = ordinal
+    return handle
+
+
+def _handle(pool: Pool | None) -> PoolHandle:
+    if pool is None:
+        return new_handle()
+    if isinstance(pool, PoolHandle):
+        return pool
+    if isinstance(pool, torch.cuda.MemPool):
+        return _handle_of(pool)
+    if getattr(pool, "simulated", False):
+        raise ForeignError(f"pool {pool} is of the simulator, expected one of CUDA")
+    if isinstance(pool, tuple) and len(pool) == 2 and all(isinstance(half, int) for half in pool):
+        if bool(pool[0]) != bool(pool[1]):
+            return handle_of(pool)
+    raise ArgumentError(
+        f"pool is {pool!r}, expected a cgraph.MemPool, a torch.cuda.MemPool, graph_pool_handle() or"
+        " other.pool()"
+    )
+
+
+def handle_of(token: Handle) -> PoolHandle:
+    """A token that keeps the pool, where its segments are cgraph's."""
+    mem_pool = known(token)
+    return PoolHandle(token) if mem_pool is None else _handle_of(mem_pool)
+
+
+def _handle_of(pool: torch.cuda.MemPool) -> PoolHandle:
+    handle = PoolHandle(pool.id)
+    handle.mem_pool = pool if isinstance(pool, CudaMemPool) else None
+    return handle
+
+
+def _owner(pool: Pool | None, mem_pool: CudaMemPool | None) -> object:
+    return pool if isinstance(pool, torch.cuda.MemPool) else mem_pool
+
+
+def _refuse_paused(handle: Handle) -> None:
+    """Raise if a pool has no memory: torch would give out blocks that lead nowhere."""
+    mem_pool = known(handle)
+    if mem_pool is not None and mem_pool.is_paused:
+        raise StateError(f"{mem_pool!r} has no memory: call its resume() first")

@@ -1,0 +1,438 @@
+"""Captures of torch's CPU tensors on the simulator.
+
+While a capture is open, a dispatch mode turns each operator into a node: its outputs are allocated
+from the capture's pool and hold poison, and nothing is computed. A replay runs the operators into
+the same memory. Views are made at once, as they touch no memory.
+"""
+
+from __future__ import annotations
+
+import functools
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._captures.footprint import Meter, is_recording
+from cgraph._captures.labels import LabelRecorder
+from cgraph._captures.liveness import Outside
+from cgraph._captures.sim_pools import SimHandle, SimMemPool
+from cgraph._driver import Captured, Handle
+from cgraph._state.drawing import random_state_is_set
+from cgraph._state.rollback import Watch
+from cgraph._torch import (
+    CpuFakeMode,
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    tree_flatten,
+    tree_map,
+    tree_unflatten,
+)
+from cgraph.errors import CaptureError, DriverError
+
+if TYPE_CHECKING:
+    from cgraph.sim import Simulator
+
+__all__ = ["Recording"]
+
+aten = torch.ops.aten
+
+# Operators whose result is uninitialised: memory, but no work.
+_UNINITIALISED = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+# Operators without a view in their schema that return their input's memory.
+_RETURNS_INPUT = {aten._unsafe_view.default, aten.lift_fresh.default}
+
+
+class Recording:
+    """An open capture on the simulator.
+
+    Attributes:
+        recorder: The dispatch mode that turns operators into nodes.
+    """
+
+    def __init__(
+        self,
+        simulator: Simulator,
+        capture: _core.Capture,
+        handle: SimHandle,
+        check_liveness: bool,
+        generators: list[torch.Generator],
+        labels: LabelRecorder | None,
+        statics: Sequence[torch.Tensor],
+        recorder: Recorder | None = None,
+    ) -> None:
+        self._feed = Feed(simulator, statics) if statics else None
+        self._simulator = simulator
+        self._capture = capture
+        self._stream = simulator.current_stream()
+        self._handle = handle
+        self._check_liveness = check_liveness
+        self._thread = threading.get_ident()
+        if recorder is None:
+            recorder = Recorder(simulator, handle.mem_pool)
+        self.recorder = recorder
+        recorder.begin(generators)
+        self._labels = labels
+        handle.mem_pool.is_open = True
+        self._meter = Meter(handle.mem_pool, handle.mem_pool.sizes, handle.mem_pool.state)
+        if is_recording():
+            handle.mem_pool.record()
+        self._uncompiled = _torch.Uncompiled()
+        if not simulator.captures_compiled:
+            recorder.uncompiled = self._uncompiled.__enter__()
+        _torch.enter_mode(recorder)
+        if labels is not None:
+            # Inside the recorder's mode, so that it sees an operator before it becomes a node.
+            try:
+                labels.start(simulator.current_stream)
+            except BaseException:
+                self.abandon()
+                raise
+
+    @property
+    def pool(self) -> Handle:
+        """Token of the pool of the capture."""
+        return self._handle
+
+    def finish(self) -> Captured:
+        """End the capture; on an error nothing is left behind."""
+        current = self._simulator.current_stream()
+        if current != self._stream:
+            self.abandon()
+            raise CaptureError(
+                f"capture_end() on another stream: the current stream is {current!r}, and the"
+                f" capture began on {self._stream!r}. Capture must end on the same stream it began"
+                " on; the capture was abandoned"
+            )
+        if threading.get_ident() != self._thread:
+            self.abandon()
+            raise CaptureError(
+                "capture_end() on another thread than capture_begin(): operators are recorded on"
+                " the thread that began; the capture was abandoned"
+            )
+        if self._labels is not None:
+            try:
+                self._labels.look()
+            except BaseException:
+                self.abandon()
+                raise
+        if self.recorder.has_set_random_state():
+            self.abandon()
+            raise random_state_is_set()
+        self._end_recording()
+        template = self._capture.finish()
+        footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
+        template.retain_pool(self._handle.mem_pool._core)
+        return Captured(
+            template,
+            pools=[self._handle],
+            current=self._simulator.stream_of_replay,
+            check=self.recorder.check() if self._check_liveness else None,
+            sim=None if self._simulator.asynchronous else self._simulator.core,
+            feed=self._feed,
+            retained=self._handle,
+            labels=None if self._labels is None else self._labels.found,
+            footprint=footprint,
+        )
+
+    def abandon(self) -> str | None:
+        """End the capture and throw its work away; says what the driver had against it."""
+        self._end_recording()
+        self._handle.mem_pool.recorded()
+        try:
+            self._capture.finish()
+        except CaptureError as error:
+            return str(error)
+        return None
+
+    def leave_modes(self) -> None:
+        """Leave its dispatch modes where autograd has put them back after its end."""
+        if self.recorder.over:
+            _torch.take_mode_away(self.recorder)
+
+    def _end_recording(self) -> None:
+        if self._labels is not None:
+            self._labels.stop()
+        self.recorder.over = True
+        self._handle.mem_pool.is_open = False
+        _torch.leave_mode(self.recorder)
+        self._uncompiled.__exit__()
+
+
+def _is_alone() -> bool:
+    """Whether no other thread may draw random numbers; progress bars have one that does not."""
+    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
+    return all(one.daemon for one in others)
+
+
+def _no_workspaces() -> None:
+    """Let go of library workspaces, which the simulator has not."""
+
+
+class Feed:
+    """Copies tensors to static inputs, as work on the stream of the replay.
+
+    Args:
+        simulator: The device.
+        statics: The static inputs.
+    """
+
+    def __init__(self, simulator: Simulator, statics: Sequence[torch.Tensor]) -> None:
+        reader = _torch.tensor_reader()
+        self._simulator = simulator
+        self._statics = [(_core.Signature(reader, one), one.detach()) for one in statics]
+
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Enqueue the copies."""
+        copies = []
+        pairs = zip(self._statics, tensors, strict=True)
+        for index, ((signature, static), tensor) in enumerate(pairs):
+            if signature.check(tensor, index)[0] != "same":
+                copies.append((static, tensor.detach()))
+
+        def run() -> None:
+            with torch.no_grad(), _torch.without_modes():
+                for static, tensor in copies:
+                    static.copy_(tensor)
+
+        if copies:
+            stream = self._simulator.stream_of_replay()
+            self._simulator.core.launch(stream, "cg_inputs", run)
+
+
+class Recorder(_torch.Bystander):
+    """Turns operators into nodes.
+
+    Attributes:
+        over: The capture has ended; where the recorder could not be left, it does nothing.
+    """
+
+    supports_higher_order_operators = True  # newer torch refuses them otherwise
+
+    def __init__(self, simulator: Simulator, memory: SimMemPool) -> None:
+        super().__init__()
+        self._simulator = simulator
+        self._memory = memory
+        self._fake = CpuFakeMode(allow_non_fake_inputs=True)
+
+    def begin(self, generators: list[torch.Generator]) -> None:
+        """A capture begins, of these generators."""
+        self.over = False
+        self._generators = generators
+        with _torch.without_modes():
+            known = [torch.default_generator, *generators]
+            self._random_states = [(one, one.get_state()) for one in known]
+        self._was_alone = _is_alone()
+        self._outside: list[Outside] = []
+
+    def check(self) -> Callable[[], None]:
+        """What raises if a tensor from outside that the capture read is gone."""
+        outside = self._outside
+
+        def check() -> None:
+            for tensor in outside:
+                tensor.get()
+
+        return check
+
+    def has_set_random_state(self) -> bool:
+        """Whether the function has set the state of a generator: captured operators draw nothing.
+
+        Other threads may have drawn from them, so that it is known only without such. Nor is it
+        known of a state that is put back.
+        """
+        if not (self._was_alone and _is_alone()):
+            return False
+        with _torch.without_modes():
+            pairs = [(one.get_state(), state) for one, state in self._random_states]
+            return any(not torch.equal(now, before) for now, before in pairs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Record the operator, or run it where it touches no memory."""
+        kwargs = kwargs or {}
+        stream = self._simulator.current_stream()
+        if self.over or not stream.is_capturing():
+            return func(*args, **kwargs)
+        if not hasattr(func, "_schema"):
+            # Of higher order: what its parts do would not be seen.
+            self._refuse(stream, func, None)
+        if func._can_decompose():
+            # Inference mode leaves it whole: what it consists of may be work as well as views.
+            with self:
+                return func.decompose(*args, **kwargs)
+        self._check_generator(func, kwargs)
+        if "mkldnn_rnn" in str(func):
+            # Its backward pass reads memory that is not a tensor's.
+            raise CaptureError(
+                f"the simulator cannot capture {func}: set torch.backends.mkldnn.enabled to False"
+            )
+        if func is aten.lift_fresh.default and args[0].numel() > 0:
+            return self._literal(stream, func, args[0])
+        if not _touches_memory(func):
+            return func(*args, **kwargs)
+        run = functools.partial(self._record, stream, func, args, kwargs)
+        # They are outside of this one, and would see nothing of what it takes.
+        for watch in _torch.modes_inside_out(Watch):
+            run = functools.partial(watch.seen, func, args, kwargs, run)
+        return run()
+
+    def _record(self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
+        """Make a node of the operator; its result."""
+        fresh, result = self._outputs(stream, func, args, kwargs)
+        if func not in _UNINITIALISED and not isinstance(result, bool):
+            leaves, spec = tree_flatten((args, kwargs))
+            kernel = _kernel(func, [self._reader(func, leaf) for leaf in leaves], spec, fresh)
+            self._simulator.core.launch(stream, str(func), kernel)
+        return result
+
+    def _outputs(
+        self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]
+    ) -> tuple[list[tuple[int, torch.Tensor]], Any]:
+        """The operator's result, with its fresh tensors by place; computes nothing."""
+        imagine = functools.partial(_imagine, self._fake)
+        try:
+            with self._fake:
+                imagined = func(*tree_map(imagine, args), **tree_map(imagine, kwargs))
+        except (DataDependentOutputException, DynamicOutputShapeException) as error:
+            self._refuse(stream, func, error)
+        leaves, spec = tree_flatten(imagined)
+        if isinstance(imagined, bool):
+            # What is known of tensors without contents needs no value of the device.
+            return [], func(*args, **kwargs)
+        written = _written_arguments(func, args, kwargs)
+        fresh: list[tuple[int, torch.Tensor]] = []
+        results: list[Any] = []
+        for place, leaf in enumerate(leaves):
+            if place in written:
+                results.append(written[place])
+            elif isinstance(leaf, torch.Tensor):
+                if leaf.layout is not torch.strided:
+                    raise CaptureError(
+                        f"the simulator cannot capture {func}: its result is {leaf.layout}"
+                    )
+                made = self._memory.tensor(stream, leaf)
+                over = self._memory.find(made)
+                if over is not None:
+                    fresh.append((place, over))
+                results.append(made)
+            elif leaf is None:
+                results.append(None)
+            else:
+                self._refuse(stream, func, None)
+        return fresh, tree_unflatten(results, spec)
+
+    def _reader(self, func: Any, leaf: Any) -> Callable[[], Any]:
+        """A function that gives an argument again at replay, without keeping its block alive."""
+        if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
+            return lambda: leaf
+        conjugate, negative = leaf.is_conj(), leaf.is_neg()
+        over = self._memory.find(leaf)
+        if over is not None:
+            lazy = _torch.lazy_view(over, conjugate, negative)
+            return lambda: lazy
+        outside = Outside(leaf, str(func))
+        self._outside.append(outside)
+        if conjugate or negative:
+            return lambda: _torch.lazy_view(outside.get(), conjugate, negative)
+        return outside.get
+
+    def _literal(self, stream: _core.Stream, func: Any, value: torch.Tensor) -> torch.Tensor:
+        """The tensor of a literal, as in ``torch.tensor(2.0)``: each replay copies the value in."""
+        frozen = value.clone()
+        made = self._memory.tensor(stream, value)
+        over = self._memory.find(made)
+        assert over is not None
+
+        def run() -> None:
+            with torch.no_grad(), _torch.without_modes():
+                over.copy_(frozen)
+
+        self._simulator.core.launch(stream, str(func), run)
+        return made
+
+    def _check_generator(self, func: Any, kwargs: dict[str, Any]) -> None:
+        """Refuse a generator that was not registered, as torch 2.11 does on a GPU."""
+        generator = kwargs.get("generator")
+        known = [torch.default_generator, *self._generators]
+        if generator is not None and not any(_torch.is_same(generator, one) for one in known):
+            raise CaptureError(
+                f"{func} draws from a generator that the graph does not know: call"
+                " register_generator_state(generator) before the capture"
+            )
+
+    def _refuse(self, stream: _core.Stream, func: Any, cause: Exception | None) -> Any:
+        """Fail as an operator does that waits for a capturing stream."""
+        try:
+            stream.synchronize()
+        except DriverError as error:
+            failure = CaptureError(
+                f"{func} needs a value from the device while the stream captures: {error}. Keep the"
+                " value on the device (torch.where, masks, fixed shapes), or move the operator out"
+                " of the capture"
+            )
+            failure.code = error.code
+            raise failure from cause
+        raise CaptureError(f"{func} needs a value from the device, which a capture cannot give")
+
+
+def _kernel(
+    func: Any,
+    readers: list[Callable[[], Any]],
+    spec: Any,
+    fresh: list[tuple[int, torch.Tensor]],
+) -> Callable[[], None]:
+    """What the node of an operator does."""
+
+    def run() -> None:
+        # Whoever drives the simulator may be inside a capture: its modes are not for this.
+        with torch.no_grad(), _torch.without_modes():
+            args, kwargs = tree_unflatten([read() for read in readers], spec)
+            result = func(*args, **kwargs)
+            leaves = tree_flatten(result)[0]
+            for place, tensor in fresh:
+                # None is a gradient that nobody asked for, although its shape was known.
+                if leaves[place] is not None:
+                    tensor.copy_(leaves[place])
+
+    return run
+
+
+@functools.cache
+def _touches_memory(func: Any) -> bool:
+    """Whether an operator reads or writes tensors, beyond making views of them."""
+    if func.is_view or func in _RETURNS_INPUT or torch.Tag.inplace_view in func.tags:
+        return False
+    schema = func._schema
+    return any("Tensor" in str(part.type) for part in (*schema.arguments, *schema.returns))
+
+
+def _written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
+    """The results that are arguments written in place, by place."""
+    schema = func._schema
+    arguments: dict[frozenset[str], Any] = {}
+    for place, argument in enumerate(schema.arguments):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = kwargs.get(argument.name, args[place] if place < len(args) else None)
+            arguments[frozenset(argument.alias_info.before_set)] = value
+    written = {}
+    for place, returned in enumerate(schema.returns):
+        if returned.alias_info is not None and returned.alias_info.is_write:
+            written[place] = arguments[frozenset(returned.alias_info.before_set)]
+    return written
+
+
+def _imagine(mode: CpuFakeMode, leaf: Any) -> Any:
+    """A tensor of the same layout that holds nothing."""
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)

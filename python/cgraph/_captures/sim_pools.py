@@ -1,0 +1,231 @@
+"""Pools of the simulator, whose blocks are CPU tensors."""
+
+from __future__ import annotations
+
+import bisect
+import ctypes
+import functools
+import weakref
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgraph import _core, _driver
+from cgraph._captures.footprint import PoolState, Sizes, in_blocks
+from cgraph._driver import Handle, Pool
+from cgraph.errors import ArgumentError, ForeignError, StateError
+from cgraph.mempool import MemPool, require_options
+from cgraph.timeline import Action, Event
+
+if TYPE_CHECKING:
+    from cgraph.sim import Simulator
+
+__all__ = ["Pools", "SimHandle", "SimMemPool"]
+
+
+class SimHandle(tuple[int, int]):
+    """A token of a simulated pool.
+
+    Attributes:
+        mem_pool: The pool, kept alive.
+    """
+
+    mem_pool: SimMemPool
+    simulated = True
+
+
+class SimMemPool(MemPool):
+    """A pool of the simulator in force.
+
+    Attributes:
+        is_open: Whether a capture allocates from it.
+        keeps_contents: Whether new blocks hold what was there before, as on a GPU: a segment that
+            is being captured may still read what the one before it has left. Else they hold poison.
+    """
+
+    simulated = True
+    is_open = False
+    keeps_contents = False
+
+    def __init__(
+        self,
+        limit: int | None = None,
+        base: int | None = None,
+        *,
+        use_on_oom: bool = False,
+        no_split: bool = False,
+    ) -> None:
+        require_options(limit, base)
+        simulator: Simulator = _driver.current()  # type: ignore[assignment]
+        sim, device = simulator.core, simulator.device
+        self._core = _core.Pool(device, sim=sim, limit=limit, base=base)
+        self._starts: list[int] = []
+        self._segments: list[torch.Tensor] = []
+        self._blocks: dict[int, int] = {}
+        self._freed = 0
+        self._events: list[Event] | None = None
+        simulator.pools.known[self.id] = self
+
+    @property
+    def id(self) -> Handle:
+        """Its token, which does not keep it alive."""
+        return 0, self._core.id
+
+    def tensor(self, stream: _core.Stream, like: torch.Tensor) -> torch.Tensor:
+        """A tensor of the given layout in a new block."""
+        if like.numel() == 0:
+            return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
+        last = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
+        block = self._core.allocate(stream, (last + 1) * like.element_size())
+        if not self.keeps_contents:
+            block.poison()
+        self._note("alloc", block.address, block.nbytes)
+        end = weakref.finalize(block, self._note, "free", block.address, block.nbytes)
+        end.atexit = False
+        return _over(block, like.dtype, 0, tuple(like.shape), like.stride())
+
+    def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
+        """The tensor again, over its whole segment instead of its block; None outside the pool."""
+        address = tensor.untyped_storage().data_ptr()
+        segment = self._segment(address)
+        if segment is None:
+            self._refresh()
+            segment = self._segment(address)
+        if segment is None:
+            return None
+        offset = address - segment.data_ptr() + tensor.storage_offset() * tensor.element_size()
+        # Replays write to it outside of the mode that the capture may be in.
+        with torch.inference_mode(False):
+            return torch.empty(0, dtype=tensor.dtype).set_(
+                segment.untyped_storage(),
+                offset // tensor.element_size(),
+                tensor.shape,
+                tensor.stride(),
+            )
+
+    def sizes(self) -> Sizes:
+        """Its segments and blocks in numbers."""
+        state = self.state()
+        return Sizes(state.reserved, state.in_use, self._freed)
+
+    def trim(self) -> int:
+        """Give segments back that nothing uses and no graph knows; how many bytes that were."""
+        # These keep every segment; what is still there is found again.
+        self._starts, self._segments = [], []
+        return super().trim()
+
+    def state(self) -> PoolState:
+        """Its segments and the blocks in use."""
+        return PoolState(self.segments(), list(self._blocks.items()))
+
+    def poison(self) -> None:
+        """Set all bytes that no block uses to 0xFF."""
+        if self.is_paused:
+            return
+        free = self.state().free()
+        for segment in self._core.segments():
+            for start, size in free:
+                offset = start - segment.address
+                if 0 <= offset < segment.nbytes:
+                    ctypes.memset(segment.host_address + offset, 0xFF, size)
+
+    def record(self) -> None:
+        """Record what happens to blocks from here on, until :meth:`recorded`."""
+        self._events = []
+
+    def recorded(self) -> list[Event] | None:
+        """What was recorded; None if nothing was to be."""
+        events, self._events = self._events, None
+        return events
+
+    def _note(self, action: Action, address: int, size: int) -> None:
+        size = in_blocks(size)
+        if action == "alloc":
+            self._blocks[address] = size
+        else:
+            del self._blocks[address]
+            self._freed += 1
+        if self._events is not None:
+            self._events.append(Event(action, address, size))
+
+    def _segment(self, address: int) -> torch.Tensor | None:
+        place = bisect.bisect_right(self._starts, address) - 1
+        if place < 0:
+            return None
+        segment = self._segments[place]
+        return segment if address < segment.data_ptr() + segment.numel() else None
+
+    def _refresh(self) -> None:
+        known = set(self._starts)
+        for block in self._core.segments():
+            if block.host_address not in known:
+                whole = _over(block, torch.uint8, 0, (block.nbytes,), (1,))
+                self._segments.append(whole)
+        self._segments.sort(key=torch.Tensor.data_ptr)
+        self._starts = [segment.data_ptr() for segment in self._segments]
+
+
+class Pools:
+    """The pools of a simulated device.
+
+    Attributes:
+        known: Those that are alive, by token.
+    """
+
+    def __init__(self, device: _core.Device) -> None:
+        self._device = device
+        self.known: weakref.WeakValueDictionary[Handle, SimMemPool] = weakref.WeakValueDictionary()
+
+    def new_handle(self) -> SimHandle:
+        """A token of a new pool."""
+        return _token(SimMemPool())
+
+    def resolve(self, pool: Pool | None) -> SimHandle:
+        """The token of a ``pool`` argument."""
+        if pool is None:
+            return self.new_handle()
+        handle = pool.id if isinstance(pool, SimMemPool) else pool
+        is_token = isinstance(handle, tuple) and len(handle) == 2
+        if not is_token or not all(isinstance(half, int) for half in handle):
+            raise ArgumentError(
+                f"pool is {pool!r}, expected a cgraph.MemPool, graph_pool_handle() or other.pool()"
+            )
+        found = self.known.get((handle[0], handle[1]))
+        if found is None or getattr(handle, "mem_pool", found) is not found:
+            raise ForeignError(
+                f"pool {tuple(handle)} is of another device or its last user is gone, expected a"
+                f" living pool of {self._device.name}"
+            )
+        if found.is_open:
+            raise ForeignError(
+                f"pool {tuple(handle)} cannot be captured into: another capture is using it"
+            )
+        if found.is_paused:
+            raise StateError(f"{found!r} has no memory: call its resume() first")
+        return _token(found)
+
+
+def _token(mem_pool: SimMemPool) -> SimHandle:
+    handle = SimHandle(mem_pool.id)
+    handle.mem_pool = mem_pool
+    return handle
+
+
+@functools.lru_cache(maxsize=512)
+def _bytes_type(nbytes: int) -> type[Any]:
+    """A ctypes array whose instances can keep their block alive."""
+    return type("Bytes", (ctypes.c_ubyte * nbytes,), {})
+
+
+def _over(
+    block: _core.Block,
+    dtype: torch.dtype,
+    offset: int,
+    shape: tuple[int, ...],
+    stride: tuple[int, ...],
+) -> torch.Tensor:
+    """A tensor over a block, which lives as long as the tensor's storage."""
+    memory = _bytes_type(block.nbytes).from_address(block.host_address)
+    memory.block = block
+    whole = torch.frombuffer(memory, dtype=torch.uint8)
+    return torch.empty(0, dtype=dtype).set_(whole.untyped_storage(), offset, shape, stride)

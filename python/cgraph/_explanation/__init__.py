@@ -1,0 +1,1 @@
+"""Behind ``explain`` and the errors of captures: what a capture refuses or freezes."""

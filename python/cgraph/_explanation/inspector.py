@@ -1,0 +1,288 @@
+"""Watches a function that runs eagerly for what a capture of it would refuse or freeze."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.overrides import TorchFunctionMode
+
+from cgraph import _source, _torch
+from cgraph._driver import Driver
+from cgraph._explanation.findings import OPERATORS, Log
+from cgraph._explanation.joins import Streams
+from cgraph._source import Place
+from cgraph._torch import tree_iter
+
+__all__ = ["inspected"]
+
+_INDEXED_WRITES = ("index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put")
+_COPIES = ("_to_copy", "copy_", "copy")
+_WAITED = "called a synchronizing CUDA operation"
+
+
+@contextmanager
+def inspected(driver: Driver, log: Log) -> Iterator[None]:
+    """Note what happens in the ``with`` block, on this thread and in its backward passes.
+
+    Args:
+        driver: Whose captures are meant. The current stream stands for the one that captures.
+        log: Takes what is found.
+    """
+    thread = threading.get_ident()
+
+    def here() -> Place:
+        # Threads of autograd have no line of the user's: the one that waits for them has.
+        place = _source.user_place() or _source.user_place(sys._current_frames().get(thread))
+        return place or ("", 0)
+
+    streams = Streams(driver, log, here)
+    calls = _Calls(driver, log, here)
+    operators = _Operators(driver, log, here, streams, calls)
+    with ExitStack() as stack:
+        stack.callback(streams.finish)
+        stack.enter_context(streams.watched())
+        stack.callback(register_optimizer_step_pre_hook(_optimizer_check(log, here)).remove)
+        if driver.device_type == "cuda":
+            stack.enter_context(_waits_heard(operators.waited))
+        stack.enter_context(calls)
+        operators.uncompiled = stack.enter_context(_torch.Uncompiled())
+        stack.callback(_torch.leave_mode, operators)
+        _torch.enter_mode(operators)
+        yield
+
+
+class _Calls(TorchFunctionMode):
+    """Sees what torch's dispatcher does not: that a tensor is printed, or moved to where it is.
+
+    Attributes:
+        running: The name of the function of torch's that the user has called.
+    """
+
+    def __init__(self, driver: Driver, log: Log, here: Callable[[], Place]) -> None:
+        super().__init__()
+        self.running = ""
+        self._device_type = driver.device_type
+        self._log = log
+        self._here = here
+        # On the simulator these do nothing, which would be copies from a GPU.
+        moves = ("cpu", "tolist", "numpy", "__array__", "__format__")
+        self._reads = {"__repr__", *(moves if driver.device_type == "cpu" else ())}
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note the call and make it."""
+        before, self.running = self.running, getattr(func, "__name__", "")
+        if self._is_read(args):
+            self._log.add("host read", f"Tensor.{self.running}", self._here())
+        try:
+            return func(*args, **(kwargs or {}))
+        finally:
+            self.running = before
+
+    def _is_read(self, args: Any) -> bool:
+        if self.running not in self._reads or args[0].device.type != self._device_type:
+            return False
+        # Of one number an operator reads it.
+        return self.running != "__format__" or bool(args[0].dim())
+
+
+class _Operators(_torch.Bystander):
+    """Sees each operator before it runs."""
+
+    supports_higher_order_operators = True  # newer torch refuses them otherwise
+
+    def __init__(
+        self,
+        driver: Driver,
+        log: Log,
+        here: Callable[[], Place],
+        streams: Streams,
+        calls: _Calls,
+    ) -> None:
+        super().__init__()
+        self._device_type = driver.device_type
+        self._log = log
+        self._here = here
+        self._streams = streams
+        self._calls = calls
+        self._last = "torch"
+        self._literals: dict[int, torch.Tensor] = {}
+        self._heard: set[tuple[str, Place]] = set()
+        self._thread = threading.get_ident()
+        self._unheard = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note what a capture would have against an operator, and run it."""
+        kwargs = kwargs or {}
+        self._last = _name(func)
+        tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
+        on_device = [one for one in tensors if self._is_on_device(one)]
+        place = self._here()
+        for kind in self._kinds(func, args, kwargs, tensors, on_device):
+            self._log.add(kind, self._last, place)
+            # Autograd hands the warnings of its threads on, to the line of the backward pass.
+            self._unheard += threading.get_ident() != self._thread
+        if self._is_work(on_device, kwargs) and _torch.evaluating_node() is None:
+            # Autograd joins the streams of a backward pass itself.
+            self._streams.work(self._last, place)
+        result = func(*args, **kwargs)
+        if self._last == "aten.lift_fresh" and result.dim() == 0:
+            self._literals[id(result)] = result
+        return result
+
+    def waited(self) -> None:
+        """Note that torch has waited for the device, unless the reason is known."""
+        place = self._here()
+        key = (self._last, place)
+        if key not in self._heard and self._log.refuses(place):
+            return
+        if self._unheard:
+            self._unheard -= 1
+            return
+        self._heard.add(key)
+        self._log.add("host read", self._last, place)
+
+    def _kinds(
+        self,
+        func: Any,
+        args: Any,
+        kwargs: dict[str, Any],
+        tensors: Sequence[torch.Tensor],
+        on_device: Sequence[torch.Tensor],
+    ) -> Iterator[str]:
+        # Operators of higher order have no namespace.
+        name = self._last.rpartition(".")[2]
+        if self._draws_alone(kwargs):
+            yield "generator"
+        if name == "item" and not on_device:
+            if tensors and id(tensors[0]) not in self._literals:
+                yield "host number"
+            return
+        if not self._is_work(on_device, kwargs):
+            return
+        if name in _COPIES:
+            yield from self._copied(name, args, kwargs)
+        elif name == "lift_fresh":
+            if self._device_type != "cpu" or args[0].dim():
+                # Of a literal; on the simulator one of a number may also be on the host.
+                yield "host copy"
+        elif name in ("index", *_INDEXED_WRITES):
+            yield from self._indexed(name, args, kwargs)
+        elif on_device and self._reads(func, name, kwargs):
+            known = OPERATORS.get(name, "shape")
+            is_branch = known == "host read" and self._calls.running == "__bool__"
+            yield "branch" if is_branch else known
+        elif "attention" not in name and any(self._is_outside(one) for one in tensors):
+            # Kernels of attention keep their random state on the host only outside of captures.
+            yield "host operand"
+
+    def _reads(self, func: Any, name: str, kwargs: dict[str, Any]) -> bool:
+        if name == "repeat_interleave":
+            return kwargs.get("output_size") is None
+        tags = getattr(func, "tags", ())
+        return name in OPERATORS or torch.Tag.dynamic_output_shape in tags
+
+    def _copied(self, name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[str]:
+        if not isinstance(args[0], torch.Tensor):
+            return  # a number, under torch.vmap
+        if name == "_to_copy":
+            source, target = args[0], kwargs.get("device") or args[0].device
+            non_blocking = kwargs.get("non_blocking", False)
+        else:
+            source, target = args[1], args[0].device
+            non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+        pair = source.device.type, torch.device(target).type
+        if pair == ("cpu", self._device_type) and pair[1] != "cpu":
+            if not (non_blocking and source.is_pinned()):
+                yield "host copy"
+        elif pair == (self._device_type, "cpu") and pair[0] != "cpu":
+            # torch takes pinned memory for a new tensor that is not waited for.
+            pinned = name == "_to_copy" or args[0].is_pinned()
+            if not (non_blocking and pinned):
+                yield "host read"
+
+    def _indexed(self, name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[str]:
+        indices = [one for one in args[1] if one is not None]
+        masks = [one for one in indices if one.dtype in (torch.bool, torch.uint8)]
+        value = args[2] if name != "index" else None
+        if masks:
+            fills = value is not None and len(indices) == 1 and self._is_number(value)
+            if not fills or kwargs.get("accumulate", args[3] if len(args) > 3 else False):
+                yield "shape"
+        elif any(self._is_outside(one) for one in indices):
+            yield "host copy"
+        elif value is not None and self._is_outside(value):
+            yield "host operand"
+
+    def _draws_alone(self, kwargs: dict[str, Any]) -> bool:
+        generator = kwargs.get("generator")
+        if generator is None or generator.device.type != self._device_type:
+            return False
+        known = torch.cuda.default_generators if self._device_type == "cuda" else ()
+        return not any(_torch.is_same(generator, one) for one in (torch.default_generator, *known))
+
+    def _is_work(self, on_device: Sequence[torch.Tensor], kwargs: dict[str, Any]) -> bool:
+        device = kwargs.get("device")
+        given = device is not None and torch.device(device).type == self._device_type
+        return bool(on_device) or given or self._device_type == "cpu"
+
+    def _is_on_device(self, tensor: torch.Tensor) -> bool:
+        return tensor.device.type == self._device_type
+
+    def _is_outside(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor is on the host, and is no number that the code spells out."""
+        is_literal = id(tensor) in self._literals
+        return tensor.device.type == "cpu" and self._device_type != "cpu" and not is_literal
+
+    def _is_number(self, value: torch.Tensor) -> bool:
+        """Whether a masked write of it needs no shape; on a GPU only a number of the host."""
+        if self._device_type == "cpu":
+            return id(value) in self._literals
+        return value.numel() == 1 and value.device.type == "cpu"
+
+
+def _name(func: Any) -> str:
+    """The operator as ``aten.item``, without its overload."""
+    name = ".".join(str(func).split(".")[:2])
+    return "aten.item" if name == "aten._local_scalar_dense" else name
+
+
+def _optimizer_check(log: Log, here: Callable[[], Place]) -> Callable[..., None]:
+    def check(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if not all(group.get("capturable", True) for group in optimizer.param_groups):
+            log.add("optimizer", f"{type(optimizer).__name__}.step", here())
+
+    return check
+
+
+@contextmanager
+def _waits_heard(heard: Callable[[], None]) -> Iterator[None]:
+    """Call ``heard`` where torch's CUDA code waits for the device; it can say so as a warning."""
+    before = torch.cuda.get_sync_debug_mode()
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")
+        warnings.filterwarnings("always", message=_WAITED)
+        show = warnings.showwarning
+
+        def hear(message: Warning | str, *args: Any, **kwargs: Any) -> None:
+            if str(message).startswith(_WAITED):
+                heard()
+            else:
+                show(message, *args, **kwargs)
+
+        warnings.showwarning = hear
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)

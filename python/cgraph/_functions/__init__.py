@@ -1,0 +1,1 @@
+"""Behind ``graphed``: which calls are replays, which are captured, which run eagerly."""

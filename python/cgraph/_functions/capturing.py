@@ -1,0 +1,378 @@
+"""The keys of a graphed function, and how they are captured."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Hashable, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._functions.claims import claimed
+from cgraph._functions.keys import Identity, Key, modules_in_words
+from cgraph._functions.limits import Limits
+from cgraph._functions.native import entry_of_call, entry_of_graph
+from cgraph._functions.padding.rows import Rows
+from cgraph._functions.places import Places
+from cgraph._functions.ready import Ready
+from cgraph._functions.together import Together
+from cgraph._recording import refusals
+from cgraph._recording.busy import busy
+from cgraph._recording.calls import Arguments, Call
+from cgraph._recording.capture import record
+from cgraph._recording.conditions import NotReadyError, WarmupError
+from cgraph._recording.held import Holding
+from cgraph._recording.options import Options
+from cgraph._recording.plan import Plan
+from cgraph._recording.recorded import Recorded
+from cgraph._recording.training import Trained, train_or_record
+from cgraph._source import user_line
+from cgraph._state.holders import Holder
+from cgraph._state.reach import Reach, Surroundings
+from cgraph._state.search import found_tensors
+from cgraph._text import plural
+from cgraph.errors import CaptureError, StateError, add_note
+
+__all__ = ["Capturing"]
+
+
+class Capturing:
+    """The keys of a graphed function, and its captures.
+
+    Args:
+        dispatcher: Finds native entries.
+        function: What is captured.
+        arguments: How its arguments are called.
+        options: The function's options.
+        turn: What lets one thread at a time replay. Who calls a method here has it.
+
+    Attributes:
+        function: What is captured.
+        name: Its name.
+        holding: Who is told of results that a caller still has.
+        keys: Those that are remembered, the first one first.
+        limits: How many of them are captured and kept.
+        ready: Which of them have graphs.
+        places: Where captures are made.
+        rows: Where calls have rows.
+    """
+
+    def __init__(
+        self,
+        dispatcher: _core.Dispatcher,
+        function: Callable[..., Any],
+        arguments: Arguments,
+        options: Options,
+        turn: _core.Turn,
+    ) -> None:
+        self.keys: dict[Hashable, Key] = {}
+        self._dispatcher = dispatcher
+        self._arguments = arguments
+        self.function = function
+        self._options = options
+        self.name = getattr(function, "__qualname__", type(function).__qualname__)
+        self.holding = None if options.on_held == "ignore" else Holding(self.name, options.on_held)
+        self._reach = Reach(function, turn)
+        # Leaves to whose gradients calls may add, and which captures have found without any.
+        self._without: dict[int, _torch.TensorWeakRef] = {}
+        # Of the call whose key was asked for last.
+        self._reached: Surroundings | None = None
+        self.rows = Rows(options)
+        self.places = Places(options.pool)
+        self._copies = options.outputs == "clone"
+        self._is_warm = False
+        self.limits = Limits(self.keys, dispatcher, options)
+        self.ready = Ready(self.name, self.limits, dispatcher, options.max_recording)
+
+    def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call, taken apart."""
+        return Call(self._arguments, self.surroundings().owned, args, kwargs)
+
+    def surroundings(self, call: Call | None = None) -> Surroundings:
+        """What the function reaches, as it was at the last capture or is now.
+
+        Args:
+            call: A call, among whose arguments there may be modules.
+        """
+        return self._reach.known(() if call is None else call.modules)
+
+    def ahead(self, call: Call, is_frozen: bool, together: Together | None = None) -> None:
+        """Capture the key of a call, unless it is; errors come out.
+
+        Args:
+            call: The call.
+            is_frozen: Whether captures are forbidden.
+            together: What instantiates the graph at its end; None to do so here.
+        """
+        key = self.key(call)
+        if self.ready.has_graph(key, call, is_frozen):
+            return
+        self.ready.require_thawed(key, is_frozen)
+        self.require_no_reason_against(call)
+        # Its calls may have run eagerly until now.
+        self.limits.drop(key, key.state)
+        try:
+            self.capture(key, call, together)
+        except WarmupError as error:
+            self.limits.forget_unused(key)
+            add_note(
+                error.cause, f"cgraph: {self.name} was being captured for the key ({key.text})"
+            )
+            raise error.cause from None
+        except NotReadyError as error:
+            raise CaptureError(f"{error}: call the function once before") from None
+        self.rows.learn(call)
+
+    def key(self, call: Call) -> Key:
+        """The key of a call, which may be a new one."""
+        self._reached = self.surroundings(call)
+        identity = self.identity(call, self._reached)
+        if identity not in self.keys:
+            # Looking for modules that were not there takes time, so only new keys have it done.
+            earlier, self._reached = self._reached, self._reach.now(call.modules, self._reached)
+            if self._reached is not earlier:
+                identity = self.identity(call, self._reached)
+        if (known := self.keys.get(identity)) is not None:
+            return known
+        words = call.words() or ["no arguments"]
+        words.append(modules_in_words(identity.training, identity.requires_grad))
+        if identity.gradients:
+            words.append(f"{plural(len(identity.gradients), 'gradient')} before")
+        words = [one for one in words if one]
+        return self._remember(identity, Key(", ".join(words), sorted(words)))
+
+    def free_key(self, call: Call, is_frozen: bool) -> Key:
+        """The key of a call, or where that has an open call, another one for the same calls.
+
+        The first one, which is open, where all are and there can be no more.
+
+        Args:
+            call: The call.
+            is_frozen: Whether captures are forbidden.
+        """
+        first = self.key(call)
+        if not first.is_open:
+            return first
+        identity = self.identity(call, self._reached)
+        for count in range(1, self._options.most_open):
+            beside = identity._replace(beside=count)
+            key = self.keys.get(beside)
+            if is_frozen and (key is None or key.recorded is None):
+                break
+            if key is None:
+                word = f"beside {plural(count, 'call')} before backward"
+                key = Key(f"{first.text}, {word}", [*first.words, word], is_beside=True)
+                return self._remember(beside, key)
+            if not key.is_open:
+                return key
+        return first
+
+    def _remember(self, identity: Identity, key: Key) -> Key:
+        self.keys[identity] = key
+        self.limits.forget(key)
+        return key
+
+    def require_no_reason_against(self, call: Call) -> None:
+        """Refuse a call that is better not captured.
+
+        Raises:
+            CaptureError: It is.
+        """
+        reason = self.reason_against(call)
+        if reason is not None:
+            raise CaptureError(f"{self.name} cannot be captured for ({call}): {reason}")
+
+    def reason_against(self, call: Call) -> str | None:
+        """Why a call of the key that was asked for last is better not captured."""
+        reached = self._reached or self.surroundings(call)
+        return refusals.reason_against(call) or reached.reason_against
+
+    def is_saved_elsewhere(self, call: Call) -> bool:
+        """Whether somebody sees what autograd saves in such a call, and would in its warm-up."""
+        return refusals.is_saved_elsewhere(call, self._reached or self.surroundings(call))
+
+    def identity(self, call: Call, surroundings: Surroundings | None = None) -> Identity:
+        """What all calls of a key have in common, as the modules are now."""
+        surroundings = surroundings or self.surroundings(call)
+        training = surroundings.training
+        requires_grad = surroundings.requires_grad if call.mode.grad else ()
+        leaves = ((number, reference()) for number, reference in self._without.items())
+        there = (number for number, one in leaves if one is not None and one.grad is not None)
+        return Identity(call.key(), training, requires_grad, _driver.number(), frozenset(there))
+
+    def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
+        """Capture a key that was just asked for; nothing has changed if that fails.
+
+        The key has no graph afterwards if it was forgotten during the capture, as by ``reset()``.
+        """
+        _torch.keep_from_tracing()
+        driver = _driver.current()
+        was_evicted = key.state == "evicted"
+        surroundings = self._reached
+        assert surroundings is not None
+        needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
+        pool, stream = self.places.place(driver, needs_grad)
+        # Replays would write what nothing puts back, and no call has shown.
+        may_replay = bool(self._options.preserve_state or self._options.warmup)
+        measures = self._options.measure and not self._options.debug and may_replay
+        only_captures = not (self._options.warmup or measures or needs_grad or self._options.debug)
+        preserve = self._options.preserve_state
+        constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
+        plan = Plan(
+            function=self.function,
+            name=self.name,
+            pool=pool,
+            stream=stream,
+            mode=self._options.capture_error_mode,
+            warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
+            preserve=preserve,
+            measure=measures,
+            keep_template=self._options.keep_templates and not self._options.debug,
+            instantiates=together is None or measures or bool(self._options.debug),
+            only_captures=only_captures,
+            dictionaries=surroundings.dictionaries,
+            search=functools.partial(found_tensors, self.function, surroundings.modules, constants),
+            moved=surroundings.find_displaced,
+            # A debugger looks at the operators of what is written.
+            compiles=driver.captures_compiled and not self._options.debug,
+            debugs=bool(self._options.debug),
+        )
+        with busy(), claimed(pool):
+            if not only_captures:
+                # Replays on any stream may still read what is about to be written.
+                driver.synchronize()
+            with _torch.without_gradients():
+                statics = [
+                    self.places.static(place, tensor, not needs_grad, not only_captures)
+                    for place, tensor in enumerate(call.tensors)
+                ]
+            lane = self.places.lane()
+            recorded: Recorded | Trained
+            if needs_grad:
+                of_passes = surroundings.modules, self._copies, self.holding
+                recorded = train_or_record(plan, call, statics, driver, *of_passes)
+            else:
+                recorded = record(plan, call, statics, driver)
+                if call.mode.grad:
+                    refusals.require_no_gradient(recorded)
+                else:
+                    refusals.require_none_recorded(recorded)
+            has_called = not only_captures or (isinstance(recorded, Recorded) and recorded.breaks)
+            if has_called and not recorded.has_added_hooks:
+                surroundings = self._reach.after_call(call.modules, surroundings)
+            full: list[Holder] = []
+            if not isinstance(recorded, Trained):
+                gradients = recorded.gradients
+                self._note_without(gradients.made)
+                full = [*recorded.states, *gradients.followed()]
+            # Where the call itself has moved something, the next one captures anew.
+            if (recorded.used or full) and surroundings.moved is None:
+                surroundings = surroundings.with_holders(recorded.used, full)
+            if self._options.debug:
+                self._debug(plan, key, call, recorded, surroundings.storages)
+        # Unless something in the capture has called reset().
+        self._is_warm = self.limits.knows(key)
+        hold = functools.partial(
+            self._hold, key, call, recorded, surroundings, surroundings.flags, lane
+        )
+        if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
+            together.add(key, recorded, hold)
+        else:
+            self.limits.hold_unless_gone(key, recorded, hold)
+        if was_evicted:
+            key.again("evicted", None, user_line())
+
+    def _note_without(self, leaves: Sequence[torch.Tensor]) -> None:
+        """Calls with gradients in these leaves have keys of their own from now on."""
+        living = ((number, one) for number, one in self._without.items() if one() is not None)
+        self._without = {**dict(living), **{id(one): _torch.TensorWeakRef(one) for one in leaves}}
+
+    def _hold(
+        self,
+        key: Key,
+        call: Call,
+        recorded: Recorded | Trained,
+        surroundings: Surroundings,
+        flags: _core.Flags,
+        lane: _core.Lane | None,
+    ) -> None:
+        """Let calls of a key be replays of its graph, while modules train as at the capture."""
+        if isinstance(recorded, Trained):
+            entry = entry_of_call(recorded.call, call, surroundings, flags, lane, trained=recorded)
+        else:
+            entry = entry_of_graph(
+                recorded,
+                self.function,
+                call,
+                surroundings,
+                flags,
+                copies=self._copies,
+                held=self.holding,
+                lane=lane,
+            )
+        key.hold(recorded, entry, call, surroundings)
+        self.add(call, entry)
+        self.limits.evict(key)
+
+    def add(self, call: Call, entry: _core.Entry) -> None:
+        """Let calls like this one find an entry."""
+        if call.is_native:
+            self._dispatcher.add(entry)
+
+    def require_idle(self) -> None:
+        """Refuse a reset inside a break.
+
+        Raises:
+            StateError: A replay is under way.
+        """
+        if any(key.is_running for key in self.keys.values()):
+            raise StateError(
+                f"{self.name} was to be reset inside one of its own breaks: call reset() after the"
+                " call"
+            )
+
+    def reset(self) -> None:
+        """Forget everything."""
+        with ExitStack() as last:
+            # Whatever callbacks of the graphs raise.
+            last.callback(self._forget)
+            for key in self.keys.values():
+                last.callback(self.limits.drop, key, "evicted")
+
+    def _forget(self) -> None:
+        self.keys.clear()
+        self.limits.clear()
+        self._reach.clear()
+        self._reached = None
+        self._without.clear()
+        self.places.clear()
+        self.rows.clear()
+        self._is_warm = False
+
+    def _debug(
+        self,
+        plan: Plan,
+        key: Key,
+        call: Call,
+        recorded: Recorded | Trained,
+        outside: set[int],
+    ) -> None:
+        """Let a key be replayed for debugging; captures it in steps of one operator."""
+        from cgraph._functions.debug.replays import debugged
+        from cgraph._functions.debug.training import debugged_call
+
+        def may_poison() -> bool:
+            # A backward pass reads what its forward pass left in memory that counts as free.
+            return not any(isinstance(one.recorded, Trained) for one in self.keys.values())
+
+        how = self._options.debug, plan, self.name, key.text, call
+        try:
+            if isinstance(recorded, Trained):
+                recorded.debugged = debugged_call(*how, recorded, self.taken)
+            else:
+                recorded.debugged = debugged(*how, recorded, outside, may_poison)
+        except BaseException:
+            recorded.reset()
+            raise

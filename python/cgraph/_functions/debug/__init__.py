@@ -1,0 +1,1 @@
+"""Debug replays: in steps, eagerly, compared with eager, on poisoned memory."""

@@ -1,0 +1,160 @@
+"""The first operator of a graph that computes something else than eager."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._functions.debug.differences import Difference
+from cgraph._functions.debug.steps import Check, FoundError, Steps, Trace
+from cgraph._recording.busy import busy
+from cgraph._recording.calls import Call
+from cgraph._recording.capture import record
+from cgraph._recording.plan import Plan
+from cgraph._state.rollback import Rollback
+from cgraph.errors import CompareError
+from cgraph.graphs import graph_pool_handle
+
+__all__ = ["RandomStates", "Search", "differs", "in_steps"]
+
+_PYTHON = (
+    "Python ran only at the capture: pass as an argument what it reads and what changes, or keep it"
+    " in a tensor that is written in place; reset() captures anew"
+)
+_UNWRITTEN = (
+    "The graph reads memory that nothing has written in this replay: write all of it, as with"
+    " torch.zeros for torch.empty, and let no tensor of an earlier call be read that is gone"
+)
+_UNKNOWN = (
+    "No operator differs when they run one by one: the graph reads memory that other work"
+    " overwrites, streams do not wait for each other, or it is a backward pass inside the function,"
+    " whose operators are not looked at"
+)
+
+
+def in_steps(
+    plan: Plan, name: str, call: Call, statics: list[torch.Tensor], *, keep: bool
+) -> Steps:
+    """Capture a key once more, in steps of one operator.
+
+    Args:
+        plan: How the key was captured.
+        name: What errors call the function.
+        call: A call of the key.
+        statics: What the graph reads.
+        keep: Keep the results of operators, to be compared.
+    """
+    steps = Steps(plan.function, name, keep=keep)
+    # One call before: what it writes is put back, which the capture alone would not show. Its
+    # tensors stay, and must not lie in memory that counts as free for the graph.
+    pool = graph_pool_handle()
+    again = replace(plan, function=steps, warmup=1, measure=False, pool=pool)
+    steps.recorded = record(again, call, statics, _driver.current())
+    return steps
+
+
+class Search:
+    """Runs a call eagerly and in steps, to see where they part.
+
+    Args:
+        function: What was captured.
+        steps: The same in steps.
+        wrong: Compares two tensors.
+        poisons: Fill what no operator writes with NaN before.
+        has_breaks: The function has breaks of the user's.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        steps: Steps,
+        wrong: Check,
+        *,
+        poisons: bool,
+        has_breaks: bool,
+    ) -> None:
+        self._function = function
+        self._steps = steps
+        self._wrong = wrong
+        self._poisons = poisons
+        self._has_breaks = has_breaks
+
+    def first(
+        self,
+        arguments: tuple[tuple[Any, ...], dict[str, Any]],
+        tensors: Sequence[torch.Tensor],
+        rollback: Rollback,
+        random: RandomStates,
+        before: Callable[[], None] = lambda: None,
+    ) -> tuple[str | None, str]:
+        """The operator in words, None if there is none, and what to do. All state is put back.
+
+        Args:
+            arguments: Those of the call, with tensors of its own.
+            tensors: What the graph is fed with.
+            rollback: Knows what the call writes.
+            random: The random states before it.
+            before: Called before the steps run.
+        """
+        args, kwargs = arguments
+        trace = Trace()
+        try:
+            rollback.rewind()
+            random.rewind(rollback)
+            with _torch.without_autocast_cache(), trace.watching(), busy():
+                self._function(*args, **kwargs)
+            rollback.rewind()
+            random.rewind(rollback)
+            before()
+            look = partial(trace.compare, self._steps, self._wrong)
+            self._steps.run(tuple(tensors), look, poison=self._poisons)
+            trace.finish(self._steps)
+        except FoundError as found:
+            operator = self._steps.operators[found.place]
+            segment = f" of segment {operator.segment}" if self._has_breaks else ""
+            fix = _UNWRITTEN if found.is_nan and self._poisons else _PYTHON
+            where = f"number {found.place}{segment}, {operator}"
+            where += ", or the backward pass before it" if operator.is_behind_backward else ""
+            return str(operator), f"The first operator that differs is {where}: {found.text}. {fix}"
+        finally:
+            rollback.rewind()
+            random.rewind(rollback)
+        return None, _UNKNOWN
+
+
+def differs(title: str, found: Difference, operator: str | None, why: str) -> CompareError:
+    """The error of a replay that differs from eager.
+
+    Args:
+        title: The function and its key.
+        found: What differs.
+        operator: The first operator that does; None if it is not known.
+        why: What to do.
+    """
+    error = CompareError(f"a replay of {title} differs from eager: {found.text}. {why}")
+    error.output, error.operator = found.name, operator
+    return error
+
+
+class RandomStates:
+    """The states of the default generators now."""
+
+    def __init__(self) -> None:
+        generators = [torch.default_generator]
+        generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
+        self._states = [(generator, generator.get_state()) for generator in generators]
+
+    def rewind(self, also: Rollback) -> None:
+        """Put them back.
+
+        Args:
+            also: Knows other generators, which operators got; theirs are put back as well.
+        """
+        also.rewind_generators()
+        for generator, state in self._states:
+            generator.set_state(state)

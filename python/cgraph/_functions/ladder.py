@@ -1,0 +1,81 @@
+"""Captures of many sizes ahead of time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from cgraph._captures.collector import gc_frozen
+from cgraph._functions.capturing import Capturing
+from cgraph._functions.padding.padded import resized
+from cgraph._functions.together import instantiated_together
+from cgraph._recording.calls import Call
+from cgraph._recording.options import Options, Pad, checked_sizes
+from cgraph.errors import ArgumentError
+
+__all__ = ["capture_ladder"]
+
+
+def capture_ladder(
+    capturing: Capturing,
+    call: Call,
+    options: Options,
+    sizes: Sequence[int] | None,
+    progress: bool,
+    name: str,
+    is_frozen: bool,
+) -> None:
+    """Capture a call's key, or one for each size, the largest first: the others fit its memory.
+
+    Args:
+        capturing: What captures.
+        call: A call of any number of rows.
+        options: Those of the function.
+        sizes: The sizes, if not those of the options.
+        progress: Show a bar.
+        name: What the bar is called.
+        is_frozen: Whether captures are forbidden.
+
+    Raises:
+        ArgumentError: The call has no rows, of which those of the sizes could be made.
+    """
+    wanted = checked_sizes(sizes) if sizes is not None else options.sizes
+    if wanted is None:
+        with gc_frozen():
+            capturing.ahead(call, is_frozen)
+        return
+    if call.odd_one is not None:
+        capturing.require_no_reason_against(call)
+    found = capturing.rows.fit(call, wanted)
+    if found is None:
+        raise ArgumentError(
+            f"no tensor among the arguments of {name} has the dimension dim={options.dim!r}, along"
+            " which sizes= counts rows"
+        )
+    if found.rows == 0:
+        raise ArgumentError(
+            f"the arguments of {name} have no rows, expected at least one: the other sizes are made"
+            " of its rows"
+        )
+    # Rows that are made up are copies of real ones: numbers that index something stay in range.
+    pad: Pad = "repeat" if not callable(options.pad) else options.pad
+    largest_first = sorted(wanted, reverse=True)
+    calls = (call.replaced(resized(call.tensors, found, size, pad)) for size in largest_first)
+    # Calls that are cut share the memory of the given one; others are made one at a time.
+    are_cut = found.rows >= largest_first[0]
+    bar = tqdm(
+        [*calls] if are_cut else calls,
+        f"capture {name}",
+        total=len(wanted),
+        unit="graph",
+        leave=False,
+        disable=not progress,
+        file=sys.stderr,
+    )
+    with gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
+        if together is not None:
+            together.holds = are_cut
+        for resized_call in bar:
+            capturing.ahead(resized_call, is_frozen, together)

@@ -1,0 +1,1 @@
+"""Calls of fewer rows than a graph has."""

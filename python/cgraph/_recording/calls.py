@@ -1,0 +1,500 @@
+"""The arguments of a call, taken apart: what is copied, what stays, what is constant."""
+
+from __future__ import annotations
+
+import bisect
+import dataclasses
+import inspect
+from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._state.constants import Constant, Same, as_now, is_compared_here, is_loose
+from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
+from cgraph.errors import ArgumentError
+
+__all__ = [
+    "Arguments",
+    "Call",
+    "Leaf",
+    "Mode",
+    "as_argument",
+    "copied",
+    "hides_tensors",
+]
+
+# So many letters of a constant are shown.
+_LONG = 40
+
+Pattern = tuple[Any, ...]
+"""What a native entry matches; see ``cgraph._core.Entry``."""
+
+
+class Mode(NamedTuple):
+    """The modes of torch's that a capture depends on.
+
+    Attributes:
+        grad: Whether gradients are recorded.
+        inference: Whether it is inference mode.
+        autocast: What autocast does; None while it is off.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[Any, ...] | None
+
+    @classmethod
+    def now(cls) -> Mode:
+        """Those of this thread."""
+        grad = torch.is_grad_enabled()
+        autocast = _torch.autocast_state() if _torch.is_any_autocast_enabled() else None
+        return cls(grad, not grad and torch.is_inference_mode_enabled(), autocast)
+
+    def __str__(self) -> str:
+        """Those that are not torch's default for inference."""
+        names = ["grad"] if self.grad else ["inference mode"] if self.inference else []
+        kinds = [str(dtype).removeprefix("torch.") for is_on, dtype in self.autocast or () if is_on]
+        return ", ".join([*names, *(f"autocast {kind}" for kind in kinds)])
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value among the arguments.
+
+    Attributes:
+        name: How it is found, as ``x`` or ``batch['ids'][0]``.
+        value: The value.
+        kind: ``tensor`` for one that is copied, ``fixed`` for one that is read where it lies, or
+            ``constant`` for what is no tensor.
+    """
+
+    name: str
+    value: Any
+    kind: str
+
+    def key(self, grad: bool) -> Hashable:
+        """What two calls of one graph have in common here."""
+        if self.kind == "constant":
+            if isinstance(self.value, torch.nn.Module):
+                return Same(self.value)
+            return ("opaque", type(self.value)) if is_opaque(self.value) else Constant(self.value)
+        tensor = self.value
+        if (form := _torch.form_of(tensor)) is not None:
+            return self.kind, type(tensor), form, tensor.dtype
+        strides = None
+        if tensor.layout is torch.strided and not tensor.is_contiguous():
+            strides = dense_like(tensor).stride()
+        of_elements = tensor.shape, tensor.dtype, strides, tensor.device
+        return self.kind, type(tensor), *of_elements, tensor.requires_grad, self.needs_grad(grad)
+
+    def needs_grad(self, grad: bool) -> bool:
+        """Whether the function may take a gradient of a tensor.
+
+        Where none are recorded it may record some itself, but none of a history before the call.
+        """
+        return bool(self.value.requires_grad and (grad or self.value.is_leaf))
+
+    def __str__(self) -> str:
+        """Name and value in words."""
+        if self.kind == "constant":
+            try:
+                text = repr(self.value)
+            except Exception:  # whatever a class of the user's raises
+                text = object.__repr__(self.value)
+            return f"{self.name}={text if len(text) <= _LONG else text[:_LONG] + '…'}"
+        dtype = str(self.value.dtype).removeprefix("torch.")
+        if type(self.value) is not torch.Tensor:
+            dtype = f"{type(self.value).__name__} {dtype}"
+        if (form := _torch.form_of(self.value)) is not None:
+            return f"{self.name}: {form} {dtype}"
+        grad = " with grad" if self.value.requires_grad else ""
+        if self.value.is_contiguous():
+            return f"{self.name}: {dtype}{list(self.value.shape)}{grad}"
+        strides = list(dense_like(self.value).stride())
+        return f"{self.name}: {dtype}{list(self.value.shape)} strides {strides}{grad}"
+
+
+class Arguments:
+    """How a function's arguments are called, and which stay where they lie.
+
+    Args:
+        function: The function, bound if it is a method.
+        static_argnums: Places of positional arguments whose tensors are not copied.
+        static_argnames: Names of arguments, likewise.
+
+    Raises:
+        ArgumentError: The function has no such argument.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        static_argnums: Collection[int],
+        static_argnames: Collection[str],
+    ) -> None:
+        self._names: list[str] = []
+        self._rest = "args"
+        self._signature: inspect.Signature | None = None
+        try:
+            self._signature = inspect.signature(function)
+            parameters = self._signature.parameters.values()
+        except (TypeError, ValueError):  # some functions of C have none
+            parameters = ()  # type: ignore[assignment]
+        self._takes_any = {"place": not parameters, "name": not parameters}
+        for parameter in parameters:
+            if parameter.kind == parameter.VAR_POSITIONAL:
+                self._rest = parameter.name
+                self._takes_any["place"] = self._takes_any["name"] = True
+            elif parameter.kind == parameter.VAR_KEYWORD:
+                self._takes_any["name"] = True
+            else:
+                self._names.append(parameter.name)
+        self._keywords = _keywords_of(function)
+        self._static_argnums = frozenset(static_argnums)
+        self._static_argnames = frozenset(static_argnames)
+        self.require_names("static_argnames", static_argnames)
+        if not self._takes_any["place"] and any(one >= len(self._names) for one in static_argnums):
+            raise ArgumentError(
+                f"static_argnums is {tuple(static_argnums)}, expected places of"
+                f" {', '.join(self._names) or 'no arguments'}, the first of which is 0"
+            )
+
+    def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the function can be called with these arguments, as far as is known."""
+        if self._signature is None:
+            return True
+        try:
+            self._signature.bind(*args, **kwargs)
+        except TypeError:
+            return False
+        return True
+
+    def require_names(self, option: str, given: Collection[str]) -> None:
+        """Refuse an option that names arguments which the function does not have."""
+        if self._takes_any["name"]:
+            return
+        for name in given:
+            if name not in self._names:
+                raise ArgumentError(
+                    f"{option} is {given!r}, expected names of arguments, and {name!r} is none of"
+                    f" {', '.join(self._names) or 'no arguments'}"
+                )
+
+    def are_in_order(self, names: Collection[str]) -> bool:
+        """Whether the function sees the order of these keyword arguments, as in ``**kwargs``."""
+        return sum(name not in self._keywords for name in names) > 1
+
+    def name(self, place: int) -> str:
+        """The name of a positional argument."""
+        count = len(self._names)
+        return self._names[place] if place < count else f"{self._rest}[{place - count}]"
+
+    def is_static(self, place: int | None, name: str) -> bool:
+        """Whether the tensors of an argument are read where they lie."""
+        return name in self._static_argnames or place in self._static_argnums
+
+
+def _keywords_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names that a function has parameters for; a wrapper of another one as it is itself."""
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # some functions of C have none
+        return frozenset()
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return frozenset(one.name for one in parameters if one.kind in kinds)
+
+
+class Call:
+    """One call's arguments.
+
+    Args:
+        arguments: Those of the function.
+        owned: The ``id`` of each tensor that a module of the function has.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Attributes:
+        leaves: All values, in the order of the patterns.
+        mode: torch's modes.
+        is_native: Whether native entries can match it: it has no containers of other kinds than
+            tuples, lists and dictionaries, and nothing that only Python can compare or read.
+        is_in_order: Whether the function sees the order of its keyword arguments.
+    """
+
+    def __init__(
+        self,
+        arguments: Arguments,
+        owned: Collection[int],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
+        self.mode = Mode.now()
+        self.leaves: list[Leaf] = []
+        self.is_native = True
+        self._owned = owned
+        self._args = [
+            self._taken(value, name := arguments.name(place), arguments.is_static(place, name))
+            for place, value in enumerate(args)
+        ]
+        self.is_in_order = arguments.are_in_order(kwargs)
+        self._kwargs = [
+            (name, self._taken(kwargs[name], name, arguments.is_static(None, name)))
+            for name in (kwargs if self.is_in_order else sorted(kwargs))
+        ]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that are copied."""
+        return [leaf.value for leaf in self.leaves if leaf.kind == "tensor"]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those."""
+        return [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
+
+    @property
+    def modules(self) -> list[torch.nn.Module]:
+        """The modules among the arguments."""
+        return [leaf.value for leaf in self.leaves if isinstance(leaf.value, torch.nn.Module)]
+
+    @property
+    def odd_one(self) -> Leaf | None:
+        """The first tensor that is more than plain elements side by side in memory."""
+        tensors = (leaf for leaf in self.leaves if leaf.kind != "constant")
+        return next((one for one in tensors if _torch.form_of(one.value) is not None), None)
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """A ``with`` block in which the device of the tensors is current, as captures want it."""
+        for leaf in self.leaves:
+            if leaf.kind != "constant" and leaf.value.device.type == "cuda":
+                return torch.cuda.device(leaf.value.device)
+        return nullcontext()
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a tensor among the arguments gets a gradient."""
+        tensors = (leaf.value for leaf in self.leaves if leaf.kind != "constant")
+        return self.mode.grad and any(tensor.requires_grad for tensor in tensors)
+
+    def key(self) -> Hashable:
+        """What all calls have in common that one graph can serve."""
+        structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
+        return structure, tuple(leaf.key(self.mode.grad) for leaf in self.leaves), self.mode
+
+    def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other tensors in the places of those that are copied."""
+        values = self._values(tensors)
+        args = tuple(_put_together(one, values) for one in self._args)
+        return args, {name: _put_together(one, values) for name, one in self._kwargs}
+
+    def consists_of(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
+    ) -> bool:
+        """Whether arguments that :meth:`arguments` has made still consist of the same objects."""
+        values = self._values(tensors)
+        given = [*args, *(kwargs[name] for name, _ in self._kwargs)]
+        parts = [*self._args, *(part for _, part in self._kwargs)]
+        return all(_is_like(part, value, values) for part, value in zip(parts, given, strict=True))
+
+    def reason_beside(self, writes: Sequence[tuple[int, int]]) -> str | None:
+        """Why no graph serves it that writes such memory: it reads copies, which are not written.
+
+        Args:
+            writes: The ends of each piece, in order, of which no two overlap.
+        """
+        if not writes:
+            return None
+        for name, tensor in zip(self.names, self.tensors, strict=True):
+            if _torch.memory_of(tensor) is None:
+                continue
+            begin, end = _torch.span_of(tensor)
+            after = bisect.bisect_right(writes, begin, key=lambda piece: piece[1])
+            if after < len(writes) and writes[after][0] < end:
+                return (
+                    f"{name} shares memory with a tensor that the function writes: give it a copy,"
+                    " or let it find both in the same way"
+                )
+        return None
+
+    def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
+        """The same call with other tensors in the places of those that are copied."""
+        new = object.__new__(Call)
+        new.__dict__.update(self.__dict__)
+        others = iter(tensors)
+        new.leaves = [
+            Leaf(leaf.name, next(others), "tensor") if leaf.kind == "tensor" else leaf
+            for leaf in self.leaves
+        ]
+        return new
+
+    def patterns(
+        self, signatures: Sequence[_core.Signature]
+    ) -> tuple[list[Pattern], list[tuple[str, Pattern]]]:
+        """What a native entry matches: these signatures for the tensors that are copied.
+
+        For a call that none can match, there is nothing to compare.
+        """
+        if not self.is_native:
+            return [], []
+        copied = iter(signatures)
+        leaves = iter([_pattern(leaf, copied, self.mode.grad) for leaf in self.leaves])
+        args = [_of_structure(one, leaves) for one in self._args]
+        return args, [(name, _of_structure(one, leaves)) for name, one in self._kwargs]
+
+    def words(self) -> list[str]:
+        """Each argument in words, and the modes."""
+        return [*map(str, self.leaves), *filter(None, [str(self.mode)])]
+
+    def __str__(self) -> str:
+        """The arguments in words."""
+        return ", ".join(self.words()) or "no arguments"
+
+    def _values(self, tensors: Sequence[torch.Tensor]) -> Iterator[Any]:
+        """All values, with other tensors in the places of those that are copied."""
+        others = iter(tensors)
+        return iter([next(others) if leaf.kind == "tensor" else leaf.value for leaf in self.leaves])
+
+    def _taken(self, value: Any, name: str, static: bool) -> Any:
+        """What a value consists of: its container, or None for a leaf."""
+        kind = type(value)
+        if kind is tuple or kind is list:
+            parts = [
+                self._taken(one, f"{name}[{place}]", static) for place, one in enumerate(value)
+            ]
+            return kind.__name__, parts
+        if kind is dict:
+            return "dict", [
+                (key, self._taken(one, f"{name}[{key!r}]", static)) for key, one in value.items()
+            ]
+        leaves, spec = tree_flatten(value)
+        if spec.is_leaf():
+            self._add(value, name, static)
+            return None
+        self.is_native = False
+        for place, leaf in enumerate(leaves):
+            self._add(leaf, f"{name}.{place}", static)
+        return "other", (spec, len(leaves))
+
+    def _add(self, value: Any, name: str, static: bool) -> None:
+        kind = "constant"
+        self.is_native &= not is_compared_here(value) and not is_opaque(value)
+        if isinstance(value, torch.Tensor):
+            # Nothing native knows where it lies, or what is in it.
+            self.is_native &= _torch.memory_of(value) is not None
+            self.is_native &= _torch.form_of(value) is None
+            kind = "fixed" if static or id(value) in self._owned else "tensor"
+        self.leaves.append(Leaf(name, value, kind))
+
+
+def as_argument(copy: torch.Tensor, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """Let what a function is given instead of a tensor be of its class."""
+    if type(copy) is not type(tensor):
+        copy = _torch.in_class(copy, type(tensor))
+    return copy.requires_grad_(requires_grad)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is a leaf or has a history as the tensor, and requires a gradient likewise."""
+    copy = as_argument(tensor.detach().clone(), tensor, tensor.requires_grad)
+    if tensor.is_leaf:
+        return copy
+    with torch.enable_grad():
+        return copy.clone()
+
+
+def dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory whose strides are those of a copy."""
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def _structure(one: Any) -> Hashable:
+    if isinstance(one, list):
+        return tuple(_structure(part) for part in one)
+    if one is None:
+        return None
+    kind, parts = one
+    if kind == "dict":
+        return kind, tuple((Constant(key), _structure(part)) for key, part in parts)
+    return one if kind == "other" else (kind, _structure(parts))
+
+
+def _is_like(one: Any, value: Any, values: Iterator[Any]) -> bool:
+    """Whether a value has the containers that it was made with, and in them the same values."""
+    if one is None:
+        return value is next(values)
+    kind, parts = one
+    if kind == "other":
+        spec, count = parts
+        leaves, now = tree_flatten(value)
+        before = [next(values) for _ in range(count)]
+        return bool(now == spec) and all(map(_is_same, leaves, before))
+    if type(value).__name__ != kind:
+        return False
+    if kind == "dict":
+        return [*value] == [key for key, _ in parts] and all(
+            _is_like(part, value[key], values) for key, part in parts
+        )
+    return len(value) == len(parts) and all(
+        _is_like(part, item, values) for part, item in zip(parts, value, strict=True)
+    )
+
+
+def _is_same(now: Any, before: Any) -> bool:
+    """Whether a leaf is what it was; containers of the user's may make it anew when asked."""
+    if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
+        return now is before or _torch.place_of(now) == _torch.place_of(before)
+    return Constant(now) == Constant(before)
+
+
+def _put_together(one: Any, values: Iterator[Any]) -> Any:
+    if one is None:
+        return next(values)
+    kind, parts = one
+    if kind == "other":
+        spec, count = parts
+        return tree_unflatten([next(values) for _ in range(count)], spec)
+    if kind == "dict":
+        return {key: _put_together(part, values) for key, part in parts}
+    items = [_put_together(part, values) for part in parts]
+    return tuple(items) if kind == "tuple" else items
+
+
+def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
+    if one is None:
+        return next(leaves)
+    kind, parts = one
+    if kind == "dict":
+        return kind, [(key, _of_structure(part, leaves)) for key, part in parts]
+    return kind, [_of_structure(part, leaves) for part in parts]
+
+
+def _pattern(leaf: Leaf, copied: Iterator[_core.Signature], grad: bool) -> Pattern:
+    if leaf.kind == "constant":
+        return "same" if is_loose(leaf.value) else "constant", as_now(leaf.value)
+    signature = _torch.signature(leaf.value) if leaf.kind == "fixed" else next(copied)
+    tensor = leaf.value
+    # See :meth:`Leaf.needs_grad`.
+    is_leaf = tensor.is_leaf if tensor.requires_grad and not grad else None
+    return leaf.kind, signature, tensor.requires_grad, is_leaf, type(tensor)
+
+
+def is_opaque(value: Any) -> bool:
+    """Whether a value that is no tensor cannot be told apart from others of its class."""
+    return isinstance(value, Iterator) or hides_tensors(value)
+
+
+def hides_tensors(value: Any) -> bool:
+    """Whether an object has tensors that pytree does not find in it."""
+    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer | type):
+        return False
+    if callable(value):
+        return False
+    if dataclasses.is_dataclass(value):
+        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
+    else:
+        held = list(getattr(value, "__dict__", {}).values())
+    return any(isinstance(one, torch.Tensor) for one in tree_iter(held))

@@ -1,0 +1,382 @@
+"""What happens to results that a caller still has when they are about to be overwritten."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import inspect
+import sys
+import time
+import warnings
+from collections.abc import Mapping
+from contextlib import suppress
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._captures.collector import collect_garbage
+from cgraph._recording.busy import is_busy
+from cgraph._recording.options import OnHeld
+from cgraph._source import is_omitted, levels_to_user, user_frame, user_line
+from cgraph._text import short_place
+from cgraph._torch import tree_iter
+from cgraph.errors import StateError
+
+__all__ = ["Holding", "Lent"]
+
+
+class Holding:
+    """Warns, raises or makes copies for one function.
+
+    Args:
+        name: The function's.
+        policy: What to do.
+
+    Attributes:
+        stride: In one of how many calls views of results are looked for.
+    """
+
+    def __init__(self, name: str, policy: OnHeld) -> None:
+        self._name = name
+        self._policy = policy
+        self.stride = 16 if policy == "warn" else 1
+        self._warned: set[tuple[str | None, str | None]] = set()
+
+    def __call__(
+        self,
+        storages: Mapping[int, _core.Storage] | None,
+        place: int,
+        lent: torch.Tensor | None,
+        site: Any,
+        count: int,
+        is_own: bool = True,
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        are_kept: bool = False,
+        is_returned: bool = False,
+    ) -> None:
+        """Act on output ``place`` of the call at ``site``.
+
+        Args:
+            storages: What each output lies in; None if views are not looked for, or its graph is
+                gone.
+            place: The number of the output.
+            lent: What was returned; None if only views of it are left.
+            site: Code and instruction of the call that returned it.
+            count: How many references the caller has, with those of the call that is under way.
+            is_own: Whether the graph that returned it is the one that is about to be replayed.
+            args: The positional arguments of that call, which are copied first.
+            kwargs: Its keyword arguments.
+            are_kept: Whether somebody else has the tuple of the positional ones.
+            is_returned: Whether the call returns this one of its arguments, as a function does that
+                shifts values: without ``storages`` it gets memory of its own, and with them it has.
+        """
+        if is_busy():
+            # In a warm-up, whose values nobody sees.
+            return
+        if lent is not None and not is_returned:
+            given = _Given(args, kwargs or {}, are_kept, sys._getframe(1))
+            count -= given.references(lent) + _assigned_next(lent, given)
+            if count <= 0:
+                return
+        if lent is not None and is_returned and storages is not None:
+            return
+        if lent is not None and (is_returned or self._policy == "clone"):
+            # In the mode of the call that returned it, or it would change its kind.
+            with torch.inference_mode(lent.is_inference()):
+                # One reference for the other, so that only those of views are left to be counted.
+                instead = lent.detach()
+                # Not `set_`: autograd may have saved it, and take that for a change of values.
+                lent.data = instead.clone()
+            if storages is None or not storages[place].is_held:
+                return
+            lent = None
+        line, there = user_line(), _line(site)
+        if self._policy != "raise" and (line, there) in self._warned:
+            return
+        if _is_let_go(storages, place, lent, count):
+            return
+        here = short_place(line)
+        what = "output" if lent is not None else "memory of output"
+        does = "overwrites" if is_own else "may overwrite"
+        memory = "its memory" if is_own else "memory that they share"
+        text = (
+            f"{what} {place} of {self._name}, returned at {there or 'another line'}"
+            f"{' or before' if lent is None else ''}, is still referenced, and the call at"
+            f" {here or 'another line'} {does} it: results of a graph lie in {memory}. Clone what"
+            ' you keep, or graph the function with outputs="clone"'
+        )
+        if self._policy == "raise":
+            raise StateError(text)
+        self._warned.add((line, there))
+        warnings.warn(text, stacklevel=levels_to_user())
+
+
+class Lent:
+    """The results with gradients that a key returned last, as long as a caller has them.
+
+    Those that only autograd has are no concern here: a backward pass through them is refused.
+
+    Args:
+        holding: Who is told.
+    """
+
+    def __init__(self, holding: Holding) -> None:
+        self._holding = holding
+        self._last: list[tuple[int, _torch.TensorWeakRef]] = []
+        self._site: tuple[CodeType, int] | None = None
+
+    def release(self, arguments: object) -> None:
+        """Tell of each result that is still held, before a replay overwrites it.
+
+        Args:
+            arguments: Those of the call: what is among them is copied first.
+        """
+        given = [id(one) for one in tree_iter(arguments)]
+        for place, reference in self._last:
+            lent = reference()
+            if lent is None or id(lent) in given:
+                continue
+            count = sys.getrefcount(lent) - _references_of_one() - _torch.references_of_torch(lent)
+            if count > 0:
+                self._holding(None, place, lent, self._site, count)
+        self._last = []
+
+    def remember(self, result: Any) -> Any:
+        """Note a result that is about to be returned, in place of the one before."""
+        leaves = enumerate(tree_iter(result))
+        self._last = [
+            (place, _torch.TensorWeakRef(leaf))
+            for place, leaf in leaves
+            if isinstance(leaf, torch.Tensor)
+        ]
+        frame = user_frame()
+        self._site = None if frame is None else (frame.f_code, frame.f_lasti)
+        return result
+
+
+@functools.cache
+def _references_of_one() -> int:
+    """How many references an object has that only a local variable holds, while it is asked."""
+    one = object()
+    return sys.getrefcount(one)
+
+
+# How long another thread gets to let a result go, in seconds.
+_PATIENCE = 0.2
+
+
+def _is_let_go(
+    storages: Mapping[int, _core.Storage] | None, place: int, lent: torch.Tensor | None, count: int
+) -> bool:
+    """Whether nobody has a result any more once other threads have run, or garbage is collected.
+
+    What a backward pass raises on a thread of autograd's stays there for a moment, with the frames
+    that it came through, although the caller has caught it. Circles of frames are left by what
+    torch imports in a first call.
+
+    Args:
+        storages: What each output lies in, if views are looked for.
+        place: The number of the output.
+        lent: What was returned; None if only views of it are left.
+        count: How many references are to go.
+    """
+    rest = sys.getrefcount(lent) - count
+
+    def is_held() -> bool:
+        # Behind it there may be views of it.
+        is_lent_held = lent is not None and sys.getrefcount(lent) > rest
+        return is_lent_held or (storages is not None and storages[place].is_held)
+
+    end = time.monotonic() + _PATIENCE
+    while is_held() and time.monotonic() < end:
+        time.sleep(0.001)
+    if is_held():
+        collect_garbage()
+    return not is_held()
+
+
+class _Given:
+    """The arguments of a call that is under way.
+
+    Args:
+        args: The positional ones.
+        kwargs: Those by name.
+        are_kept: Whether somebody else has the tuple of the positional ones.
+        inner: The frame that has called, maybe one of torch's.
+    """
+
+    def __init__(
+        self,
+        args: tuple[Any, ...],
+        kwargs: Mapping[str, Any],
+        are_kept: bool,
+        inner: FrameType | None,
+    ) -> None:
+        self._arguments = (*args, *kwargs.values())
+        # Torch's own, as those around the forward of a module, have tuples of their own.
+        frames = []
+        while inner is not None and is_omitted(inner.f_code.co_filename):
+            if not inner.f_globals.get("__name__", "").startswith("cgraph."):
+                frames.append(inner)
+            inner = inner.f_back
+        values = [value for frame in frames for value in frame.f_locals.values()]
+        self._values = [*{id(one): one for one in values if isinstance(one, tuple | dict)}.values()]
+        # The call's references to each argument: on the stack, where this Python does not lend to
+        # it, and in a tuple. Only of a plain call all of that is known.
+        if inner is not None and _arguments_of(inner.f_code, inner.f_lasti) == len(self._arguments):
+            self._each = _references_of_one()
+        else:
+            self._each = int(not frames and not are_kept)
+
+    def references(self, one: object) -> int:
+        """How many references to something are the call's, which nobody reads again.
+
+        So are those of containers that are there for the call alone.
+        """
+        count = self._direct(one)
+        for argument in self._arguments:
+            if isinstance(argument, list | tuple | dict) and argument is not one:
+                # With that of the loop's variable, the one in `_arguments`, and the question's.
+                alone = self._direct(argument) + 1 + _references_of_one()
+                if sys.getrefcount(argument) <= alone:
+                    count += sum(leaf is one for leaf in tree_iter(argument))
+        return count
+
+    def times(self, one: object) -> int:
+        """How often something is among the arguments."""
+        return sum(argument is one for argument in self._arguments)
+
+    def _direct(self, one: object) -> int:
+        inside = [value.values() if isinstance(value, dict) else value for value in self._values]
+        return self._each * self.times(one) + sum(item is one for items in inside for item in items)
+
+
+def _assigned_next(lent: torch.Tensor, given: _Given) -> int:
+    """How many references to a tensor are in what the result of this call is assigned to.
+
+    As in any loop nobody can read these any more.
+    """
+    frame = user_frame()
+    if frame is None:
+        return 0
+    variables = frame.f_locals
+    scopes = {"STORE_GLOBAL": frame.f_globals}
+
+    def named(kind: str, name: str) -> Any:
+        known = scopes.get(kind, variables)
+        return known[name] if name in known else frame.f_globals.get(name)
+
+    values = []
+    for target in _assigned(frame.f_code, frame.f_lasti):
+        value = named(target.kind, target.name)
+        if target.kind == "STORE_ATTR":
+            value = _attribute(value, target.item)
+        elif target.kind == "STORE_SUBSCR":
+            value = _at(value, target.item if target.is_constant else named("", target.item))
+        values.append(value)
+        del value
+    # Before Python 3.13 this was a copy that the frame keeps, and with it all that is in it; the
+    # references are the frame's, this function's, and that of the question.
+    is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(variables, dict)
+    if is_copy and sys.getrefcount(variables) <= 3:
+        variables.clear()
+        is_copy = False
+    # The variable's, that of the list, and those of whoever looks.
+    most = 2 + is_copy + _references_of_one()
+    count = 0
+    for value in values:
+        if value is lent:
+            count += 1
+            continue
+        # What is in a container that somebody else has as well can still be read.
+        if sys.getrefcount(value) <= most + given.references(value) + given.times(value):
+            count += sum(leaf is lent for leaf in tree_iter(value))
+    return count
+
+
+def _attribute(one: object, name: str) -> object:
+    """What an object or a module has, without asking any code of theirs."""
+    found = None
+    with suppress(Exception):
+        found = object.__getattribute__(one, "__dict__")
+    if not isinstance(found, dict):
+        return None
+    return found[name] if name in found else _at(found.get("_buffers"), name)
+
+
+def _at(value: object, item: object) -> object:
+    """An item of a dictionary or list."""
+    if type(value) is dict and type(item) in (str, int):
+        return value.get(item)
+    if type(value) is list and type(item) is int and -len(value) <= item < len(value):
+        return value[item]
+    return None
+
+
+class _Target(NamedTuple):
+    """What a result is assigned to.
+
+    Attributes:
+        kind: The name of the instruction that stores it.
+        name: The variable, or that of the object which has the attribute or item.
+        item: The name of the attribute; the item, or the variable that has it.
+        is_constant: Whether ``item`` is the item itself.
+    """
+
+    kind: str
+    name: str
+    item: Any = None
+    is_constant: bool = True
+
+
+@functools.lru_cache(maxsize=1024)
+def _arguments_of(code: CodeType, instruction: int) -> int | None:
+    """How many arguments a plain call has; None if it hands a tuple on, as ``f(*args)`` does."""
+    before = [one for one in dis.get_instructions(code) if one.offset <= instruction]
+    last = before[-1] if before else None
+    if last is None or not last.opname.startswith("CALL") or last.opname == "CALL_FUNCTION_EX":
+        return None
+    return last.arg
+
+
+# They change nothing of what comes next, or make a second reference for another target.
+_PASSED_OVER = {"UNPACK_SEQUENCE", "CACHE", "EXTENDED_ARG", "COPY", "DUP_TOP"}
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned(code: CodeType, instruction: int) -> tuple[_Target, ...]:
+    """What the result of an instruction is assigned to."""
+    found: list[_Target] = []
+    # Variables and constants that were loaded: the object of an attribute or item, and the item.
+    loaded: list[tuple[Any, bool]] = []
+    for one in dis.get_instructions(code):
+        kind = one.opname
+        if one.offset <= instruction or kind in _PASSED_OVER:
+            continue
+        given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        if kind.startswith("LOAD_") and len(loaded) < 2:
+            loaded += [(name, kind == "LOAD_CONST") for name in given]
+        elif kind == "STORE_ATTR" and [is_constant for _, is_constant in loaded] == [False]:
+            found.append(_Target(kind, loaded.pop()[0], one.argval))
+        elif kind == "STORE_SUBSCR" and len(loaded) == 2 and not loaded[0][1]:
+            found.append(_Target(kind, loaded[0][0], *loaded[1]))
+            loaded = []
+        elif loaded or not kind.startswith("STORE_") or kind in ("STORE_ATTR", "STORE_SUBSCR"):
+            break
+        elif kind == "STORE_FAST_LOAD_FAST":
+            found.append(_Target(kind, given[0]))
+            loaded = [(given[1], False)]
+        else:
+            found += [_Target(kind, name) for name in given]
+    return tuple(found)
+
+
+def _line(site: Any) -> str | None:
+    if site is None:
+        return None
+    code, instruction = site
+    lines = [line for start, end, line in code.co_lines() if start <= instruction < end]
+    return short_place(f"{code.co_filename}:{lines[0]}") if lines and lines[0] else None

@@ -1,0 +1,158 @@
+"""Calls that are better not captured."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, MappingView, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._recording.calls import Call, hides_tensors
+from cgraph._recording.recorded import Recorded
+from cgraph._source import levels_to_user
+from cgraph._state.constants import is_array
+from cgraph._state.reach import Surroundings
+from cgraph._state.surroundings import tensors_of
+from cgraph.errors import CaptureError
+
+__all__ = [
+    "OF_EMPTY",
+    "OF_OPEN",
+    "OF_SAVING",
+    "ResultError",
+    "is_of_old_torch",
+    "is_saved_elsewhere",
+    "reason_against",
+    "require_known_classes",
+    "require_no_gradient",
+    "require_none_recorded",
+    "warn_of_call",
+]
+
+
+OF_EMPTY = "no elements in any tensor"
+"""Why a call is not captured that has nothing to compute."""
+OF_OPEN = (
+    "each graph of its key waits for the backward pass of an earlier call: give max_open= a larger"
+    " number, or call under torch.no_grad() where no backward pass follows; before freeze(), make"
+    " as many calls at a time as there will be"
+)
+"""Why a call has no graph whose key has some."""
+OF_SAVING = (
+    "hooks see what autograd saves, as in activation checkpointing: call .capture() before, outside"
+    " of it"
+)
+"""Why a call is not captured where :func:`is_saved_elsewhere`."""
+
+
+def reason_against(call: Call) -> str | None:
+    """Why a call is better not captured."""
+    device_type = _driver.current().device_type
+    for leaf in call.leaves:
+        if leaf.kind == "constant" and isinstance(leaf.value, Iterator):
+            return f"an iterator, which the first call uses up: {leaf.name}"
+        if hides_tensors(leaf.value):
+            kind = type(leaf.value).__qualname__
+            return f"tensors inside a {kind}, which pytree does not know: {leaf.name}"
+    tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
+    for leaf in tensors:
+        if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
+            kind = _torch.form_of(leaf.value) or type(leaf.value).__name__
+            return f"no memory of its own: {leaf.name} is {kind}"
+        if (form := _torch.form_of(leaf.value)) is not None:
+            return f"more than its elements: {leaf.name} is {form}"
+        names = [name for name in vars(leaf.value) if not name.startswith("_")]
+        if leaf.kind == "tensor" and names:
+            return f"attributes of a tensor, which a copy has not: {leaf.name}.{names[0]}"
+        if leaf.value.device.type != device_type:
+            kind = "CPU tensor" if leaf.value.device.type == "cpu" else "tensor elsewhere"
+            return f"{kind}: {leaf.name} is on {leaf.value.device}, not on {device_type}"
+    devices = {leaf.value.device for leaf in tensors}
+    if len(devices) > 1:
+        return f"tensors on several devices: {', '.join(sorted(map(str, devices)))}"
+    if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
+        return OF_EMPTY
+    return None
+
+
+class ResultError(CaptureError):
+    """The function returns what no replay could return."""
+
+
+def require_known_classes(outputs: Sequence[Any]) -> None:
+    """Refuse a result with what would be the same object in each call, and may change.
+
+    Also one with an object that has tensors and is no container that pytree knows, such as a
+    function that closes over some.
+
+    Raises:
+        ResultError: It has.
+    """
+    for leaf in (one for one in outputs if not isinstance(one, torch.Tensor)):
+        kind = type(leaf).__qualname__
+        if isinstance(leaf, set | bytearray | Iterator | MappingView) or is_array(leaf):
+            raise ResultError(
+                f"the result has a {kind}, and replays would return that of the capture again:"
+                " return tensors, numbers, strings and tuples of them"
+            )
+        if hides_tensors(leaf) or _closes_over_tensors(leaf):
+            raise ResultError(
+                f"the result has a {kind}, whose tensors cannot be told apart from it: return"
+                " tuples, lists, dictionaries or classes that pytree knows"
+            )
+
+
+def require_no_gradient(recorded: Recorded) -> None:
+    """Refuse a graph without a backward pass whose result requires a gradient; it is let go.
+
+    Raises:
+        CaptureError: It does.
+    """
+    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
+    if any(one.requires_grad for one in tensors):
+        recorded.reset()
+        raise CaptureError(
+            "the result requires a gradient of something that is no argument and in no module that"
+            " the function names: pass the module, or call under torch.no_grad()"
+        )
+
+
+def require_none_recorded(recorded: Recorded) -> None:
+    """Refuse a graph whose result has a history although the call records none; it is let go.
+
+    Results that require gradients without one, such as parameters, are what they are.
+
+    Raises:
+        CaptureError: It has.
+    """
+    tensors = [one for one in recorded.outputs if isinstance(one, torch.Tensor)]
+    if any(one.grad_fn is not None for one in tensors):
+        recorded.reset()
+        raise CaptureError(
+            "the result requires a gradient, as the function records some where its caller records"
+            " none: call it with gradients, or return tensors that require none"
+        )
+
+
+def is_saved_elsewhere(call: Call, surroundings: Surroundings) -> bool:
+    """Whether somebody sees what autograd saves in a call, and so would see its warm-up."""
+    needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
+    return needs_grad and _torch.has_saved_tensors_hooks()
+
+
+def warn_of_call(name: str, reason: str) -> None:
+    """Say that a call of a function runs eagerly, which others of its key need not."""
+    warnings.warn(f"{name} runs eagerly in this call: {reason}", stacklevel=levels_to_user())
+
+
+def is_of_old_torch(error: Exception) -> bool:
+    """Whether torch 2.8 has refused an operator of higher order only because a mode looks on."""
+    return isinstance(error, NotImplementedError) and "no rule registered for HOP" in str(error)
+
+
+def _closes_over_tensors(value: object) -> bool:
+    if not callable(value) or isinstance(value, torch.nn.Module | type):
+        return False
+    return any(True for _ in tensors_of(value, modules=False))

@@ -1,0 +1,182 @@
+"""A function as a module whose passes are captured, and what stands in for its parameters."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._breaks.flows import no_way_back
+from cgraph._breaks.outer_flows import OuterFlow
+from cgraph._breaks.sessions import Session
+from cgraph._recording.conditions import WarmupError, has_moved
+from cgraph._state.history import leaves_behind
+from cgraph.breaks import GradientBreakError, Work, innermost
+from cgraph.errors import CallableError
+
+__all__ = [
+    "NoGradientError",
+    "Passes",
+    "Surface",
+    "require_in_place",
+    "stand_ins",
+]
+
+
+class NoGradientError(Exception):
+    """No result has a backward pass to come: those are inside the function, if anywhere."""
+
+
+class Passes:
+    """Warm-up calls, whose breaks just run, and captures of passes that are not divided.
+
+    Attributes:
+        met: A break that was called; None if there was none.
+    """
+
+    met: str | None = None
+
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
+        """Run a break in a warm-up call; refuse it in a capture."""
+        self.met = work.name
+        if _driver.current().is_capturing():
+            self.require_none()
+        return work.fn(*args, **kwargs)
+
+    def require_none(self) -> None:
+        """Refuse a break that was called, also where the function has caught the refusal."""
+        if self.met is not None:
+            raise GradientBreakError(
+                "a break in a function whose result requires gradients, whose passes are captured"
+                f" whole: {self.met}"
+            )
+
+
+class Surface(torch.nn.Module):
+    """A function as a module, whose parameters are those that it reaches.
+
+    Args:
+        function: The function.
+        modules: The modules that it reaches.
+        has_history: Whether the caller computed an argument from what requires a gradient.
+        begins: Called when a capture of it has begun.
+
+    Attributes:
+        hook_count: How many hooks there were when the last call began.
+    """
+
+    hook_count = 0
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        modules: Sequence[torch.nn.Module],
+        has_history: bool,
+        begins: Callable[[], None],
+    ) -> None:
+        super().__init__()
+        self._begins = begins
+        self._has_history = has_history
+        self.reached = torch.nn.ModuleList(modules)
+        # As a tuple: a module would become a part of this one.
+        self._function = (function,)
+        self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the function.
+
+        Raises:
+            CallableError: Its result requires a gradient of a tensor that would not get one.
+        """
+        self.hook_count = _torch.hook_count()
+        is_captured = _driver.current().is_capturing()
+        if is_captured:
+            self._begins()
+        try:
+            result = self._function[0](*args, **kwargs)
+        except torch.OutOfMemoryError:
+            raise
+        except Exception as error:
+            if is_captured:
+                raise
+            if self._has_history and "leaf Variable" in str(error):
+                raise CallableError(
+                    "an argument with a history may be written in place, which the copy that a"
+                    " graph reads cannot be: write to a clone of it"
+                ) from error
+            raise WarmupError(error) from error
+        known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
+        session = innermost()
+        flows = session.flows if isinstance(session, Session) else ()
+        known.update(id(flow.anchor) for flow in flows if isinstance(flow, OuterFlow))
+        outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
+        if all(_torch.is_spent(one) for one in outputs if one.requires_grad):
+            raise NoGradientError
+        for tensor in leaves_behind(outputs):
+            if id(tensor) not in known:
+                raise no_way_back("the result", tensor)
+        return result
+
+
+@contextmanager
+def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn.Parameter]]:
+    """Let modules have other parameters, of the same memory; the real ones by the others' ``id``.
+
+    While the result of an earlier call is alive, its parameters have autograd nodes that belong to
+    the stream of that call. Nodes of a capture must not have to wait for them.
+    """
+    parts = [part for module in modules for part in module.modules()]
+    places = [
+        (part._parameters, name, real)
+        for part in parts
+        for name, real in part._parameters.items()
+        if real is not None
+    ]
+    noting = [part for part in parts if _torch.knows_its_weights(part)]
+    notes = [dict(vars(part)) for part in noting]
+    made: dict[int, torch.nn.Parameter] = {}
+    for _, _, real in places:
+        if id(real) not in made:
+            made[id(real)] = _stand_in(real)
+    try:
+        for owner, name, real in places:
+            owner[name] = made[id(real)]
+        for part in noting:
+            _torch.note_weights(part)
+        yield {id(made[id(real)]): real for _, _, real in places}
+    finally:
+        for owner, name, real in places:
+            owner[name] = real
+        for part, known in zip(noting, notes, strict=True):
+            now = vars(part)
+            # A flag that the function has set stays, as after any call.
+            plain = {name for name, one in now.items() if isinstance(one, int | float | str)}
+            now.update({name: one for name, one in known.items() if name not in plain})
+
+
+def require_in_place(
+    modules: Sequence[torch.nn.Module], parameters: Mapping[int, torch.nn.Parameter]
+) -> None:
+    """Refuse a function that has let stand-ins lie elsewhere than the parameters.
+
+    What it has then read is a copy, in which replays find the weights of the capture.
+    """
+    for module in modules:
+        for name, made in module.named_parameters():
+            real = parameters.get(id(made))
+            if real is None or _torch.memory_of(real) is None:
+                continue
+            if _torch.place_of(made) != _torch.place_of(real):
+                raise has_moved(name)
+
+
+def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
+    """A parameter of the same memory and class, with the same attributes."""
+    made: Any = real.detach()
+    if type(made) is not type(real):
+        made = _torch.in_class(made, type(real))
+    vars(made).update(vars(real))
+    return made.requires_grad_(real.requires_grad)  # type: ignore[no-any-return]

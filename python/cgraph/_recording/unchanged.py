@@ -1,0 +1,82 @@
+"""What a function must leave as it is among its arguments, since its replays do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._recording.calls import Call
+from cgraph._recording.noise import same_rows
+from cgraph._state.constants import Snapshot
+from cgraph.errors import CaptureError
+
+__all__ = ["Unchanged"]
+
+
+class Unchanged:
+    """The arguments of a call before the function is called.
+
+    Args:
+        call: The call.
+        statics: What the function is given instead of the tensors that are copied.
+    """
+
+    def __init__(self, call: Call, statics: Sequence[torch.Tensor]) -> None:
+        self._call = call
+        self._statics = statics
+        constants = [leaf for leaf in call.leaves if leaf.kind == "constant"]
+        known = [(leaf.name, leaf.value, Snapshot(leaf.value)) for leaf in constants]
+        self._constants = [one for one in known if one[2]]
+        fixed = [(leaf.name, leaf.value) for leaf in call.leaves if leaf.kind == "fixed"]
+        tensors = [*zip(call.names, statics, strict=True), *fixed]
+        self._tensors = [(name, one, _torch.place_of(one)) for name, one in tensors]
+
+    def written(self, is_written: Callable[[torch.Tensor], bool]) -> set[int]:
+        """The places of copies that have other contents than the call's tensors.
+
+        Whatever has written them: torch's operators, NumPy or kernels that are launched by hand.
+
+        Args:
+            is_written: Whether the memory of a tensor of the call was written itself.
+        """
+        with torch.no_grad(), _torch.without_modes():
+            pairs = enumerate(zip(self._statics, self._call.tensors, strict=True))
+            return {
+                place
+                for place, (static, tensor) in pairs
+                if not (is_written(tensor) or same_rows(static, tensor, None).all())
+            }
+
+    def require(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Refuse a function that has changed more of its arguments than what is in tensors.
+
+        Args:
+            args: What :meth:`Call.arguments` made of the statics, and the function was given.
+            kwargs: Likewise.
+
+        Raises:
+            CaptureError: It has; values that are no tensors are as they were again.
+        """
+        changed = [one for one in self._constants if one[2].changed is not None]
+        for _, _, snapshot in changed:
+            snapshot.put_back()
+        for name, value, _ in changed:
+            raise CaptureError(
+                f"the function changes {name}, a {type(value).__qualname__}, and replays do not:"
+                " return what is new"
+            )
+        for name, tensor, before in self._tensors:
+            if _torch.place_of(tensor) != before:
+                raise CaptureError(
+                    f"the function changes the shape or the memory of {name} in place, and replays"
+                    " do not: return a new tensor"
+                )
+        if not self._call.consists_of(args, kwargs, self._statics):
+            raise CaptureError(
+                "the function changes a list, a dictionary or another container among its"
+                " arguments, and replays do not: return what is new, or write to the tensors"
+                " in place"
+            )

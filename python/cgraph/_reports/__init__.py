@@ -1,0 +1,1 @@
+"""Behind ``report``: its words, tables and page."""

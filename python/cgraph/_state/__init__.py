@@ -1,0 +1,1 @@
+"""What a function reaches, what running it changes, and how that is put back."""

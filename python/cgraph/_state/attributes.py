@@ -1,0 +1,161 @@
+"""Attributes that a function sets while it is captured, which no replay sets."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from numbers import Number
+from typing import Any
+
+import torch
+
+from cgraph import _core
+from cgraph._state.constants import Constant
+from cgraph._state.holders import Holder
+from cgraph._state.surroundings import attributes_of
+from cgraph.errors import CaptureError
+
+__all__ = ["Attributes", "changed_numbers", "dictionaries_of", "registered_in"]
+
+
+class Attributes:
+    """Attributes and buffers, as they are now.
+
+    Args:
+        dictionaries: Those that hold them; see :func:`dictionaries_of`.
+    """
+
+    def __init__(self, dictionaries: Sequence[dict[str, Any]]) -> None:
+        self._contents = _core.Contents(dictionaries)
+
+    def require_no_new_tensor(self) -> None:
+        """Refuse a function that keeps a tensor where no replay puts one.
+
+        Raises:
+            CaptureError: An attribute is another tensor now.
+        """
+        for _, name, _ in self._new_tensors():
+            raise CaptureError(
+                f"the function sets the attribute {name} to a tensor, and replays do not: write to"
+                " it in place, or make it an argument and a result"
+            )
+
+    @property
+    def changed(self) -> str | None:
+        """Why a function is not captured that changes a number or text; None if it changes none."""
+        for now, name, before in self._changes():
+            value = dict.get(now, name)
+            if not isinstance(value, torch.Tensor):
+                return changes(name, before[name], value)
+        return None
+
+    @property
+    def has_new_tensor(self) -> bool:
+        """Whether there is a tensor where there was none."""
+        new = self._new_tensors()
+        return any(not isinstance(before.get(name), torch.Tensor) for _, name, before in new)
+
+    def put_back_others(self, *, numbers: bool) -> None:
+        """Set tensors back that are others now, and numbers and texts if that is asked for."""
+        for now, name, before in self._changes() if numbers else self._new_tensors():
+            if name in before:
+                now[name] = before[name]
+            else:
+                now.pop(name, None)
+
+    def put_back(self) -> None:
+        """Let the dictionaries hold what they held, after a capture that is made anew.
+
+        What it has made, as a module, nothing has computed.
+        """
+        for now, before in self._contents.changed():
+            now.clear()
+            now.update(before)
+
+    def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+        """Attributes that are another tensor now: what holds them, the name, what that held."""
+        return (one for one in self._changes() if isinstance(dict.get(*one[:2]), torch.Tensor))
+
+    def _changes(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+        """The same with those that are another number or text, or gone.
+
+        Numbers where there was none are what a first call computes, for the others to use.
+        """
+        for now, before in self._contents.changed():
+            # Modules in another mode have keys of their own.
+            is_module = "_parameters" in before
+            # A dictionary of the user's may have items of its own making.
+            for name in {**before, **dict(dict.items(now))}:
+                if is_module and name == "training":
+                    continue
+                there, value = before.get(name), dict.get(now, name)
+                if name not in now:
+                    is_other = isinstance(there, torch.Tensor) or is_number(there)
+                elif isinstance(value, torch.Tensor):
+                    is_other = there is not value
+                else:
+                    is_other = is_number(there) and is_another(value, there)
+                if is_other:
+                    yield now, name, before
+
+
+def is_number(value: object) -> bool:
+    """Whether a value is a number or a text, which a call may change."""
+    return isinstance(value, _NUMBERS)
+
+
+def is_another(now: object, then: object) -> bool:
+    """Whether a number or text is another one now."""
+    return isinstance(now, _NUMBERS | None) and Constant(now) != Constant(then)
+
+
+def changes(name: str, before: object, now: object = None) -> str:
+    """Why a function is not captured that changes something, or takes it away."""
+    does = f"takes {name} away, which was {before!r:.40}"
+    if now is not None:
+        does = f"changes {name} from {before!r:.40} to {now!r:.40}"
+    return (
+        f"the function {does}, and replays do not: do it around the call, or let it be a tensor"
+        " that is written in place"
+    )
+
+
+def changed_numbers(held: Iterable[Holder]) -> str | None:
+    """Why a function is not captured that changes numbers or texts which it finds by name.
+
+    None if they are as they were.
+
+    Args:
+        held: Where they were.
+    """
+    for one in held:
+        if is_another(one.now, one.value):
+            return changes(one.title, one.value, one.now)
+    return None
+
+
+# With those of NumPy.
+_NUMBERS = int | float | complex | str | bytes | Number
+
+
+def registered_in(parts: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
+    """What holds the modules and parameters of modules."""
+    return [one for part in parts for one in (part._modules, part._parameters)]
+
+
+def dictionaries_of(
+    function: Callable[..., Any], parts: Iterable[torch.nn.Module]
+) -> list[dict[str, Any]]:
+    """What holds the attributes and buffers of a function's object and of modules, each once.
+
+    Args:
+        function: The function, a method or a callable object.
+        parts: The modules, with those that they consist of.
+    """
+    attributes = attributes_of(function)
+    found = {id(attributes): attributes}
+    for part in parts:
+        # torch's own write to their buffers in place.
+        if not type(part).__module__.startswith("torch.nn."):
+            found[id(vars(part))] = vars(part)
+            found[id(part._buffers)] = part._buffers
+    return list(found.values())

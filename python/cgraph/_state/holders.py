@@ -1,0 +1,256 @@
+"""Where a function finds tensors, and whether they are still there."""
+
+from __future__ import annotations
+
+import functools
+import types
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph._state.code import is_users
+from cgraph.errors import CaptureError
+
+__all__ = [
+    "Holder",
+    "is_same_function",
+    "put_back_numbers",
+    "put_back_tensors",
+    "require_none_replaced",
+    "slots_of",
+    "used_of",
+    "vars_of",
+    "with_functions",
+]
+
+
+class Holder(NamedTuple):
+    """Where something is found.
+
+    Attributes:
+        owner: A dictionary or an object.
+        name: The name of an item or attribute.
+        value: What is there, or at the end of the path.
+        path: Keys of dictionaries, places in lists and tuples, and attributes and slots of objects
+            that lead on from there.
+        is_deep: Whether there are attributes of objects among them.
+        is_named: Whether code of the function, or of what it calls, has the names on the way.
+        functions: Where the functions are, one in the other, that have the owner.
+    """
+
+    owner: Any
+    name: str
+    value: Any
+    path: tuple[Any, ...] = ()
+    is_deep: bool = False
+    is_named: bool = True
+    functions: tuple[Holder, ...] = ()
+
+    @property
+    def now(self) -> Any:
+        """What is there now; None if nothing is."""
+        try:
+            return self._lead(self.path)
+        except Exception:  # an empty cell, or whatever a property of the user's raises
+            return None
+
+    def put_back(self) -> None:
+        """Let the value be there again, unless a tuple has it."""
+        with suppress(Exception):  # what led there may be gone
+            if self.path:
+                _put(self._lead(self.path[:-1]), self.path[-1], self.value)
+            else:
+                _put(self.owner, self.name, self.value)
+
+    def _lead(self, path: Iterable[Any]) -> Any:
+        is_dict = isinstance(self.owner, dict)
+        value = _item(self.owner, self.name) if is_dict else getattr(self.owner, self.name)
+        for name in path:
+            value = _item(value, name)
+        return value
+
+    @property
+    def title(self) -> str:
+        """The name of the slot that it is in, or else that of the item or attribute."""
+        return str(getattr(self.path[-1], "__name__", self.name)) if self.path else self.name
+
+    @property
+    def rank(self) -> tuple[bool, int]:
+        """What is smaller is the likelier way of the function."""
+        return not self.is_named, 0 if self.is_named else len(self.path)
+
+    @property
+    def tensors(self) -> Iterator[torch.Tensor]:
+        """What is there, or the parameters and buffers of a module or an optimizer that is."""
+        if isinstance(self.value, torch.nn.Module):
+            yield from self.value.parameters()
+            yield from self.value.buffers()
+        elif isinstance(self.value, torch.optim.Optimizer):
+            yield from (one for group in self.value.param_groups for one in group["params"])
+        elif isinstance(self.value, torch.Tensor):
+            yield self.value
+
+
+def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> list[Holder]:
+    """Where what a capture uses is found, and stays: calls to come find what they put there.
+
+    To one tensor there may be many ways through objects, which come and go. Those count whose names
+    the function's code has; if it has the names of none, the shortest.
+
+    Args:
+        held: Where tensors were found before it.
+        uses: Whether it uses one.
+    """
+    there = (one for one in held if one.now is one.value)
+    used = [one for one in there if any(map(uses, one.tensors))]
+    best: dict[int, tuple[bool, int]] = {}
+    for one in used:
+        for tensor in one.tensors:
+            best[id(tensor)] = min(one.rank, best.get(id(tensor), one.rank))
+    return with_functions(
+        one
+        for one in used
+        if not one.is_deep or any(one.rank == best[id(tensor)] for tensor in one.tensors)
+    )
+
+
+def with_functions(found: Iterable[Holder]) -> list[Holder]:
+    """The same with the places of the functions that lead to some, each once."""
+    found = list(found)
+    functions = {
+        (id(one.owner), one.name, one.path): one for holder in found for one in holder.functions
+    }
+    return [*found, *functions.values()]
+
+
+def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> None:
+    """Refuse a function that lets the next call find another tensor than it has used itself.
+
+    Raises:
+        CaptureError: It does.
+    """
+    for one in held:
+        if isinstance(one.value, torch.Tensor) and uses(one.value) and one.now is not one.value:
+            raise CaptureError(
+                f"the function assigns {one.name}, or what is in it, from which it has read a"
+                " tensor, and replays do not: write to that in place, or make it an argument and a"
+                " result"
+            )
+
+
+def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
+    """Let tensors be where they were that are others now, at the end of a block that raises."""
+    for one in held if error is not None else ():
+        # A tuple has what it had once it is there again.
+        if isinstance(one.value, torch.Tensor | tuple) and one.now is not one.value:
+            one.put_back()
+
+
+def put_back_numbers(held: Iterable[Holder]) -> None:
+    """Let numbers and texts be what they were."""
+    for one in held:
+        if one.now is not one.value:
+            one.put_back()
+
+
+Pairs = frozenset[tuple[int, int]]
+"""Objects that are being compared already: functions may close over one another."""
+
+
+def is_same_function(now: object, then: object, around: Pairs = frozenset()) -> bool:
+    """Whether something is the same object, or a function of the same code and contents.
+
+    Some are made anew before each call, as closures and those of ``functools.partial``.
+    """
+    if now is then or (id(now), id(then)) in around:
+        return True
+    around |= {(id(now), id(then))}
+    if isinstance(now, types.FunctionType) and isinstance(then, types.FunctionType):
+        contents = _contents_of(now), _contents_of(then)
+        return now.__code__ is then.__code__ and _are_same(*contents, around)
+    if isinstance(now, types.MethodType) and isinstance(then, types.MethodType):
+        functions = now.__func__, then.__func__
+        return now.__self__ is then.__self__ and is_same_function(*functions, around)
+    if isinstance(now, functools.partial) and isinstance(then, functools.partial):
+        contents = _parts_of(now), _parts_of(then)
+        return [*now.keywords] == [*then.keywords] and _are_same(*contents, around)
+    return False
+
+
+def _parts_of(partial: functools.partial[Any]) -> list[object]:
+    """What it calls, and with what."""
+    return [partial.func, *partial.args, *partial.keywords.values()]
+
+
+def _contents_of(function: types.FunctionType) -> list[object]:
+    """What a function closes over, and its defaults; cells that are empty are themselves."""
+    contents: list[object] = [function.__globals__]
+    for cell in function.__closure__ or ():
+        try:
+            contents.append(cell.cell_contents)
+        except ValueError:
+            contents.append(cell)
+    return [*contents, *(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+
+
+def _are_same(now: list[object], then: list[object], around: Pairs) -> bool:
+    pairs = zip(now, then, strict=False)
+    return len(now) == len(then) and all(is_same_function(*pair, around) for pair in pairs)
+
+
+def vars_of(one: object) -> dict[str, Any]:
+    """The attributes of an object that keeps them in a dictionary; modules have their own way."""
+    if issubclass(type(one), torch.nn.Module | type):
+        return {}
+    try:
+        found = object.__getattribute__(one, "__dict__")
+    except Exception:  # there is none, or it is a property of the user's
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:
+    """The slots of an object of a user's class that hold something, and what."""
+    found: list[tuple[types.MemberDescriptorType, Any]] = []
+    for base in type(one).__mro__[:-1]:
+        for slot in vars(base).values():
+            if isinstance(slot, types.MemberDescriptorType) and is_users(base.__module__):
+                with suppress(AttributeError):  # it is empty
+                    found.append((slot, slot.__get__(one)))
+    return found
+
+
+def _put(owner: Any, name: Any, value: object) -> None:
+    if isinstance(name, types.MemberDescriptorType):
+        name.__set__(owner, value)
+    elif isinstance(owner, dict | list):
+        owner[name] = value
+    elif isinstance(owner, types.CellType):
+        owner.cell_contents = value
+    elif name in (attributes := _own_attributes(owner)):
+        attributes[name] = value
+    elif not isinstance(owner, tuple):
+        # Of the class that it is found in.
+        kind = owner if isinstance(owner, type) else type(owner)
+        setattr(next(base for base in kind.__mro__ if name in vars(base)), name, value)
+
+
+def _own_attributes(owner: object) -> dict[str, Any]:
+    """Those of an object or a module."""
+    return vars(owner) if issubclass(type(owner), torch.nn.Module) else vars_of(owner)
+
+
+def _item(owner: Any, name: Any) -> Any:
+    """What a container or an object has, by no code of the user's."""
+    if isinstance(owner, dict):
+        # Not by the operator, for which a dictionary with defaults makes what is missing.
+        return dict.get(owner, name)
+    if isinstance(owner, list):
+        return list.__getitem__(owner, name)
+    if isinstance(owner, tuple):
+        return tuple.__getitem__(owner, name)
+    if isinstance(name, types.MemberDescriptorType):
+        return name.__get__(owner)
+    return _own_attributes(owner)[name]

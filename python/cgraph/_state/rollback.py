@@ -1,0 +1,484 @@
+"""Undoes what running a function did to tensors, their gradients and random state.
+
+A dispatch mode sees each operator before it runs and copies what it is about to write. It stands on
+two facts. Operators get a parameter as the very object that the module holds, in forward, backward
+and optimiser alike, so that its ``.grad`` can be noted there. And what an operator makes is new:
+its storage needs no copy.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._state.before import StorageBefore, TensorBefore, bytes_of, in_type
+from cgraph._state.history import leaves_behind
+from cgraph._state.order import Order
+from cgraph._torch import tree_iter
+from cgraph.errors import CaptureError
+
+__all__ = ["Buffer", "Rollback", "Watch"]
+
+Buffer = tuple[torch.Tensor, torch.Tensor]
+"""What a storage held before it was written, and the storage itself."""
+
+# Arguments that kernels write although no schema says so: the statistics of a batch norm in
+# training, cuDNN's random state of a recurrent network.
+_UNDECLARED = {"running_mean", "running_var", "dropout_state"}
+
+
+class Rollback:
+    """Notes what a function changes in a ``with`` block, to put it back.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> with Rollback() as rollback:
+    ...     _ = x.mul_(3)
+    >>> rollback.undo()
+    >>> x
+    tensor([1., 2.])
+
+    What is put back, bit by bit: the contents of storages that operators wrote, and their sizes;
+    where tensors lie in them, and that a tensor had no autograd history; ``.grad`` of leaves, to
+    the very object, but for one in the memory of a graph, which gets its own; the states of the
+    default generators of the CPU and of the current CUDA device, and of those that operators get
+    outside a capture.
+
+    What is not: anything of Python's own, such as counters, ``requires_grad`` flags, and entries
+    that an optimiser makes in its ``state`` at its first step (they stay, with the contents of
+    that step). Version counters. The history of a tensor that had another one, or of a view that
+    now has one. Writes that torch's dispatcher does not see: through NumPy, ``untyped_storage()``,
+    a kernel launched by hand, the replay of a graph, an operator whose schema hides them, another
+    thread than the block's (those of autograd are seen). What is made inside without an operator,
+    as from a literal or from NumPy, counts as from before: writes to it are taken back too.
+
+    While a capture is open, nothing is computed, so nothing is copied. A capture on the simulator
+    takes operators before they are seen here: a leaf that nothing has read before it must be given.
+
+    Args:
+        leaves: Tensors whose ``.grad`` is noted at once. Of others, it is noted when an operator
+            first gets them, which is too late if ``zero_grad()`` comes first. For one with a
+            history, the leaves behind it are noted.
+        is_capturing: Whether a capture is open; asked at each operator that writes.
+    """
+
+    def __init__(
+        self,
+        *,
+        leaves: Iterable[torch.Tensor] = (),
+        is_capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._leaves = list(leaves)
+        self._is_capturing = is_capturing
+        self._watch = Watch(is_capturing)
+        self._uncompiled = _torch.Uncompiled()
+        self._is_entered = False
+        self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+
+    def __enter__(self) -> Rollback:
+        """Note the leaves and the random state, and watch operators from now on."""
+        generators = [torch.default_generator]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        self._states = [(generator, generator.get_state()) for generator in generators]
+        self._watch = Watch(self._is_capturing)
+        self._watch.uncompiled = self._uncompiled
+        for leaf in _with_leaves_behind(self._leaves):
+            self._watch.note(leaf)
+        self._uncompiled.__enter__()
+        _torch.enter_mode(self._watch)
+        self._is_entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop watching; nothing is put back yet."""
+        self._is_entered = False
+        self._watch.over = True
+        _torch.leave_mode(self._watch)
+        self._uncompiled.__exit__()
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Watch no operators in a block; what they write is put back if it was written before."""
+        if not self._is_entered:
+            yield
+            return
+        _torch.leave_mode(self._watch)
+        try:
+            self._uncompiled.__exit__()
+            try:
+                yield
+            finally:
+                self._uncompiled.__enter__()
+        finally:
+            _torch.enter_mode(self._watch)
+
+    @property
+    def has_uncompiled(self) -> bool:
+        """Whether something ran as it was written that torch compiles elsewhere."""
+        return self._uncompiled.has_met
+
+    @property
+    def has_unseen(self) -> bool:
+        """Whether a capture writes what is older and was not written before.
+
+        A replay would write it, too, and that could not be put back.
+        """
+        return self._watch.has_unseen
+
+    def generators_of(self, device_type: str) -> list[torch.Generator]:
+        """Those that operators got besides the default ones, and that are of a kind of device."""
+        found = (generator for generator, _ in self._watch.generators)
+        return [generator for generator in found if generator.device.type == device_type]
+
+    @property
+    def is_state_made(self) -> bool:
+        """Whether a capture writes what was made in the block before it, and is there since.
+
+        What the calls before it have written there cannot be put back.
+        """
+        return self._watch.is_state_made
+
+    def notice(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note from now on whether captures use these, which must stay alive."""
+        for tensor in tensors:
+            self._watch.noticed_tensors.add(id(tensor))
+            if (memory := _torch.memory_of(tensor)) is not None:
+                self._watch.noticed.add(_torch.storage_id(memory))
+
+    def captures_now(self) -> None:
+        """Note that calls end here, and that a capture comes next."""
+        self._watch.made = frozenset(self._watch.computed)
+
+    def leave_alone(self, results: Iterable[Any], but: Sequence[torch.Tensor]) -> None:
+        """Put no result back to where it lay: a view may be new, and what it is of be older.
+
+        Args:
+            results: What the block has made.
+            but: Tensors that were there before, which may be among them.
+        """
+        for one in results:
+            known = self._watch.tensors.get(id(one))
+            if known is not None and all(one is not other for other in but):
+                known.like = None
+
+    def captures_name(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured operator gets the very object, which is noticed."""
+        return id(tensor) in self._watch.used_tensors
+
+    def captures_use(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured operator gets a tensor in the storage of one that is noticed."""
+        memory = _torch.memory_of(tensor)
+        return memory is not None and _torch.storage_id(memory) in self._watch.used
+
+    def captures_write(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured operator writes between the ends of a tensor."""
+        if not self._watch.captured:
+            return False
+        memory = _torch.memory_of(tensor)
+        if memory is None:
+            return False
+        begin, end = _torch.span_of(tensor)
+        spans = self._watch.captured.get(_torch.storage_id(memory), [])
+        return any(one < end and begin < other for one, other in spans)
+
+    def captures_gradient(self, leaf: torch.Tensor) -> bool:
+        """Whether a backward pass is captured, and an operator that gets a leaf that is noticed."""
+        return self._watch.captures_backward and self.captures_name(leaf)
+
+    def require_one_device(self) -> None:
+        """Refuse a capture of work on several GPUs, of which one graph has one.
+
+        Raises:
+            CaptureError: Captured operators get tensors of several.
+        """
+        if len(self._watch.devices) > 1:
+            names = ", ".join(sorted(map(str, self._watch.devices)))
+            raise CaptureError(
+                f"the function works on several devices ({names}), and a graph is of one: graph"
+                " what runs on each of them by itself"
+            )
+
+    def captured_writes(self, but: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        """The ends of what captured operators write that no capture has made.
+
+        Args:
+            but: Tensors whose memory is left out.
+        """
+        if not self._watch.captured:
+            return []
+        memories = [memory for memory in map(_torch.memory_of, but) if memory is not None]
+        return self._watch.captured_writes({_torch.storage_id(memory) for memory in memories})
+
+    @property
+    def written(self) -> int:
+        """How many storages were written so far."""
+        return len(self._watch.storages)
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether the storage of a tensor was written."""
+        memory = _torch.memory_of(tensor)
+        return memory is not None and _torch.storage_id(memory) in self._watch.storages
+
+    def buffers(self, count: int) -> list[Buffer]:
+        """What the first storages that were written held, and they themselves.
+
+        Both in the type of the first write, with one dimension.
+        """
+        with _torch.without_modes():
+            storages = list(self._watch.storages.values())[:count]
+            return [
+                (in_type(one.copy, one.dtype), in_type(bytes_of(one.storage), one.dtype))
+                for one in storages
+            ]
+
+    def renew(self) -> None:
+        """Note what the storages that were written hold now, to be put back again."""
+        storages = self._watch.storages
+        with torch.no_grad(), _torch.without_modes():
+            for number, (storage, _, _, dtype) in storages.items():
+                copy = bytes_of(storage).clone()
+                storages[number] = StorageBefore(storage, storage.nbytes(), copy, dtype)
+
+    def rewind(self) -> None:
+        """Put the contents of storages back, and go on."""
+        with torch.no_grad(), _torch.without_modes():
+            for storage in reversed(self._watch.storages.values()):
+                storage.undo()
+
+    def rewind_generators(self) -> None:
+        """Put the states back of the generators that operators got, and go on."""
+        for generator, state in self._watch.generators:
+            generator.set_state(state)
+
+    def undo(self) -> None:
+        """Put everything back; once is enough. No capture may be open.
+
+        It waits for the CUDA devices that it copies to, before and after.
+        """
+        watch = self._watch
+        devices = {one.storage.device for one in watch.storages.values()}
+        on_gpu = [device for device in devices if device.type == "cuda"]
+        with torch.no_grad(), _torch.without_modes():
+            for device in on_gpu:
+                torch.cuda.synchronize(device)
+            for tensor in watch.tensors.values():
+                tensor.undo_place()
+            # Two storages may lie on the same memory: what was copied first comes last.
+            for storage in reversed(watch.storages.values()):
+                storage.undo()
+            for tensor in watch.tensors.values():
+                tensor.undo_autograd()
+            self.rewind_generators()
+            for generator, state in self._states:
+                generator.set_state(state)
+            for device in on_gpu:
+                torch.cuda.synchronize(device)
+        watch.tensors.clear()
+        watch.storages.clear()
+        watch.generators.clear()
+
+
+class Watch(_torch.Bystander):
+    """Sees the operators.
+
+    Attributes:
+        tensors: How tensors were before, by ``id``.
+        storages: How storages were before, by number.
+        captured: What captured operators write: the numbers of storages, and the addresses of the
+            first byte and of the one after the last.
+        made: The numbers of storages that operators made before the capture.
+        is_state_made: Whether one of these was written since.
+        noticed: The numbers of storages of which it is noted whether they are used.
+        used: Those that captured operators get.
+        noticed_tensors: The ``id`` of tensors of which that is noted as well.
+        used_tensors: Those of them that captured operators get as they are.
+        computed: Those of the storages that operators made before.
+        devices: The GPUs whose tensors captured operators get.
+        captures_backward: Whether a captured operator is of a backward pass.
+        generators: Those that operators got, with their states before.
+        over: The block has ended; where the mode could not be left, it does nothing.
+        has_unseen: A capture writes storages that it has not made and that were not written before.
+    """
+
+    supports_higher_order_operators = True  # newer torch refuses them otherwise
+
+    def __init__(self, is_capturing: Callable[[], bool]) -> None:
+        super().__init__()
+        self.tensors: dict[int, TensorBefore] = {}
+        self.storages: dict[int, StorageBefore] = {}
+        self.captured: dict[int, list[tuple[int, int]]] = {}
+        self.made: frozenset[int] = frozenset()
+        self.is_state_made = False
+        self.noticed: set[int] = set()
+        self.used: set[int] = set()
+        self.noticed_tensors: set[int] = set()
+        self.used_tensors: set[int] = set()
+        self.devices: set[torch.device] = set()
+        self.captures_backward = False
+        self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
+        self.over = False
+        self.has_unseen = False
+        self._is_capturing = is_capturing
+        # A weak reference lets the memory go, but not the number: no other storage gets it.
+        self._fresh: dict[int, _torch.WeakStorage] = {}
+        # Of these, what was made while nothing was captured.
+        self.computed: set[int] = set()
+        # Autograd has a thread for each GPU.
+        self._lock = threading.Lock()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note what the operator may change, and run it."""
+        return self.seen(func, args, kwargs or {}, lambda: func(*args, **(kwargs or {})))
+
+    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Note what an operator may change that ``run`` runs or captures; its result."""
+        if self.over:
+            return run()
+        given = list(_tensors((args, kwargs)))
+        written = list(_written(func, args, kwargs))
+        with self._lock:
+            for tensor in given:
+                if tensor.requires_grad and tensor.is_leaf:
+                    self.note(tensor)
+            if written:
+                self._note_written(written)
+            if (generator := kwargs.get("generator")) is not None:
+                self._note_generator(generator)
+            if self._is_capturing():
+                self.devices |= {one.device for one in given if one.is_cuda}
+                self.captures_backward |= _torch.backward_pass() != -1
+                if self.noticed_tensors:
+                    self._note_used(given)
+        result = run()
+        self._note_fresh(given, result)
+        return result
+
+    def note(self, tensor: torch.Tensor) -> None:
+        """Remember how a tensor is, unless it is known or was made in the block."""
+        known = self.tensors.get(id(tensor))
+        if known is not None and known.tensor() is tensor:
+            return
+        memory = _torch.memory_of(tensor)
+        if memory is not None and _torch.storage_id(memory) in self._fresh:
+            return
+        with _torch.without_modes():
+            like = None
+            if memory is not None:
+                like = tensor.detach()
+            elif tensor.layout is not torch.strided and not self._is_capturing():
+                like = tensor.detach().clone()
+            if tensor.is_leaf and tensor.grad is not None and not self._is_capturing():
+                # A replay in the block would give it other contents.
+                Order.save(tensor)
+            self.tensors[id(tensor)] = TensorBefore(tensor, like)
+
+    def captured_writes(self, but: set[int]) -> list[tuple[int, int]]:
+        """What captured operators write in storages that no capture has made, but for some.
+
+        In order, and no two overlap.
+        """
+        pieces: list[tuple[int, int]] = []
+        storages = self.captured.items()
+        found = (spans for one, spans in storages if not (one in but or self._is_of_capture(one)))
+        for begin, end in sorted(itertools.chain.from_iterable(found)):
+            if begin == end:
+                continue
+            if pieces and begin <= pieces[-1][1]:
+                begin, end = pieces[-1][0], max(end, pieces.pop()[1])
+            pieces.append((begin, end))
+        return pieces
+
+    def _note_written(self, written: list[torch.Tensor]) -> None:
+        is_capturing = self._is_capturing()
+        for tensor in written:
+            for one in (tensor, _torch.base_of(tensor)):
+                self.note(one)
+            memory = _torch.memory_of(tensor)
+            if memory is None:
+                continue
+            number = _torch.storage_id(memory)
+            self.is_state_made |= number in self.made
+            if is_capturing:
+                self.captured.setdefault(number, []).append(_torch.span_of(tensor))
+                is_own = self._is_of_capture(number)
+                self.has_unseen |= not is_own and number not in self.storages
+                continue
+            if number not in self._fresh and number not in self.storages:
+                nbytes = memory.nbytes()
+                with _torch.without_modes():
+                    copy = bytes_of(memory).clone()
+                    self.storages[number] = StorageBefore(memory, nbytes, copy, tensor.dtype)
+
+    def _is_of_capture(self, number: int) -> bool:
+        """Whether a captured operator has made a storage."""
+        return number in self._fresh and number not in self.computed
+
+    def _note_generator(self, generator: torch.Generator) -> None:
+        defaults = (torch.default_generator, *torch.cuda.default_generators)
+        known = (*defaults, *(one for one, _ in self.generators))
+        if not self._is_capturing() and not any(_torch.is_same(generator, one) for one in known):
+            self.generators.append((generator, generator.get_state()))
+
+    def _note_used(self, given: list[torch.Tensor]) -> None:
+        memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]
+        self.used |= self.noticed & {_torch.storage_id(memory) for memory in memories}
+        self.used_tensors |= self.noticed_tensors & {id(tensor) for tensor in given}
+
+    def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
+        """Note the storages that an operator made: those of its results that none was given."""
+        is_given = {id(tensor) for tensor in given}
+        made = [tensor for tensor in _tensors(result) if id(tensor) not in is_given]
+        if not made:
+            return
+        is_capturing = self._is_capturing()
+        memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]
+        old = {_torch.storage_id(memory) for memory in memories}
+        for tensor in made:
+            memory = _torch.memory_of(tensor)
+            if memory is not None and (number := _torch.storage_id(memory)) not in old:
+                if number not in self.storages and number not in self._fresh:
+                    self._fresh[number] = _torch.WeakStorage(tensor)
+                    if not is_capturing:
+                        self.computed.add(number)
+
+
+def _tensors(tree: Any) -> Iterator[torch.Tensor]:
+    return (leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
+
+
+def _written(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
+    """The tensors that an operator writes; all, if it does not say which."""
+    arguments = _written_arguments(func)
+    values: list[Any] = [args, kwargs]
+    if arguments is not None:
+        values = [kwargs.get(n, args[i] if i < len(args) else None) for i, n in arguments]
+    for tensor in _tensors(values):
+        yield from _torch.wrapped(tensor)
+
+
+@functools.cache
+def _written_arguments(func: Any) -> list[tuple[int, str]] | None:
+    """Places and names of the arguments that an operator writes; None for one without a schema."""
+    if not hasattr(func, "_schema"):
+        return None
+    return [
+        (place, argument.name)
+        for place, argument in enumerate(func._schema.arguments)
+        if argument.name in _UNDECLARED
+        or (argument.alias_info is not None and argument.alias_info.is_write)
+    ]
+
+
+def _with_leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    tensors = list(tensors)
+    yield from tensors
+    yield from leaves_behind(tensors)
