@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 import cgraph
-from common import alternating, host_us, publish
+from common import calls_us, host_us, publish
 
 
 def total(*tensors: torch.Tensor) -> torch.Tensor:
@@ -44,17 +44,7 @@ def calls(count: int) -> list[str]:
             total, tuple(torch.randn_like(sample) for sample in samples)
         )
         assert torch.equal(theirs(*new), ours(*new)), "torch's callable and cgraph's differ"
-
-        same = copy.copy(new)
-        figures = host_us(
-            [
-                alternating(theirs, turns),
-                alternating(ours, turns),
-                alternating(ours, turns),
-                lambda: ours(*same),
-            ],
-            20,
-        )
+        figures = calls_us([(theirs, turns), (ours, turns), (ours, turns), (ours, [new])])
     torch_us, our_us, again, same_us = figures
     return [
         str(count),

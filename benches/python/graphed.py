@@ -26,7 +26,7 @@ from callables import total
 from decode import SIZES, Decode
 
 import cgraph
-from common import alternating, host_us, publish
+from common import calls_us, host_us, publish
 
 
 def calls(count: int) -> list[str]:
@@ -41,14 +41,8 @@ def calls(count: int) -> list[str]:
         assert torch.equal(ours(*new), total(*new)), "graphed and eager differ"
         assert torch.equal(ours(*other), total(*other)), "graphed and eager differ"
 
-        torch_us, our_us, again, same_us = host_us(
-            [
-                alternating(theirs, turns),
-                alternating(ours, turns),
-                alternating(ours, turns),
-                lambda: ours(*new),
-            ],
-            20,
+        torch_us, our_us, again, same_us = calls_us(
+            [(theirs, turns), (ours, turns), (ours, turns), (ours, [new])]
         )
     return [
         str(count),

@@ -3,7 +3,7 @@
 // its folder, with CUDA 13.0:
 // nvcc -ptx -arch=compute_75 -o kernel.ptx kernel.cu
 //
-// layout.rs writes the parameter and says what it means.
+// layout.rs writes the parameter, and places.rs says what is where.
 
 typedef unsigned long long u64;
 
@@ -20,19 +20,42 @@ template <unsigned BYTES> struct Parameter {
     // How many rows a source has, of as many as a destination has, where copies have rows.
     unsigned rows;
     unsigned of;
-    // First the copies, in the order of their blocks: destination, source, and bytes, first block and
-    // whether it has rows in one. Then the stores: destination and value.
+    // First the copies, in the order of their blocks: destination, source and extent of each, or where
+    // the sources stand together, the lower halves of all, their upper halves, and then destination
+    // and extent of each. Then the stores: destination and value.
     u64 words[BYTES / sizeof(u64) - 2];
+
+    static constexpr bool SOURCES_TOGETHER = BYTES <= 256;
+
+    __device__ __forceinline__ u64 source(unsigned copy) const {
+        if (!SOURCES_TOGETHER) {
+            return words[3 * copy + 1];
+        }
+        return static_cast<u64>(half(copies + copy)) << 32 | half(copy);
+    }
+
+    __device__ __forceinline__ u64 destination(unsigned copy) const {
+        return words[SOURCES_TOGETHER ? copies + 2 * copy : 3 * copy];
+    }
+
+    // Bytes, first block and whether it has rows in one.
+    __device__ __forceinline__ u64 extent(unsigned copy) const {
+        return words[SOURCES_TOGETHER ? copies + 2 * copy + 1 : 3 * copy + 2];
+    }
+
+    __device__ __forceinline__ unsigned half(unsigned i) const {
+        return static_cast<unsigned>(words[i / 2] >> (i % 2 * 32));
+    }
 };
 
-// How many bits of a copy's third word are its first block.
+// How many bits of an extent are the first block.
 constexpr unsigned BLOCK_BITS = 20;
-// Whether it has rows, in the same word.
+// Whether the copy has rows, in the same word.
 constexpr u64 HAS_ROWS = 1ull << 63;
 
 template <unsigned BYTES>
 __device__ __forceinline__ unsigned first_block(const Parameter<BYTES> &p, unsigned copy) {
-    return static_cast<unsigned>(p.words[3 * copy + 2]) & ((1u << BLOCK_BITS) - 1);
+    return static_cast<unsigned>(p.extent(copy)) & ((1u << BLOCK_BITS) - 1);
 }
 
 template <typename T>
@@ -111,7 +134,7 @@ template <unsigned BYTES> __device__ __forceinline__ void run(const Parameter<BY
             high = middle;
         }
     }
-    u64 dst = p.words[3 * low], src = p.words[3 * low + 1], extent = p.words[3 * low + 2];
+    u64 dst = p.destination(low), src = p.source(low), extent = p.extent(low);
     bool has_rows = p.fill != NOTHING && (extent & HAS_ROWS);
     if (dst == src && !has_rows) {
         return;

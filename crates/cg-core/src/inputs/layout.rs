@@ -3,6 +3,7 @@
 use std::ops::Range;
 
 use super::padding::{Fill, Padding};
+use super::places::{COPY_WORDS, HALF, HEADER, Places, STORE_WORDS, WORD};
 use crate::driver::handle::Address;
 
 /// Name of a kernel and size of its parameter.
@@ -27,18 +28,11 @@ pub(super) const PTX: &str = include_str!("kernel.ptx");
 /// Threads per block.
 pub(super) const THREADS: u32 = 256;
 
-const HEADER: usize = 16;
-const WORD: usize = 8;
-/// Destination, source, and bytes, first block and whether it has rows in one.
-const COPY_WORDS: usize = 3;
-/// Destination and value.
-const STORE_WORDS: usize = 2;
 /// How many words one node can have.
 const MOST_WORDS: usize = KERNELS[KERNELS.len() - 1].words();
 // A byte counts the copies, and one the stores.
 const _: () = assert!(MOST_WORDS / STORE_WORDS <= 255);
-/// How many bits of a copy's third word are its first block; the others are its bytes, but for the top
-/// one.
+/// How many bits of an extent are the first block; the others are the bytes, but for the top one.
 const BLOCK_BITS: u32 = 20;
 /// Whether the copy has rows, in the same word.
 const HAS_ROWS: u64 = 1 << 63;
@@ -114,19 +108,19 @@ impl Parameter {
         let mut new = Self {
             bytes: vec![0; bytes].into(),
         };
-        let mut next_block = 0;
+        new.bytes[COPIES] = count(copies.len());
+        let (places, mut next_block) = (new.places(), 0);
         for (i, (dst, bytes)) in copies.iter().enumerate() {
             assert!(bytes.leading_zeros() > BLOCK_BITS, "{bytes} bytes");
-            let at = copy_at(i);
-            new.set_u64(at, dst.0);
-            new.set_u64(at + WORD, dst.0);
-            new.set_u64(at + 2 * WORD, bytes << BLOCK_BITS | u64::from(next_block));
+            new.set_u64(places.destination(i), dst.0);
+            new.set_source(i, *dst);
+            let extent = bytes << BLOCK_BITS | u64::from(next_block);
+            new.set_u64(places.extent(i), extent);
             next_block += blocks_of(*bytes);
         }
-        new.bytes[COPIES] = count(copies.len());
         new.set_u32(COPY_BLOCKS, next_block);
         for (i, address) in stores.iter().enumerate() {
-            new.set_u64(store_at(copies.len(), i), address.0);
+            new.set_u64(places.store(i), address.0);
         }
         new
     }
@@ -183,7 +177,7 @@ impl Parameter {
             self.set_u32(at, number);
         }
         for (i, has_rows) in padding.have_rows(slots).iter().enumerate() {
-            let at = copy_at(i) + 2 * WORD;
+            let at = self.places().extent(i);
             let before = self.u64(at);
             let now = before & !HAS_ROWS | if *has_rows { HAS_ROWS } else { 0 };
             changes |= before != now;
@@ -203,19 +197,24 @@ impl Parameter {
     /// Where the `i`-th copy reads.
     #[inline]
     pub(super) fn source(&self, i: usize) -> Address {
-        Address(self.u64(copy_at(i) + WORD))
+        let (lower, upper) = self.places().source(i);
+        Address(u64::from(self.u32(upper)) << 32 | u64::from(self.u32(lower)))
     }
 
     /// Changes where the `i`-th copy reads.
     #[inline]
     pub(super) fn set_source(&mut self, i: usize, source: Address) {
-        self.set_u64(copy_at(i) + WORD, source.0);
+        let (lower, upper) = self.places().source(i);
+        let address = source.0.to_le_bytes();
+        let (low, high) = address.split_at(HALF);
+        self.bytes[lower..lower + HALF].copy_from_slice(low);
+        self.bytes[upper..upper + HALF].copy_from_slice(high);
     }
 
     /// Changes the value of the `i`-th store; whether it was another one.
     #[inline]
     pub(super) fn set_value(&mut self, i: usize, value: u64) -> bool {
-        let at = store_at(self.copies(), i) + WORD;
+        let at = self.places().store(i) + WORD;
         let changes = self.u64(at) != value;
         self.set_u64(at, value);
         changes
@@ -223,7 +222,7 @@ impl Parameter {
 
     /// The copies, in order.
     pub(super) fn all_copies(&self) -> Vec<Copy> {
-        let extent = |i| self.u64(copy_at(i) + 2 * WORD);
+        let extent = |i| self.u64(self.places().extent(i));
         let first_block = |i| {
             let mask = (1 << BLOCK_BITS) - 1;
             u32::try_from(extent(i) & mask).expect("less than 32 bits")
@@ -236,7 +235,7 @@ impl Parameter {
                 first_block(i + 1)
             };
             Copy {
-                dst: self.u64(copy_at(i)),
+                dst: self.u64(self.places().destination(i)),
                 src: self.source(i).0,
                 bytes: (extent(i) & !HAS_ROWS) >> BLOCK_BITS,
                 has_rows: extent(i) & HAS_ROWS != 0,
@@ -250,7 +249,7 @@ impl Parameter {
     /// Addresses and values of the stores that happen, in order.
     pub(super) fn all_stores(&self) -> Vec<(Address, u64)> {
         let store = |i| {
-            let at = store_at(self.copies(), i);
+            let at = self.places().store(i);
             (Address(self.u64(at)), self.u64(at + WORD))
         };
         (0..usize::from(self.bytes[STORES])).map(store).collect()
@@ -259,6 +258,11 @@ impl Parameter {
     #[inline]
     fn copies(&self) -> usize {
         usize::from(self.bytes[COPIES])
+    }
+
+    #[inline]
+    fn places(&self) -> Places {
+        Places::new(self.bytes.len(), self.copies())
     }
 
     #[inline]
@@ -282,18 +286,6 @@ impl Parameter {
     fn set_u64(&mut self, at: usize, value: u64) {
         self.bytes[at..at + 8].copy_from_slice(&value.to_le_bytes());
     }
-}
-
-/// Where a copy begins.
-#[inline]
-fn copy_at(index: usize) -> usize {
-    HEADER + index * COPY_WORDS * WORD
-}
-
-/// Where a store begins, behind so many copies.
-#[inline]
-fn store_at(copies: usize, index: usize) -> usize {
-    copy_at(copies) + index * STORE_WORDS * WORD
 }
 
 /// How many blocks copy so many bytes.
@@ -399,6 +391,22 @@ mod tests {
             assert_eq!(parameter.all_stores()[0].0, *first);
             assert_eq!(parameter.all_stores()[last], (addresses[last], 7));
             assert_eq!(parameter.all_copies().len(), entries.len());
+        }
+    }
+
+    #[test]
+    fn sources_anywhere_are_read_as_they_were_written() {
+        for copies in [1, 4, 5, 10, 11, 64, 170] {
+            let entries: Vec<_> = (0..copies).map(|i| (Address(i << 8), i)).collect();
+            let mut parameter = Parameter::new(&entries, &[]);
+            let source = |i: u64| Address((i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
+            for i in 0..copies {
+                parameter.set_source(usize::try_from(i).unwrap(), source(i));
+            }
+            for (i, copy) in (0..copies).zip(parameter.all_copies()) {
+                let expected = (i << 8, source(i).0, i);
+                assert_eq!((copy.dst, copy.src, copy.bytes), expected);
+            }
         }
     }
 

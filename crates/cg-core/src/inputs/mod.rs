@@ -4,6 +4,7 @@
 mod bound;
 mod layout;
 mod padding;
+mod places;
 mod simulate;
 
 use std::fmt;

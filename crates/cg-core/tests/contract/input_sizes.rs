@@ -3,13 +3,14 @@
 use std::slice::from_ref;
 use std::sync::Arc;
 
-use cg_core::{Address, Device, Inputs, Memory, NodeDetail, Template};
+use cg_core::{Address, Device, Inputs, Memory, NodeDetail, Pool, Stream, Template};
 
 use super::inputs::{copying, input_nodes, instantiate, noise, plain, replay};
 use crate::support::{bytes, memory, poisoned, random, random_word, words};
 
 on_every_driver! {
     nodes_have_the_smallest_kernel_with_room_for_their_copies_and_stores,
+    sources_of_any_number_come_from_far_apart_in_turn,
     a_feed_after_an_update_from_inputs_of_another_kernel_copies,
 }
 
@@ -83,6 +84,44 @@ fn nodes_have_the_smallest_kernel_with_room_for_their_copies_and_stores(device: 
             }
         }
         assert!(to.read().unwrap() == after, "{copies} and {stores}");
+    }
+}
+
+fn sources_of_any_number_come_from_far_apart_in_turn(device: &Device) {
+    let stream = Stream::new(device).unwrap();
+    // Of two ranges, at different places: both halves of the addresses differ.
+    let pools = [0x5100_0000_0000, 0x5200_0000_0000]
+        .map(|base| Pool::builder(device).base(Address(base)).build());
+    let from = pools.each_ref().map(|pool| {
+        let from = pool.allocate(&stream, 16 * 31).unwrap();
+        from.write(&noise(2, from.bytes())).unwrap();
+        from
+    });
+    assert_ne!(from[0].address().0 >> 32, from[1].address().0 >> 32);
+    for count in 1..=30 {
+        let to = Memory::new(device, 16 * count).unwrap();
+        let slots: Vec<Memory> = (0..count)
+            .map(|i| to.slice(16 * i..16 * (i + 1)).unwrap())
+            .collect();
+        let template = Arc::new(Template::new(device).unwrap());
+        let inputs = Inputs::add(&template, &slots, &[]).unwrap();
+        let exec = instantiate(&template);
+        for turn in 0..3 {
+            let side = |i: u64| usize::try_from((i + turn) % 2).unwrap();
+            let sources: Vec<Address> = (0..count)
+                .map(|i| from[side(i)].address().offset(16 * (i + side(i) as u64)))
+                .collect();
+            to.write(&noise(1, to.bytes())).unwrap();
+            replay(&exec, &inputs, &sources, &[]).unwrap();
+            let contents = from.each_ref().map(|one| one.read().unwrap());
+            let expected: Vec<u8> = (0..count)
+                .flat_map(|i| {
+                    let at = 16 * (usize::try_from(i).unwrap() + side(i));
+                    contents[side(i)][at..at + 16].to_vec()
+                })
+                .collect();
+            assert!(to.read().unwrap() == expected, "{count} in turn {turn}");
+        }
     }
 }
 
