@@ -13,7 +13,7 @@ import torch
 
 import cgraph
 from cgraph import _core, _torch
-from cgraph._captures import cuda
+from cgraph._captures import cuda_recording
 from cgraph.errors import CaptureError
 from lab import CudaLab, captured, fresh
 
@@ -75,7 +75,7 @@ def test_an_interrupt_at_the_end_of_a_capture_leaves_everything_as_before(
     names = {name: getattr(_core, name) for name in dir(_core)} | {"Capture": Interrupted}
     if when == "in the host":
         names["begin_and_hand_over"] = interrupted
-    monkeypatch.setattr(cuda, "_core", SimpleNamespace(**names))
+    monkeypatch.setattr(cuda_recording, "_core", SimpleNamespace(**names))
     graph, x = cgraph.CUDAGraph(), fresh(lab, 64)
     with pytest.raises(KeyboardInterrupt), cgraph.graph(graph):
         torch.rand(64, device="cuda").add_(x)

@@ -244,11 +244,9 @@ class Capturing:
                 # Replays on any stream may still read what is about to be written.
                 driver.synchronize()
             with _torch.without_gradients():
-                statics = [
-                    self.places.static(place, tensor, not needs_grad, not only_captures)
-                    for place, tensor in enumerate(call.tensors)
-                ]
-            lane = self.places.lane()
+                fills = not only_captures
+                statics = self.places.statics(driver, call.tensors, not needs_grad, fills)
+            lane = self.places.lane(driver)
             recorded: Recorded | Trained
             if needs_grad:
                 of_passes = surroundings.modules, self._copies, self.holding
@@ -274,13 +272,13 @@ class Capturing:
                 self._debug(plan, key, call, recorded, surroundings.storages)
         # Unless something in the capture has called reset().
         self._is_warm = self.limits.knows(key)
-        hold = functools.partial(
-            self._hold, key, call, recorded, surroundings, surroundings.flags, lane
-        )
+        flags = surroundings.flags
+        make = functools.partial(self._entry, call, recorded, surroundings, flags, lane)
+        keep = functools.partial(self._keep, key, call, recorded, surroundings)
         if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
-            together.add(key, recorded, hold)
+            together.add(key, recorded, make, keep)
         else:
-            self.limits.hold_unless_gone(key, recorded, hold)
+            self.limits.hold_unless_gone(key, recorded, make, keep)
         if was_evicted:
             key.again("evicted", None, user_line())
 
@@ -289,29 +287,37 @@ class Capturing:
         living = ((number, one) for number, one in self._without.items() if one() is not None)
         self._without = {**dict(living), **{id(one): _torch.TensorWeakRef(one) for one in leaves}}
 
-    def _hold(
+    def _entry(
         self,
-        key: Key,
         call: Call,
         recorded: Recorded | Trained,
         surroundings: Surroundings,
         flags: _core.Flags,
         lane: _core.Lane | None,
-    ) -> None:
-        """Let calls of a key be replays of its graph, while modules train as at the capture."""
+    ) -> _core.Entry:
+        """What lets calls of a key be replays, while modules train as at the capture."""
         if isinstance(recorded, Trained):
-            entry = entry_of_call(recorded.call, call, surroundings, flags, lane, trained=recorded)
-        else:
-            entry = entry_of_graph(
-                recorded,
-                self.function,
-                call,
-                surroundings,
-                flags,
-                copies=self._copies,
-                held=self.holding,
-                lane=lane,
-            )
+            return entry_of_call(recorded.call, call, surroundings, flags, lane, trained=recorded)
+        return entry_of_graph(
+            recorded,
+            self.function,
+            call,
+            surroundings,
+            flags,
+            copies=self._copies,
+            held=self.holding,
+            lane=lane,
+        )
+
+    def _keep(
+        self,
+        key: Key,
+        call: Call,
+        recorded: Recorded | Trained,
+        surroundings: Surroundings,
+        entry: _core.Entry,
+    ) -> None:
+        """Let calls of a key be replays of its graph."""
         key.hold(recorded, entry, call, surroundings)
         self.add(call, entry)
         self.limits.evict(key)

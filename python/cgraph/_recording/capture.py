@@ -128,19 +128,22 @@ def _record(
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
                 raise WarmupError(error) from error
-            require_state(steps)
-            if not breaks.are_met:
-                require_same_numbers(begun, begin)
+            if plan.warmup:
+                require_state(steps)
+                if not breaks.are_met:
+                    require_same_numbers(begun, begin)
             written = unchanged.written(rollback.is_written) if plan.warmup else set()
             versions = [static._version for static in statics]
             hooks = _torch.hook_count()
             rollback.notice((*gradients.captures_now(), *leaves))
             # A call may have made some that were not there.
-            held = plan.found()
+            held = plan.found() if plan.warmup else begin
             kept = Attributes(() if plan.warmup else held.attributes)
+            values = begun
+            if plan.warmup:
+                values = Attributes([*plan.dictionaries, *held.all_dictionaries])
             # What the first call makes, as a table, is there from then on.
-            of_capture = Attributes(plan.dictionaries)
-            values = Attributes([*plan.dictionaries, *held.all_dictionaries])
+            of_capture = Attributes(plan.dictionaries) if held.all_dictionaries else values
             rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)
             rollback.captures_now()
             if plan.warmup:

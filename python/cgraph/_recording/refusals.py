@@ -50,26 +50,28 @@ OF_SAVING = (
 def reason_against(call: Call) -> str | None:
     """Why a call is better not captured."""
     device_type = _driver.current().device_type
-    for leaf in call.leaves:
-        if leaf.kind == "constant" and isinstance(leaf.value, Iterator):
+    for leaf in (one for one in call.leaves if one.kind == "constant"):
+        if isinstance(leaf.value, Iterator):
             return f"an iterator, which the first call uses up: {leaf.name}"
         if hides_tensors(leaf.value):
             kind = type(leaf.value).__qualname__
             return f"tensors inside a {kind}, which pytree does not know: {leaf.name}"
     tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
+    devices = set()
     for leaf in tensors:
-        if leaf.value.device.type == device_type and _torch.memory_of(leaf.value) is None:
-            kind = _torch.form_of(leaf.value) or type(leaf.value).__name__
+        device, form = leaf.value.device, _torch.form_of(leaf.value)
+        if device.type == device_type and _torch.memory_of(leaf.value) is None:
+            kind = form or type(leaf.value).__name__
             return f"no memory of its own: {leaf.name} is {kind}"
-        if (form := _torch.form_of(leaf.value)) is not None:
+        if form is not None:
             return f"more than its elements: {leaf.name} is {form}"
         names = [name for name in vars(leaf.value) if not name.startswith("_")]
         if leaf.kind == "tensor" and names:
             return f"attributes of a tensor, which a copy has not: {leaf.name}.{names[0]}"
-        if leaf.value.device.type != device_type:
-            kind = "CPU tensor" if leaf.value.device.type == "cpu" else "tensor elsewhere"
-            return f"{kind}: {leaf.name} is on {leaf.value.device}, not on {device_type}"
-    devices = {leaf.value.device for leaf in tensors}
+        if device.type != device_type:
+            kind = "CPU tensor" if device.type == "cpu" else "tensor elsewhere"
+            return f"{kind}: {leaf.name} is on {device}, not on {device_type}"
+        devices.add(device)
     if len(devices) > 1:
         return f"tensors on several devices: {', '.join(sorted(map(str, devices)))}"
     if tensors and all(leaf.value.numel() == 0 for leaf in tensors):

@@ -43,7 +43,7 @@ class Steps:
         scalers = [one for one in found if isinstance(one, GradScaler)] if puts_back else []
         self._scalers = [_Scaler(scaler) for scaler in scalers]
         # With those of optimizers that step in a capture, and were not found before.
-        self._at_capture = [self._settings_of(found)]
+        self._at_capture = self._settings_of(found)
         # What was found first comes last when it is put back.
         self._settings = [*self._at_capture]
 
@@ -87,7 +87,7 @@ class Steps:
 
     def captures_now(self) -> None:
         """Note that calls end here, and that a capture comes next."""
-        self._at_capture = [self._settings_of(self._found())]
+        self._at_capture = self._settings_of(self._found())
 
     @property
     def changed(self) -> str | None:
@@ -126,7 +126,7 @@ class Steps:
         found = (*objects_of(self._function, STEPPING), *self._known)
         return [*{id(one): one for one in found}.values()]
 
-    def _settings_of(self, found: Iterable[object]) -> Snapshot:
+    def _settings_of(self, found: Iterable[object]) -> list[Snapshot]:
         """The groups of optimizers, and what schedulers count, with those that they consist of.
 
         Args:
@@ -142,7 +142,8 @@ class Steps:
             # One that steps has an optimizer that does, which may be found there alone.
             optimizers += [one.optimizer] if hasattr(one, "optimizer") else []
             waiting += getattr(one, "_schedulers", ())
-        return Snapshot([counts, *map(_settings_of, optimizers)])
+        settings = [counts, *map(_settings_of, optimizers)]
+        return [Snapshot(settings)] if counts or optimizers else []
 
 
 def _settings_of(optimizer: Optimizer) -> list[Any]:

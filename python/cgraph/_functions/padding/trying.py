@@ -157,7 +157,7 @@ class Padding:
         assert recorded is not None and surroundings is not None
         if isinstance(recorded, Trained):
             run = _PaddedCall(recorded, found, self._options.pad, batched, self._capturing)
-            lane = self._capturing.places.lane()
+            lane = self._capturing.places.lane(_driver.current())
             return entry_of_call(
                 run, call, surroundings, surroundings.flags, lane, trained=recorded
             )
@@ -182,7 +182,7 @@ class Padding:
         else:
             # Calls are compared with dense tensors, as they come; what is copied to may have gaps.
             like = [torch.empty_like(tensor, requires_grad=False) for tensor in call.tensors]
-        lane = self._capturing.places.lane()
+        lane = self._capturing.places.lane(_driver.current())
         return _core.Entry(
             *call.patterns([_torch.signature(one) for one in like]),
             is_in_order=call.is_in_order,
