@@ -7,8 +7,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUNDLE := dist/bundle
 EXAMPLES := first_graph update hooks embed_cudarc
+KERNELS := crates/cg-core/src/inputs/kernel crates/cg-core/tests/contract/kernels
 
-.PHONY: demo test lint build docs deny gpu-bundle clean
+.PHONY: demo test lint build ptx docs deny gpu-bundle clean
 
 demo: build
 	$(BIN)/python -m cgraph demo
@@ -35,7 +36,7 @@ python-test: build
 	CGRAPH_DRIVER=sim OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
 		--numprocesses auto --maxprocesses 4 --dist worksteal
 
-lint: build
+lint: build check-ptx
 	cargo fmt --check
 	cargo clippy --workspace --all-targets --quiet -- -D warnings
 	cargo clippy --package cg-core --no-default-features --all-targets --quiet -- -D warnings
@@ -43,6 +44,19 @@ lint: build
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest cgraph._core --allowlist tests/typing/stubtest.txt
+
+# The PTX that is checked in beside its source. The compiler's wheel lies beside torch's CUDA.
+nvcc = $(wildcard $(abspath $(VENV))/lib/python3*/site-packages/nvidia/cu13/bin/nvcc) -ptx -arch=compute_75
+
+ptx: $(STAMP)
+	for one in $(KERNELS); do $(nvcc) -o $$one.ptx $$one.cu || exit 1; done
+
+.PHONY: check-ptx
+check-ptx: $(STAMP)
+	mkdir -p target
+	for one in $(KERNELS); do \
+		$(nvcc) -o target/made.ptx $$one.cu || exit 1; \
+		cmp target/made.ptx $$one.ptx || { echo "$$one.cu has changed: make ptx"; exit 1; }; done
 
 docs:
 	RUSTDOCFLAGS="-D warnings" cargo doc --workspace --no-deps --document-private-items --quiet

@@ -1,7 +1,6 @@
 // The root node of `Inputs`: copies sources to destinations and stores words, as many as fit a
-// parameter of so many bytes: the smaller, the faster a replay. kernel.ptx is made from this file, in
-// its folder, with CUDA 13.0:
-// nvcc -ptx -arch=compute_75 -o kernel.ptx kernel.cu
+// parameter of so many bytes: the smaller, the faster a replay. kernel.ptx is made from this file by
+// `make ptx`.
 //
 // layout.rs writes the parameter, and places.rs says what is where.
 

@@ -1,5 +1,4 @@
-// The kernels of the tests. kernels.ptx is made from this file:
-// nvcc -ptx -arch=compute_75 -o kernels.ptx kernels.cu
+// The kernels of the tests. kernels.ptx is made from this file by `make ptx`.
 
 extern "C" __global__ void axpy(unsigned a, const unsigned *x, unsigned *y, unsigned n) {
     unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
