@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import os
+import subprocess
+import sys
 import threading
 
 import pytest
@@ -364,3 +367,35 @@ def test_a_capture_ahead_inside_another_one_is_refused_and_leaves_that_as_it_is(
     graph.replay()
     assert torch.equal(y, x + 1)
     assert graphed.capture(x).report().captured == 1
+
+
+LATE = """
+import atexit, threading, torch, cgraph
+
+def doubled(x):
+    return torch.relu(x * 2)
+
+def capture(wait):
+    if wait:
+        threading.main_thread().join()
+    function = cgraph.graphed(doubled, sizes=[1, 2, 4], measure=False)
+    x = torch.randn(4, 5)
+    function.capture(x, progress=False)
+    assert torch.equal(function(x), torch.relu(x * 2))
+    print("captured", function.report().captured)
+
+threading.Thread(target=capture, args=(True,)).start()
+atexit.register(capture, False)
+"""
+
+
+def test_a_ladder_is_captured_after_the_main_thread_has_ended_and_at_exit() -> None:
+    """Python starts no threads then: the driver's work takes others, or this one."""
+    done = subprocess.run(
+        [sys.executable, "-c", LATE],
+        env={**os.environ, "CGRAPH_DRIVER": "sim"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == "captured 3\n" * 2, done.stderr

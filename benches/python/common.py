@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import platform
 import statistics
 import time
@@ -32,7 +33,7 @@ def calls_us(
     def in_turn(
         function: Callable[..., object], turns: list[list[torch.Tensor]]
     ) -> Callable[[], None]:
-        given = [tuple(turn) for turn in turns] * (CALLS // len(turns))
+        given = list(itertools.islice(itertools.cycle(map(tuple, turns)), CALLS))
 
         def call_all() -> None:
             for args in given:

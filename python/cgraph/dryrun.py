@@ -20,8 +20,8 @@ from os import PathLike
 from typing import Any, TextIO
 
 from cgraph import _driver
+from cgraph._captures.busy import busy
 from cgraph._captures.footprint import record_memory
-from cgraph._recording.busy import busy
 from cgraph._recording.capture import again_compiled
 from cgraph._state.gradients import Gradients
 from cgraph._state.rollback import Rollback

@@ -20,8 +20,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, TextIO
 
 from cgraph import _core, _driver
+from cgraph._captures.busy import busy
 from cgraph._explanation.findings import KINDS, Finding, Log
-from cgraph._recording.busy import busy
 from cgraph._text import table
 from cgraph.breaks import breakable
 from cgraph.errors import ArgumentError, CaptureError, add_note

@@ -24,10 +24,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._captures.busy import is_busy
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.ladder import capture_ladder
 from cgraph._functions.serving import Request, Serving
-from cgraph._recording.busy import is_busy
 from cgraph._recording.calls import Arguments
 from cgraph._recording.options import OnHeld, Options, Pad
 from cgraph._source import place_of_function

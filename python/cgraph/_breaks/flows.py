@@ -5,8 +5,8 @@ of its own, which begins with its arguments, and the captured one has a node in 
 captured backward pass comes to that node, it has a break as well, which runs back through the
 history of the last call.
 
-That of what the function returns is captured after it (``_outer_flows.py``), a backward pass inside
-of it with it (``_inner_flows.py``).
+That of what the function returns is captured after it (``outer_flows.py``), a backward pass inside
+of it with it (``inner_flows.py``).
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._captures.busy import busy
 from cgraph._functions.claims import claimed
 from cgraph._functions.keys import Identity, Key, modules_in_words
 from cgraph._functions.limits import Limits
@@ -19,7 +20,6 @@ from cgraph._functions.places import Places
 from cgraph._functions.ready import Ready
 from cgraph._functions.together import Together
 from cgraph._recording import refusals
-from cgraph._recording.busy import busy
 from cgraph._recording.calls import Arguments, Call
 from cgraph._recording.capture import record
 from cgraph._recording.conditions import NotReadyError, WarmupError
@@ -272,13 +272,13 @@ class Capturing:
                 self._debug(plan, key, call, recorded, surroundings.storages)
         # Unless something in the capture has called reset().
         self._is_warm = self.limits.knows(key)
-        flags = surroundings.flags
-        make = functools.partial(self._entry, call, recorded, surroundings, flags, lane)
-        keep = functools.partial(self._keep, key, call, recorded, surroundings)
+        hold = functools.partial(
+            self._hold, key, call, recorded, surroundings, surroundings.flags, lane
+        )
         if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
-            together.add(key, recorded, make, keep)
+            together.add(key, recorded, hold)
         else:
-            self.limits.hold_unless_gone(key, recorded, make, keep)
+            self.limits.hold_unless_gone(key, recorded, hold)
         if was_evicted:
             key.again("evicted", None, user_line())
 
@@ -287,37 +287,29 @@ class Capturing:
         living = ((number, one) for number, one in self._without.items() if one() is not None)
         self._without = {**dict(living), **{id(one): _torch.TensorWeakRef(one) for one in leaves}}
 
-    def _entry(
-        self,
-        call: Call,
-        recorded: Recorded | Trained,
-        surroundings: Surroundings,
-        flags: _core.Flags,
-        lane: _core.Lane | None,
-    ) -> _core.Entry:
-        """What lets calls of a key be replays, while modules train as at the capture."""
-        if isinstance(recorded, Trained):
-            return entry_of_call(recorded.call, call, surroundings, flags, lane, trained=recorded)
-        return entry_of_graph(
-            recorded,
-            self.function,
-            call,
-            surroundings,
-            flags,
-            copies=self._copies,
-            held=self.holding,
-            lane=lane,
-        )
-
-    def _keep(
+    def _hold(
         self,
         key: Key,
         call: Call,
         recorded: Recorded | Trained,
         surroundings: Surroundings,
-        entry: _core.Entry,
+        flags: _core.Flags,
+        lane: _core.Lane | None,
     ) -> None:
-        """Let calls of a key be replays of its graph."""
+        """Let calls of a key be replays of its graph, while modules train as at the capture."""
+        if isinstance(recorded, Trained):
+            entry = entry_of_call(recorded.call, call, surroundings, flags, lane, trained=recorded)
+        else:
+            entry = entry_of_graph(
+                recorded,
+                self.function,
+                call,
+                surroundings,
+                flags,
+                copies=self._copies,
+                held=self.holding,
+                lane=lane,
+            )
         key.hold(recorded, entry, call, surroundings)
         self.add(call, entry)
         self.limits.evict(key)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._recording.busy import busy
+from cgraph._captures.busy import busy
 from cgraph._recording.calls import Call
 from cgraph._recording.recorded import Recorded
 from cgraph._state.gradients import Gradients

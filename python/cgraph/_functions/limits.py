@@ -124,22 +124,17 @@ class Limits:
                 self.drop(key, "evicted")
 
     def hold_unless_gone(
-        self,
-        key: Key,
-        recorded: Recorded | Trained,
-        make: Callable[[], _core.Entry],
-        keep: Callable[[_core.Entry], None],
+        self, key: Key, recorded: Recorded | Trained, hold: Callable[[], None]
     ) -> None:
         """Let a key have a graph, unless hooks have captured it, or let it be forgotten.
 
         Args:
             key: The key.
             recorded: The graph.
-            make: Makes the entry of its calls.
-            keep: Lets the key have it, with such an entry.
+            hold: Lets the key have it.
         """
         if key.recorded is None and self.knows(key):
-            keep(make())
+            hold()
         else:
             recorded.reset()
 

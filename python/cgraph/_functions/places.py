@@ -105,7 +105,7 @@ _lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.Lane] = weakref.WeakV
 
 
 def _number(driver: Driver) -> tuple[int, int]:
-    """Tells the current devices of all drivers apart."""
+    """Tells the current devices of all drivers apart; the one given is in force."""
     is_gpu = driver.device_type == "cuda"
     return _driver.number(), torch.cuda.current_device() if is_gpu else 0
 

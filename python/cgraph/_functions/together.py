@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import NamedTuple
 
@@ -35,41 +34,36 @@ class Together:
         self._limits = limits
         self._waiting: list[_Waiting] = []
 
-    def add(
-        self,
-        key: Key,
-        recorded: Recorded,
-        make: Callable[[], _core.Entry],
-        keep: Callable[[_core.Entry], None],
-    ) -> None:
+    def add(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
         """Let a graph wait for :meth:`finish`.
 
         Args:
             key: Its key.
             recorded: The graph.
-            make: Makes the entry of its calls, at once or in the end. All are made one after the
-                other then, while threads instantiate: right after a capture, none of what that
-                takes is in the processor's cache.
-            keep: Lets the key have it, with such an entry.
+            hold: Lets the key have it, at once or in the end. All are held one after the other
+                then, as they are instantiated: right after a capture, none of what that takes is in
+                the processor's cache.
         """
         if not self.holds:
-            self._limits.hold_unless_gone(key, recorded, make, keep)
+            self._limits.hold_unless_gone(key, recorded, hold)
         key.is_awaited = self.holds
-        self._waiting.append(_Waiting(key, recorded, make, keep, holds=self.holds))
+        self._waiting.append(_Waiting(key, recorded, hold if self.holds else None))
 
     def finish(self) -> None:
         """Instantiate all. Those for which that fails are let go, and the first error comes out."""
         # Some that were held may have been let go meanwhile, by hooks.
-        waiting = [one for one in self._waiting if one.holds or one.key.recorded is one.recorded]
+        waiting = [one for one in self._waiting if one.hold or one.key.recorded is one.recorded]
         self._waiting = []
         failures: list[Exception] = []
         done = 0
         try:
-            made, seconds = _made(waiting)
-            for one, entry in zip(waiting, made, strict=True):
+            began = time.perf_counter()
+            errors = _core.instantiate_all([one.recorded.whole for one in waiting], _THREADS)
+            seconds = (time.perf_counter() - began) / max(1, len(waiting))
+            for one, error in zip(waiting, errors, strict=True):
                 one.key.capture_seconds += seconds
                 try:
-                    self._hold(one, entry)
+                    self._hold(one, error)
                 except Exception as failure:
                     self._let_go(one)
                     add_note(failure, f"cgraph: the graph was that of the key ({one.key.text})")
@@ -83,12 +77,12 @@ class Together:
         if failures:
             raise failures[0]
 
-    def _hold(self, one: _Waiting, entry: _core.Entry | Exception | None) -> None:
-        if isinstance(entry, Exception):
-            raise entry
+    def _hold(self, one: _Waiting, error: Exception | None) -> None:
+        if error is not None:
+            raise error
         one.recorded.was_instantiated()
-        if entry is not None:
-            self._limits.hold_unless_gone(one.key, one.recorded, lambda: entry, one.keep)
+        if one.hold is not None:
+            self._limits.hold_unless_gone(one.key, one.recorded, one.hold)
 
     def _let_go(self, one: _Waiting) -> None:
         if one.key.recorded is one.recorded:
@@ -100,28 +94,7 @@ class Together:
 class _Waiting(NamedTuple):
     key: Key
     recorded: Recorded
-    make: Callable[[], _core.Entry]
-    keep: Callable[[_core.Entry], None]
-    holds: bool
-
-
-def _made(waiting: Sequence[_Waiting]) -> tuple[list[_core.Entry | Exception | None], float]:
-    """Instantiate graphs; for each its entry, None if it is held, or an error; seconds of each."""
-    began = time.perf_counter()
-    graphs = [one.recorded.whole for one in waiting]
-    with ThreadPoolExecutor(1, "cgraph") as aside:
-        instantiating = aside.submit(_core.instantiate_all, graphs, _THREADS)
-        entries = [_entry(one) if one.holds else None for one in waiting]
-        errors = instantiating.result()
-    seconds = (time.perf_counter() - began) / max(1, len(waiting))
-    return [error or entry for error, entry in zip(errors, entries, strict=True)], seconds
-
-
-def _entry(one: _Waiting) -> _core.Entry | Exception:
-    try:
-        return one.make()
-    except Exception as error:
-        return error
+    hold: Callable[[], None] | None
 
 
 @contextmanager

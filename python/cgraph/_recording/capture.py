@@ -136,12 +136,12 @@ def _record(
             versions = [static._version for static in statics]
             hooks = _torch.hook_count()
             rollback.notice((*gradients.captures_now(), *leaves))
-            # A call may have made some that were not there.
-            held = plan.found() if plan.warmup else begin
-            kept = Attributes(() if plan.warmup else held.attributes)
-            values = begun
+            # Where nothing was called, all is as it began. A call may have made what was not there.
+            held, values = begin, begun
             if plan.warmup:
+                held = plan.found()
                 values = Attributes([*plan.dictionaries, *held.all_dictionaries])
+            kept = Attributes(() if plan.warmup else held.attributes)
             # What the first call makes, as a table, is there from then on.
             of_capture = Attributes(plan.dictionaries) if held.all_dictionaries else values
             rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)

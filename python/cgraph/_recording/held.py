@@ -16,8 +16,8 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
+from cgraph._captures.busy import is_busy
 from cgraph._captures.collector import collect_garbage
-from cgraph._recording.busy import is_busy
 from cgraph._recording.options import OnHeld
 from cgraph._source import is_omitted, levels_to_user, user_frame, user_line
 from cgraph._text import short_place

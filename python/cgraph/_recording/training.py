@@ -60,7 +60,7 @@ __all__ = ["Trained", "train", "train_or_record"]
 
 
 class Trained:
-    """The captured passes of a key, where :class:`cgraph._recording.recorded.Recorded` is of one.
+    """The captured passes of a key, in the place of :class:`cgraph._recording.recorded.Recorded`.
 
     Attributes:
         replay: What replays them.

@@ -194,9 +194,12 @@ impl Parameter {
         Some((fill, self.u32(ROWS), self.u32(OF)))
     }
 
-    /// Where the `i`-th copy reads.
-    #[inline]
-    pub(super) fn source(&self, i: usize) -> Address {
+    /// Where each copy reads.
+    pub(super) fn sources(&self) -> Box<[Address]> {
+        (0..self.copies()).map(|i| self.source(i)).collect()
+    }
+
+    fn source(&self, i: usize) -> Address {
         let (lower, upper) = self.places().source(i);
         Address(u64::from(self.u32(upper)) << 32 | u64::from(self.u32(lower)))
     }

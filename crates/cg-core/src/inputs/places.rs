@@ -14,9 +14,9 @@ pub(super) const STORE_WORDS: usize = 2;
 /// ones, which hardly ever change.
 ///
 /// What a launch costs after a change goes by how far the first byte that was changed is from the last
-/// one, up to some 100 bytes: four sources among the other words took 0.75 µs, in one piece 0.5, and
-/// their lower halves 0.13 (H100, where a launch took 2.1). In larger parameters that gains less than the
-/// driver takes to compare the bytes behind them, 0.8 ns each.
+/// one, up to some 100 bytes: four sources among the other words took 1.2 µs more than an unchanged
+/// launch, their lower halves 0.6 (H100, where that took 2.3). In larger parameters that gains less than
+/// the driver takes to compare the bytes behind them, 0.8 ns each.
 const MOST_BYTES_TOGETHER: usize = 256;
 
 /// Where a parameter has what of its copies and stores, in bytes from its start.

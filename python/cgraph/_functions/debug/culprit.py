@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._captures.busy import busy
 from cgraph._functions.debug.differences import Difference
 from cgraph._functions.debug.steps import Check, FoundError, Steps, Trace
-from cgraph._recording.busy import busy
 from cgraph._recording.calls import Call
 from cgraph._recording.capture import record
 from cgraph._recording.plan import Plan

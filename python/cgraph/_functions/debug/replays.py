@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._captures.busy import busy
 from cgraph._functions.debug.culprit import RandomStates, Search, differs, in_steps
 from cgraph._functions.debug.differences import (
     Leaf,
@@ -23,7 +24,6 @@ from cgraph._functions.debug.differences import (
 )
 from cgraph._functions.debug.steps import Steps
 from cgraph._functions.leaving import Leaving
-from cgraph._recording.busy import busy
 from cgraph._recording.calls import Call, copied
 from cgraph._recording.plan import Plan
 from cgraph._recording.recorded import Recorded

@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _driver
+from cgraph._captures.busy import busy
 from cgraph._functions.debug.culprit import RandomStates, Search, differs, in_steps
 from cgraph._functions.debug.differences import Leaf, difference, is_tensor, named, wrong_value
 from cgraph._functions.debug.steps import Steps
-from cgraph._recording.busy import busy
 from cgraph._recording.calls import Call, copied
 from cgraph._recording.plan import Plan
 from cgraph._recording.surface import stand_ins

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._captures.busy import busy
 from cgraph._functions.keys import Key, Tried
 from cgraph._functions.leaving import Leaving
 from cgraph._functions.native import entry_of_call, returned
 from cgraph._functions.padding.padded import AnyPad, Leak, Padded, cut, cut_leaves, leaks, resized
 from cgraph._functions.padding.rows import Fit
 from cgraph._functions.padding.writes import Writes
-from cgraph._recording.busy import busy
 from cgraph._recording.calls import Call, copied
 from cgraph._recording.noise import same_rows
 from cgraph._recording.options import Options, Pad
