@@ -78,5 +78,14 @@ def sim() -> Iterator[SimLab]:
 
 
 @pytest.fixture(autouse=True)
+def _own_garbage() -> Iterator[None]:
+    """Collections look only at what the test has made: all of torch's modules take 0.15 s."""
+    gc.freeze()
+    yield
+    gc.collect()
+    gc.unfreeze()
+
+
+@pytest.fixture(autouse=True)
 def _seed() -> None:
     torch.manual_seed(int.from_bytes(os.urandom(4), "little"))

@@ -155,6 +155,7 @@ def test_without_progress_nothing_is_printed(
 def test_the_garbage_collector_is_frozen_inside_and_as_before_afterwards(
     lab: Lab, sizes: Any, fails: bool, was_enabled: bool
 ) -> None:
+    gc.unfreeze()  # what is frozen around each test
     inside, before = [], gc.get_freeze_count()
 
     def watched(x: Tensor) -> Tensor:
