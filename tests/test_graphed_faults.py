@@ -92,7 +92,7 @@ SCENARIOS = [calls_of_two_keys, ladder, open_calls, calls_with_a_break]
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_names_it(
-    sim: SimLab, scenario: Callable[[Tensor], bool], request: pytest.FixtureRequest
+    sim: SimLab, scenario: Callable[[Tensor], bool]
 ) -> None:
     simulator, x = sim.simulator, torch.randn(64)
     assert scenario(x)
@@ -102,8 +102,6 @@ def test_each_driver_call_failing_once_gives_a_right_result_or_an_error_that_nam
     gc.collect()
     simulator.synchronize()
     baseline = simulator.live()
-    request.addfinalizer(gc.unfreeze)
-    gc.freeze()  # there is less to collect after each scenario
     failures = 0
     for n in range(calls):
         simulator.fail_call(n, 719)

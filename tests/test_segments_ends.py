@@ -211,9 +211,7 @@ def scenario(sim: SimLab, x: Tensor, side: Any, stream: Any) -> None:
     assert torch.equal(y, fork_and_break(sim, x, side))
 
 
-def test_each_driver_call_failing_once_leaves_nothing_and_the_next_use_works(
-    sim: SimLab, request: pytest.FixtureRequest
-) -> None:
+def test_each_driver_call_failing_once_leaves_nothing_and_the_next_use_works(sim: SimLab) -> None:
     simulator, x, side, stream = sim.simulator, torch.randn(64), sim.stream(), sim.stream()
 
     def settled() -> dict[str, int]:
@@ -224,8 +222,6 @@ def test_each_driver_call_failing_once_leaves_nothing_and_the_next_use_works(
         simulator.device.collect()
         return simulator.live()
 
-    gc.freeze()  # what is older need not be looked at again and again
-    request.addfinalizer(gc.unfreeze)
     scenario(sim, x, side, stream)
     settled()
     start = len(simulator.calls())

@@ -22,8 +22,6 @@ pub(crate) struct Bound {
 /// One node of the exec.
 struct Setting {
     parameter: Parameter,
-    /// The parameter's, where each replay can compare them at once.
-    sources: Box<[Address]>,
     /// Whether the driver has this parameter.
     is_set: bool,
 }
@@ -33,7 +31,6 @@ impl Bound {
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let setting = |part: &super::Part| Setting {
             parameter: part.neutral.clone(),
-            sources: part.neutral.sources(),
             is_set: true,
         };
         Self {
@@ -62,9 +59,10 @@ impl Bound {
         }
         let shared = &self.shared;
         for (part, node) in shared.parts.iter().zip(&mut self.nodes) {
-            node.set_sources(&feed.sources[part.copies.clone()]);
+            let sources = &feed.sources[part.copies.clone()];
             let values = &feed.values[part.stores.clone()];
-            let mut changes = node.parameter.set_stores(values.len());
+            let mut changes = node.parameter.set_sources(sources);
+            changes |= node.parameter.set_stores(values.len());
             changes |= match feed.padding {
                 Some(padding) => node.parameter.pad(padding, part.copies.clone()),
                 None => node.parameter.pad_nothing(),
@@ -84,7 +82,7 @@ impl Bound {
             let is_padded = feed.padding.is_some() || node.parameter.padding().is_some();
             for (i, slot) in part.copies.clone().enumerate() {
                 let source = feed.sources[slot];
-                if is_padded || node.sources[i] != source {
+                if is_padded || node.parameter.source(i) != source {
                     self.shared.check_source(slot, source, feed)?;
                 }
             }
@@ -100,8 +98,7 @@ impl Bound {
         }
         for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
             if node.parameter != part.neutral {
-                node.parameter.clone_from(&part.neutral);
-                node.sources = part.neutral.sources();
+                node.parameter.assign(&part.neutral);
                 node.is_set = false;
             }
         }
@@ -151,23 +148,6 @@ impl Bound {
             object: "a node of the inputs".to_owned(),
             found: "no template: it was removed".to_owned(),
             expected: template,
-        }
-    }
-}
-
-impl Setting {
-    /// Notes what the copies read from now on.
-    #[inline]
-    fn set_sources(&mut self, sources: &[Address]) {
-        if *self.sources == *sources {
-            return;
-        }
-        self.is_set = false;
-        for (i, (known, source)) in self.sources.iter_mut().zip(sources).enumerate() {
-            if known != source {
-                *known = *source;
-                self.parameter.set_source(i, *source);
-            }
         }
     }
 }

@@ -93,6 +93,8 @@ pub(super) struct Copy {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Parameter {
     bytes: Box<[u8]>,
+    /// What the bytes have of them, as one piece that each replay can compare.
+    sources: Box<[Address]>,
 }
 
 impl Parameter {
@@ -107,13 +109,14 @@ impl Parameter {
         let bytes = kernel.expect("a node has room for its entries").bytes;
         let mut new = Self {
             bytes: vec![0; bytes].into(),
+            sources: copies.iter().map(|(dst, _)| *dst).collect(),
         };
         new.bytes[COPIES] = count(copies.len());
         let (places, mut next_block) = (new.places(), 0);
         for (i, (dst, bytes)) in copies.iter().enumerate() {
             assert!(bytes.leading_zeros() > BLOCK_BITS, "{bytes} bytes");
             new.set_u64(places.destination(i), dst.0);
-            new.set_source(i, *dst);
+            new.write_source(i, *dst);
             let extent = bytes << BLOCK_BITS | u64::from(next_block);
             new.set_u64(places.extent(i), extent);
             next_block += blocks_of(*bytes);
@@ -130,10 +133,12 @@ impl Parameter {
     /// # Panics
     /// If no kernel takes that many bytes.
     pub(super) fn from_bytes(bytes: &[u8]) -> Self {
-        let new = Self {
+        let mut new = Self {
             bytes: bytes.into(),
+            sources: Box::default(),
         };
         new.kernel();
+        new.sources = (0..new.copies()).map(|i| new.read_source(i)).collect();
         new
     }
 
@@ -194,24 +199,35 @@ impl Parameter {
         Some((fill, self.u32(ROWS), self.u32(OF)))
     }
 
-    /// Where each copy reads.
-    pub(super) fn sources(&self) -> Box<[Address]> {
-        (0..self.copies()).map(|i| self.source(i)).collect()
-    }
-
-    fn source(&self, i: usize) -> Address {
-        let (lower, upper) = self.places().source(i);
-        Address(u64::from(self.u32(upper)) << 32 | u64::from(self.u32(lower)))
-    }
-
-    /// Changes where the `i`-th copy reads.
+    /// Where the `i`-th copy reads.
     #[inline]
-    pub(super) fn set_source(&mut self, i: usize, source: Address) {
-        let (lower, upper) = self.places().source(i);
-        let address = source.0.to_le_bytes();
-        let (low, high) = address.split_at(HALF);
-        self.bytes[lower..lower + HALF].copy_from_slice(low);
-        self.bytes[upper..upper + HALF].copy_from_slice(high);
+    pub(super) fn source(&self, i: usize) -> Address {
+        self.sources[i]
+    }
+
+    /// Changes where each copy reads; whether one has read elsewhere.
+    ///
+    /// # Panics
+    /// If there are more or fewer.
+    #[inline]
+    pub(super) fn set_sources(&mut self, sources: &[Address]) -> bool {
+        if *self.sources == *sources {
+            return false;
+        }
+        assert_eq!(self.sources.len(), sources.len(), "a source for each copy");
+        for (i, source) in sources.iter().enumerate() {
+            if self.sources[i] != *source {
+                self.sources[i] = *source;
+                self.write_source(i, *source);
+            }
+        }
+        true
+    }
+
+    /// Becomes another one of the same copies and stores.
+    pub(super) fn assign(&mut self, other: &Self) {
+        self.bytes.copy_from_slice(&other.bytes);
+        self.sources.copy_from_slice(&other.sources);
     }
 
     /// Changes the value of the `i`-th store; whether it was another one.
@@ -256,6 +272,20 @@ impl Parameter {
             (Address(self.u64(at)), self.u64(at + WORD))
         };
         (0..usize::from(self.bytes[STORES])).map(store).collect()
+    }
+
+    fn read_source(&self, i: usize) -> Address {
+        let (lower, upper) = self.places().source(i);
+        Address(u64::from(self.u32(upper)) << 32 | u64::from(self.u32(lower)))
+    }
+
+    #[inline]
+    fn write_source(&mut self, i: usize, source: Address) {
+        let (lower, upper) = self.places().source(i);
+        let address = source.0.to_le_bytes();
+        let (low, high) = address.split_at(HALF);
+        self.bytes[lower..lower + HALF].copy_from_slice(low);
+        self.bytes[upper..upper + HALF].copy_from_slice(high);
     }
 
     #[inline]
@@ -403,13 +433,17 @@ mod tests {
             let entries: Vec<_> = (0..copies).map(|i| (Address(i << 8), i)).collect();
             let mut parameter = Parameter::new(&entries, &[]);
             let source = |i: u64| Address((i + 1).wrapping_mul(0x9E37_79B9_7F4A_7C15));
-            for i in 0..copies {
-                parameter.set_source(usize::try_from(i).unwrap(), source(i));
-            }
-            for (i, copy) in (0..copies).zip(parameter.all_copies()) {
+            let sources: Vec<_> = (0..copies).map(source).collect();
+            assert!(parameter.set_sources(&sources) && !parameter.set_sources(&sources));
+            let read = Parameter::from_bytes(parameter.as_bytes());
+            assert_eq!(read, parameter);
+            for (i, copy) in (0..copies).zip(read.all_copies()) {
                 let expected = (i << 8, source(i).0, i);
                 assert_eq!((copy.dst, copy.src, copy.bytes), expected);
             }
+            let neutral = Parameter::new(&entries, &[]);
+            parameter.assign(&neutral);
+            assert_eq!(parameter, neutral);
         }
     }
 
