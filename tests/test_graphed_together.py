@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import threading
+from typing import Any
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph import _driver
+from cgraph._functions import capturing
 from cgraph.errors import CaptureError, CgraphError, InstantiateError
 from graphed_calls import misses, states
 from lab import Lab, SimLab, fresh
@@ -151,7 +153,8 @@ def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> 
     assert {thread for _, thread in seen} == {threading.get_ident()}
 
 
-def test_an_interrupt_leaves_no_key_half_done(lab: Lab) -> None:
+@pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
+def test_an_interrupt_leaves_no_key_half_done(lab: Lab, given: int) -> None:
     seen: list[object] = []
 
     def interrupt(graph: object) -> None:
@@ -164,7 +167,7 @@ def test_an_interrupt_leaves_no_key_half_done(lab: Lab) -> None:
         cgraph.register_graph_instantiate_hook(interrupt),
         pytest.raises(KeyboardInterrupt),
     ):
-        function.capture(fresh(lab, 3, 5))
+        function.capture(fresh(lab, given, 5))
     seen.clear()
     assert states(function) == ["captured"] + ["eager"] * (len(SIZES) - 1)
     require_right(function, lab, SIZES)
@@ -205,6 +208,46 @@ def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab, gi
     with cgraph.register_graph_capture_end_hook(reset):
         function.capture(fresh(lab, given, 5))
     assert states(function) == ["captured"] * (len(SIZES) - 3)
+    require_right(function, lab, SIZES)
+    assert states(function) == ["captured"] * len(SIZES)
+
+
+@pytest.mark.parametrize("given", [3, 8])
+def test_a_function_that_a_hook_resets_as_the_first_graph_is_ready_forgets_all(
+    lab: Lab, given: int
+) -> None:
+    def reset(graph: cgraph.CUDAGraph) -> None:
+        function.reset()
+
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+    with cgraph.register_graph_instantiate_hook(reset):
+        function.capture(fresh(lab, given, 5))
+    assert states(function) == []
+    require_right(function, lab, SIZES)
+    assert states(function) == ["captured"] * len(SIZES)
+
+
+@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
+def test_a_key_that_cannot_be_given_its_graph_runs_eagerly_until_its_next_call(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
+) -> None:
+    made: list[object] = []
+    make = capturing.entry_of_graph
+
+    def fail_once(*args: Any, **kwargs: Any) -> Any:
+        made.append(args)
+        if len(made) == 2:
+            raise error("no entry")
+        return make(*args, **kwargs)
+
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+    with monkeypatch.context() as patch, pytest.raises(error, match="no entry"):
+        patch.setattr(capturing, "entry_of_graph", fail_once)
+        function.capture(fresh(lab, 8, 5))
+    made.clear()
+    # An interrupt leaves none.
+    left = len(SIZES) - 1 if error is MemoryError else 0
+    assert states(function).count("captured") == left
     require_right(function, lab, SIZES)
     assert states(function) == ["captured"] * len(SIZES)
 

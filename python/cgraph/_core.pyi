@@ -272,10 +272,13 @@ class HookHandle:
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
 
-def instantiate_all(graphs: Sequence[Graph], threads: int) -> list[Exception | None]:
+def instantiate_all(
+    graphs: Sequence[Graph], threads: int, meanwhile: Callable[[], object]
+) -> list[Exception | None]:
     """Instantiate graphs in so many threads, all of one device and with their templates alone.
 
-    For each an error or None. Hooks do not run.
+    For each an error or None. Hooks do not run. ``meanwhile`` is called on this thread in the
+    meantime; what it raises comes out at the end.
     """
 
 @final

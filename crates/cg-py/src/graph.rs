@@ -38,12 +38,14 @@ struct State {
 }
 
 /// Instantiates graphs in so many threads, all of one device and with their templates alone; for each
-/// an error or none. Hooks do not run.
+/// an error or none. Hooks do not run. `meanwhile` is called on this thread in the meantime; what it
+/// raises comes out at the end.
 #[pyfunction]
 pub(crate) fn instantiate_all(
     py: Python<'_>,
     graphs: Vec<PyRef<'_, Graph>>,
     threads: NonZeroUsize,
+    meanwhile: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<Option<PyErr>>> {
     let mut templates = Vec::new();
     let found: Vec<PyResult<()>> = graphs
@@ -51,8 +53,11 @@ pub(crate) fn instantiate_all(
         .map(|graph| graph.template().map(|template| templates.push(template)))
         .collect();
     let flags = InstantiateFlags::default();
+    let meanwhile = meanwhile.clone().unbind();
+    let mut called = Ok(());
+    let call = || called = Python::attach(|py| meanwhile.call0(py).map(drop));
     let made = enter(py, || {
-        cg_core::Template::instantiate_all(&templates, flags, threads)
+        cg_core::Template::instantiate_all(&templates, flags, threads, call)
     })?;
     let mut made = made.into_iter();
     let taken = graphs.into_iter().zip(found).map(|(graph, found)| {
@@ -64,7 +69,8 @@ pub(crate) fn instantiate_all(
             Err(error) => Some(to_py(py, &error)),
         }
     });
-    Ok(taken.collect())
+    let taken = taken.collect();
+    called.map(|()| taken)
 }
 
 /// What a capture leaves for the execs that are made of it.

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from cgraph import _core
 from cgraph._functions.keys import Key
@@ -41,8 +42,8 @@ class Together:
             key: Its key.
             recorded: The graph.
             hold: Lets the key have it, at once or in the end. All are held one after the other
-                then, as they are instantiated: right after a capture, none of what that takes is in
-                the processor's cache.
+                then, while threads instantiate: right after a capture, none of what that takes is
+                in the processor's cache.
         """
         if not self.holds:
             self._limits.hold_unless_gone(key, recorded, hold)
@@ -58,12 +59,14 @@ class Together:
         done = 0
         try:
             began = time.perf_counter()
-            errors = _core.instantiate_all([one.recorded.whole for one in waiting], _THREADS)
+            graphs = [one.recorded.whole for one in waiting]
+            hold = functools.partial(self._hold, waiting)
+            errors = _core.instantiate_all(graphs, _THREADS, hold)
             seconds = (time.perf_counter() - began) / max(1, len(waiting))
             for one, error in zip(waiting, errors, strict=True):
                 one.key.capture_seconds += seconds
                 try:
-                    self._hold(one, error)
+                    self._go_on(one, error)
                 except Exception as failure:
                     self._let_go(one)
                     add_note(failure, f"cgraph: the graph was that of the key ({one.key.text})")
@@ -77,12 +80,22 @@ class Together:
         if failures:
             raise failures[0]
 
-    def _hold(self, one: _Waiting, error: Exception | None) -> None:
-        if error is not None:
-            raise error
-        one.recorded.was_instantiated()
-        if one.hold is not None:
-            self._limits.hold_unless_gone(one.key, one.recorded, one.hold)
+    def _hold(self, waiting: list[_Waiting]) -> None:
+        for one in waiting:
+            if one.hold is not None:
+                try:
+                    self._limits.hold_unless_gone(one.key, one.recorded, one.hold)
+                except Exception as error:
+                    one.error = error
+
+    def _go_on(self, one: _Waiting, error: Exception | None) -> None:
+        if one.error is not None:
+            raise one.error
+        # Hooks may have captured its key, or let it be forgotten.
+        if one.key.recorded is one.recorded:
+            if error is not None:
+                raise error
+            one.recorded.was_instantiated()
 
     def _let_go(self, one: _Waiting) -> None:
         if one.key.recorded is one.recorded:
@@ -91,10 +104,14 @@ class Together:
             one.recorded.reset()
 
 
-class _Waiting(NamedTuple):
+@dataclass
+class _Waiting:
+    """A graph without an exec; ``error`` is what its key was not given it for."""
+
     key: Key
     recorded: Recorded
     hold: Callable[[], None] | None
+    error: Exception | None = None
 
 
 @contextmanager

@@ -152,7 +152,9 @@ class Recorded:
     def was_instantiated(self) -> None:
         """Go on after somebody has instantiated the graph, which was waiting for it."""
         self.whole._run_hooks("instantiate")
-        self.whole.capture_end_post()
+        # A hook may have let it go.
+        if self.whole._ended:
+            self.whole.capture_end_post()
 
     @property
     def nodes(self) -> int:

@@ -44,6 +44,8 @@ impl Template {
     /// CUDA does this side by side: 51 graphs of 390 nodes took 85 ms in one thread, 50 in two, 32 in
     /// four and 36 in eight (H200, CUDA 13.0). [`Exec::device_bytes`] is an equal share for each.
     ///
+    /// `meanwhile` runs first on this thread, as the others have begun, and may do nothing.
+    ///
     /// ```
     /// # use cg_core::{Device, InstantiateFlags, Memory, Sim, Template, Work};
     /// # use std::num::NonZeroUsize;
@@ -57,7 +59,7 @@ impl Template {
     /// };
     /// let templates = [template(1)?, template(2)?];
     /// let threads = NonZeroUsize::new(4).expect("four is not zero");
-    /// let execs = Template::instantiate_all(&templates, InstantiateFlags::default(), threads)?;
+    /// let execs = Template::instantiate_all(&templates, InstantiateFlags::default(), threads, || ())?;
     /// assert!(execs.iter().all(Result::is_ok));
     /// # Ok::<(), cg_core::Error>(())
     /// ```
@@ -68,8 +70,10 @@ impl Template {
         templates: &[Arc<Self>],
         flags: InstantiateFlags,
         threads: NonZeroUsize,
+        meanwhile: impl FnOnce(),
     ) -> Result<Vec<Result<Exec>>> {
         let Some(first) = templates.first() else {
+            meanwhile();
             return Ok(Vec::new());
         };
         let device = &first.device;
@@ -78,7 +82,7 @@ impl Template {
             same_driver(&**device.driver(), &**other.device.driver(), &object)?;
         }
         device.collect();
-        let (made, bytes) = device.measure(|| make_all(templates, flags, threads))?;
+        let (made, bytes) = device.measure(|| make_all(templates, flags, threads, meanwhile))?;
         let count = made.iter().filter(|one| one.is_ok()).count().max(1) as u64;
         let mut rest = bytes % count;
         let execs = templates.iter().zip(made).map(|(template, made)| {
@@ -116,6 +120,7 @@ fn make_all(
     templates: &[Arc<Template>],
     flags: InstantiateFlags,
     threads: NonZeroUsize,
+    meanwhile: impl FnOnce(),
 ) -> Vec<Result<Made>> {
     let next = AtomicUsize::new(0);
     let work = || {
@@ -136,6 +141,7 @@ fn make_all(
         let others: Vec<_> = (0..others)
             .filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok())
             .collect();
+        meanwhile();
         let mut done = work();
         for other in others {
             done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));

@@ -2,6 +2,7 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
+use std::thread;
 
 use cg_core::{Device, Event, InstantiateFlags, Memory, Stream, Template, Work};
 
@@ -21,6 +22,7 @@ on_every_driver! {
     everything_may_be_dropped_after_replays_on_two_streams,
     an_exec_runs_on_the_legacy_stream,
     many_templates_are_instantiated_at_once,
+    what_is_to_happen_while_templates_are_instantiated_happens_once_on_the_same_thread,
     the_execs_of_many_templates_share_what_they_take,
 }
 
@@ -199,13 +201,44 @@ fn many_templates_are_instantiated_at_once(device: &Device) {
     let flags = InstantiateFlags::default();
     for (threads, count) in [(1, 40), (4, 40), (64, 3), (4, 0)] {
         let threads = NonZeroUsize::new(threads).unwrap();
-        let execs = Template::instantiate_all(&templates[..count], flags, threads).unwrap();
+        let execs = Template::instantiate_all(&templates[..count], flags, threads, || ()).unwrap();
         assert_eq!(execs.len(), count);
         for (factor, exec) in (0..).zip(execs) {
             y.write(&bytes(&random(3))).unwrap();
             exec.unwrap().replay(&stream).unwrap();
             stream.synchronize().unwrap();
             assert_eq!(words(&y), axpy(factor, &random(1), &random(3)));
+        }
+    }
+}
+
+fn what_is_to_happen_while_templates_are_instantiated_happens_once_on_the_same_thread(
+    device: &Device,
+) {
+    let memory = memory(device, &random(1));
+    let template = |value| {
+        let template = Template::new(device).unwrap();
+        let work = Work::memset(&memory, value).unwrap();
+        template.add(&work, &[]).unwrap();
+        Arc::new(template)
+    };
+    let templates: Vec<Arc<Template>> = (1..9).map(template).collect();
+    let (flags, stream) = (InstantiateFlags::default(), Stream::new(device).unwrap());
+    for (threads, count) in [(1, 8), (4, 8), (4, 0)] {
+        let threads = NonZeroUsize::new(threads).unwrap();
+        let mut seen = Vec::new();
+        // It may wait for the device, and use templates that are being instantiated.
+        let meanwhile = || {
+            stream.synchronize().unwrap();
+            let nodes: usize = templates.iter().map(|one| one.nodes().unwrap().len()).sum();
+            seen.push((thread::current().id(), nodes));
+        };
+        let execs = Template::instantiate_all(&templates[..count], flags, threads, meanwhile);
+        assert_eq!(seen, [(thread::current().id(), 8)]);
+        for (value, exec) in (1..).zip(execs.unwrap()) {
+            exec.unwrap().replay(&stream).unwrap();
+            stream.synchronize().unwrap();
+            assert_eq!(words(&memory), all(value));
         }
     }
 }
@@ -222,7 +255,7 @@ fn the_execs_of_many_templates_share_what_they_take(device: &Device) {
     let templates: Vec<Arc<Template>> = (0..7).map(template).collect();
     let threads = NonZeroUsize::new(3).unwrap();
     let flags = InstantiateFlags::default();
-    let execs = Template::instantiate_all(&templates, flags, threads).unwrap();
+    let execs = Template::instantiate_all(&templates, flags, threads, || ()).unwrap();
     let bytes: Vec<u64> = execs
         .iter()
         .map(|e| e.as_ref().unwrap().device_bytes())
