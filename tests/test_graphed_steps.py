@@ -6,14 +6,18 @@ import copy
 import threading
 import warnings
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.optim import optimizer as torch_optimizer
 from torch.testing import assert_close
+from torch.utils.hooks import RemovableHandle
 
 import cgraph
+from cgraph._torch import modules
 from graphed_calls import near, states
 from lab import Lab, SimLab, fresh
 
@@ -56,6 +60,37 @@ def test_an_optimizer_that_makes_its_state_at_the_first_step_trains_as_without_g
         assert near(module.weight, other.weight)
     (key,) = graphed.report().keys
     assert (key.state, key.eager_calls, key.replays) == ("captured", 1, 4)
+
+
+def test_steps_are_seen_by_hooks_of_torchs_where_its_list_of_them_is_gone(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = linear(lab)
+    other = copy.deepcopy(module)
+    graphed = cgraph.graphed(training(module, OPTIMIZERS["momentum"](module.parameters())))
+    eager = training(other, OPTIMIZERS["momentum"](other.parameters()))
+    # What cgraph finds; torch's own code goes on with its own.
+    hidden = SimpleNamespace(
+        register_optimizer_step_pre_hook=torch_optimizer.register_optimizer_step_pre_hook
+    )
+    monkeypatch.setattr(modules, "torch_optimizer", hidden)
+    for _ in range(4):
+        x = fresh(lab, 4, 3)
+        expected = eager(x)
+        assert near(graphed(x), expected)
+        assert near(module.weight, other.weight)
+    assert not torch_optimizer._global_optimizer_pre_hooks
+
+
+def test_a_capture_without_gradients_adds_no_hook_that_torch_counts(lab: Lab) -> None:
+    # After each, calls of all graphed modules look through the hooks of all their parts.
+    module, x = linear(lab), fresh(lab, 4, 3)
+    graphed = cgraph.graphed(module)
+    with torch.no_grad():
+        before = RemovableHandle.next_id
+        assert near(graphed(x), module(x))
+    assert RemovableHandle.next_id == before
+    assert states(graphed) == ["captured"]
 
 
 def test_a_step_in_another_thread_stays_while_a_function_is_captured(lab: Lab) -> None:

@@ -10,7 +10,6 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 from torch.overrides import TorchFunctionMode
 
 from cgraph import _source, _torch
@@ -48,7 +47,7 @@ def inspected(driver: Driver, log: Log) -> Iterator[None]:
     with ExitStack() as stack:
         stack.callback(streams.finish)
         stack.enter_context(streams.watched())
-        stack.callback(register_optimizer_step_pre_hook(_optimizer_check(log, here)).remove)
+        stack.enter_context(_torch.steps_noted(_optimizer_check(log, here)))
         if driver.device_type == "cuda":
             stack.enter_context(_waits_heard(operators.waited))
         stack.enter_context(calls)

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch.amp.grad_scaler import GradScaler
 from torch.optim.lr_scheduler import LRScheduler
-from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
+from torch.optim.optimizer import Optimizer
 
 from cgraph import _torch
 from cgraph._state.constants import Snapshot
@@ -68,14 +68,13 @@ class Steps:
                 self._settings.append(settings)
                 self._at_capture.append(settings)
 
-        hook = register_optimizer_step_pre_hook(note)
         try:
-            yield
+            with _torch.steps_noted(note):
+                yield
         except BaseException:
             leaves_settings = False
             raise
         finally:
-            hook.remove()
             if self._puts_back:
                 for one in self._before.values():
                     one.put_back()

@@ -59,6 +59,7 @@ from cgraph._torch.modules import (
     hooks_of_users,
     knows_its_weights,
     note_weights,
+    steps_noted,
 )
 from cgraph._torch.native import mode_addresses, tensor_reader, transform_keys
 from cgraph._torch.pools import (
@@ -210,6 +211,7 @@ __all__ = [
     "share_tracing_rules",
     "signature",
     "span_of",
+    "steps_noted",
     "storage_id",
     "storage_of",
     "take_mode_away",

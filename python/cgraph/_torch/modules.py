@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
 from cgraph import _core
@@ -28,6 +29,7 @@ __all__ = [
     "hooks_of_users",
     "knows_its_weights",
     "note_weights",
+    "steps_noted",
 ]
 
 HooksOf = tuple[dict[str, Any], str]
@@ -142,6 +144,30 @@ def follow_modules(enter: Follow, leave: Follow) -> Callable[[], None]:
         _followers[:] = [pair for pair in _followers if pair[0] is not enter]
 
     return stop
+
+
+@contextmanager
+def steps_noted(note: Callable[..., None]) -> Iterator[None]:
+    """Call ``note`` with each optimizer that begins a step inside the block, on any thread.
+
+    As a hook of torch's for all steps that is not counted: after each count hundreds of
+    dictionaries are looked at, to see that no module has another hook.
+    """
+    hooks = getattr(torch_optimizer, "_global_optimizer_pre_hooks", None)
+    if not isinstance(hooks, dict):
+        handle = torch_optimizer.register_optimizer_step_pre_hook(note)
+        try:
+            yield
+        finally:
+            handle.remove()
+        return
+    # torch's own are numbers.
+    own = object()
+    hooks[own] = note
+    try:
+        yield
+    finally:
+        hooks.pop(own, None)
 
 
 def call_forward(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:

@@ -36,8 +36,6 @@ struct Hooks {
     handle: Py<PyAny>,
     /// The count that is known to stand for no others than at the capture.
     seen: AtomicI64,
-    /// One for which none were found, and since when.
-    next: Mutex<(i64, Instant)>,
     /// Of those that had some: no count tells when these go.
     some: Vec<HooksOfOne>,
     none: Vec<HooksOfOne>,
@@ -58,6 +56,9 @@ type KnownHooks<'py> = (
 
 /// How long a count must stay: torch counts a hook before it is there, maybe in another thread.
 const SETTLED: Duration = Duration::from_millis(100);
+
+/// The count that was seen last, and since when.
+static COUNT: Mutex<Option<(i64, Instant)>> = Mutex::new(None);
 
 /// What torch's own comparison takes: tensors, addresses, and the places of those to compare.
 struct Lists {
@@ -204,7 +205,6 @@ impl Hooks {
             handle,
             // No count is below 0.
             seen: AtomicI64::new(-1),
-            next: Mutex::new((-1, Instant::now())),
             some,
             none,
         }
@@ -230,11 +230,14 @@ impl Hooks {
     /// Notes a count at which there were no others.
     #[cold]
     fn note(&self, count: i64) {
-        let mut next = self.next.lock().unwrap_or_else(PoisonError::into_inner);
-        if next.0 != count {
-            *next = (count, Instant::now());
-        } else if next.1.elapsed() > SETTLED {
-            self.seen.store(count, Ordering::Relaxed);
+        let mut last = COUNT.lock().unwrap_or_else(PoisonError::into_inner);
+        match *last {
+            Some((same, since)) if same == count => {
+                if since.elapsed() > SETTLED {
+                    self.seen.store(count, Ordering::Relaxed);
+                }
+            }
+            _ => *last = Some((count, Instant::now())),
         }
     }
 
