@@ -16,7 +16,7 @@ from torch import Tensor, nn
 import cgraph
 from cgraph import _driver
 from cgraph._functions import capturing
-from cgraph.errors import CaptureError, CgraphError, InstantiateError
+from cgraph.errors import CaptureError, CgraphError, InstantiateError, StateError
 from graphed_calls import misses, states
 from lab import Lab, SimLab, fresh
 
@@ -174,7 +174,10 @@ def test_an_interrupt_leaves_no_key_half_done(lab: Lab, given: int) -> None:
     assert states(function) == ["captured"] * len(SIZES)
 
 
-def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(lab: Lab) -> None:
+@pytest.mark.parametrize("given", [3, 8])
+def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(
+    lab: Lab, given: int
+) -> None:
     seen: list[cgraph.CUDAGraph] = []
 
     def reset_second(graph: cgraph.CUDAGraph) -> None:
@@ -187,26 +190,52 @@ def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(lab: 
         cgraph.register_graph_capture_end_hook(reset_second),
         pytest.raises(CgraphError, match=r"no live template") as caught,
     ):
-        function.capture(fresh(lab, 3, 5))
+        function.capture(fresh(lab, given, 5))
     assert "float32[6, 5]" in str(getattr(caught.value, "__notes__", caught.value))
     seen.clear()
     assert states(function).count("captured") == len(SIZES) - 1
     require_right(function, lab, SIZES)
 
 
+@pytest.mark.parametrize("given", [3, 8])
+def test_a_key_whose_graph_is_let_go_as_it_is_ready_is_captured_at_its_next_call(
+    lab: Lab, given: int
+) -> None:
+    seen: list[int] = []
+
+    def reset_third(graph: cgraph.CUDAGraph) -> None:
+        seen.append(1)
+        if len(seen) == 3:
+            graph.reset()
+
+    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+    with (
+        cgraph.register_graph_instantiate_hook(reset_third),
+        pytest.raises(StateError, match=r"in no hook") as caught,
+    ):
+        function.capture(fresh(lab, given, 5))
+    assert "float32[4, 5]" in str(getattr(caught.value, "__notes__", caught.value))
+    assert states(function).count("captured") == len(SIZES) - 1
+    require_right(function, lab, SIZES)
+    assert states(function) == ["captured"] * len(SIZES)
+
+
 @pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
 def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab, given: int) -> None:
-    count = 0
+    count, destroyed = 0, []
 
     def reset(graph: cgraph.CUDAGraph) -> None:
         nonlocal count
         count += 1
+        number = count
+        graph.register_destroy_callback(lambda *_: destroyed.append(number))
         if count == 3:
             function.reset()
 
     function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     with cgraph.register_graph_capture_end_hook(reset):
         function.capture(fresh(lab, given, 5))
+    assert sorted(destroyed) == [1, 2, 3]
     assert states(function) == ["captured"] * (len(SIZES) - 3)
     require_right(function, lab, SIZES)
     assert states(function) == ["captured"] * len(SIZES)
@@ -368,37 +397,64 @@ def test_a_break_sees_the_rows_of_the_call_when_its_size_is_captured(lab: Lab, w
     assert torch.equal(x, given)
 
 
-def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(sim: SimLab) -> None:
-    simulator, x = sim.simulator, fresh(sim, 3, 5)
+def with_one_refused(
+    sim: SimLab, x: Tensor, made: list[cgraph.functions.GraphedFunction]
+) -> cgraph.functions.GraphedFunction:
+    """A function with a ladder of which one graph is not instantiated; ``made`` gets it before."""
+    simulator = sim.simulator
     cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
     start = len(simulator.calls())
     cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
-    calls = [call for call in simulator.calls()[start:]]
+    calls = simulator.calls()[start:]
     fallible = [n for n, call in enumerate(calls) if "Instantiate" in str(call)]
     assert len(fallible) == len(SIZES)
-    gc.collect()
-    baseline = simulator.live()
     # What went before is let go among these calls, now here, now there.
     for number in range(fallible[2], fallible[-1] + 20):
         function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+        made[:] = [function]
         simulator.fail_call(number, 2)
         try:
             function.capture(x)
         except InstantiateError:
-            break
+            return function
         except CgraphError:
             pass
         finally:
             simulator.clear_faults()
-    else:
-        pytest.fail("no instantiation has failed")
+    pytest.fail("no instantiation has failed")
+
+
+@pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
+def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(
+    sim: SimLab, given: int
+) -> None:
+    x = fresh(sim, given, 5)
+    cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
+    gc.collect()
+    baseline = sim.simulator.live()
+    function = with_one_refused(sim, x, [])
     assert states(function).count("captured") == len(SIZES) - 1
     require_right(function, sim, SIZES)
     assert states(function) == ["captured"] * len(SIZES)
     del function
     gc.collect()
-    simulator.synchronize()
-    assert simulator.live() == baseline
+    sim.simulator.synchronize()
+    assert sim.simulator.live() == baseline
+
+
+@pytest.mark.parametrize("given", [3, 8])
+def test_hooks_of_graphs_that_are_ready_call_also_for_the_one_that_the_driver_refuses(
+    sim: SimLab, given: int
+) -> None:
+    made: list[cgraph.functions.GraphedFunction] = []
+
+    def call_all(graph: cgraph.CUDAGraph) -> None:
+        if made:
+            require_right(made.pop(), sim, SIZES)
+
+    with cgraph.register_graph_instantiate_hook(call_all):
+        function = with_one_refused(sim, fresh(sim, given, 5), made)
+    assert states(function) == ["captured"] * len(SIZES)
 
 
 def test_a_capture_ahead_inside_another_one_is_refused_and_leaves_that_as_it_is(lab: Lab) -> None:

@@ -278,7 +278,7 @@ def instantiate_all(
     """Instantiate graphs in so many threads, all of one device and with their templates alone.
 
     For each an error or None. Hooks do not run. ``meanwhile`` is called on this thread in the
-    meantime; what it raises comes out at the end.
+    meantime, unless an error comes out before; what it raises comes out at the end.
     """
 
 @final

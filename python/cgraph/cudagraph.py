@@ -201,7 +201,10 @@ class CUDAGraph(_core.Graph):
     def capture_end_post(self) -> None:
         """Finalise: drop the template unless it is kept. Does not instantiate."""
         if not self._ended:
-            raise StateError("capture_end_post() without capture_end_pre()")
+            raise StateError(
+                "capture_end_post() without a capture that has ended: call capture_end_pre() first,"
+                " and reset() in no hook of the graph"
+            )
         self._ended = False
         if not self._keep_graph:
             self._drop_template()

@@ -38,8 +38,8 @@ struct State {
 }
 
 /// Instantiates graphs in so many threads, all of one device and with their templates alone; for each
-/// an error or none. Hooks do not run. `meanwhile` is called on this thread in the meantime; what it
-/// raises comes out at the end.
+/// an error or none. Hooks do not run. `meanwhile` is called on this thread in the meantime, unless an
+/// error comes out before; what it raises comes out at the end.
 #[pyfunction]
 pub(crate) fn instantiate_all(
     py: Python<'_>,
@@ -58,8 +58,11 @@ pub(crate) fn instantiate_all(
     let call = || called = Python::attach(|py| meanwhile.call0(py).map(drop));
     let made = enter(py, || {
         cg_core::Template::instantiate_all(&templates, flags, threads, call)
-    })?;
-    let mut made = made.into_iter();
+    });
+    let mut made = match made {
+        Ok(made) => made.into_iter(),
+        Err(error) => return called.and(Err(error)),
+    };
     let taken = graphs.into_iter().zip(found).map(|(graph, found)| {
         if let Err(error) = found {
             return Some(error);
@@ -361,12 +364,12 @@ impl Graph {
             let id = exec.graph_id()?;
             Ok((exec, id))
         })?;
-        self.cycle.captured(id);
         let mut locked = self.state();
         let environment = locked
             .environment
             .as_ref()
             .ok_or_else(|| state("the graph was reset while it was instantiated"))?;
+        self.cycle.captured(id);
         exec.retain(Arc::clone(&environment.retained) as cg_core::Retained);
         let ready = Ready {
             exec,

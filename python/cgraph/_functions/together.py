@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 
 from cgraph import _core
@@ -41,9 +41,9 @@ class Together:
         Args:
             key: Its key.
             recorded: The graph.
-            hold: Lets the key have it, at once or in the end. All are held one after the other
-                then, while threads instantiate: right after a capture, none of what that takes is
-                in the processor's cache.
+            hold: Lets the key have it, at once or in the end: right after a capture, none of what
+                that takes is in the processor's cache. Then all are held one after the other, while
+                threads instantiate.
         """
         if not self.holds:
             self._limits.hold_unless_gone(key, recorded, hold)
@@ -52,50 +52,60 @@ class Together:
 
     def finish(self) -> None:
         """Instantiate all. Those for which that fails are let go, and the first error comes out."""
-        # Some that were held may have been let go meanwhile, by hooks.
-        waiting = [one for one in self._waiting if one.hold or one.key.recorded is one.recorded]
-        self._waiting = []
+        waiting, self._waiting = self._waiting, []
         failures: list[Exception] = []
-        done = 0
-        try:
+        with ExitStack() as last:
+            for one in waiting:
+                last.callback(self._end, one)
+            wanted = [one for one in waiting if self._is_wanted(one)]
             began = time.perf_counter()
-            graphs = [one.recorded.whole for one in waiting]
-            hold = functools.partial(self._hold, waiting)
+            graphs = [one.recorded.whole for one in wanted]
+            hold = functools.partial(self._hold, wanted)
             errors = _core.instantiate_all(graphs, _THREADS, hold)
-            seconds = (time.perf_counter() - began) / max(1, len(waiting))
-            for one, error in zip(waiting, errors, strict=True):
+            seconds = (time.perf_counter() - began) / max(1, len(wanted))
+            for one, error in zip(wanted, errors, strict=True):
                 one.key.capture_seconds += seconds
-                try:
-                    self._go_on(one, error)
-                except Exception as failure:
+                one.error = error or one.error
+                if one.error is not None:
+                    # No hook of another one is to find it.
                     self._let_go(one)
+            for one in wanted:
+                try:
+                    self._go_on(one)
+                except Exception as failure:
                     add_note(failure, f"cgraph: the graph was that of the key ({one.key.text})")
                     failures.append(failure)
-                done += 1
-        finally:
-            for one in waiting:
-                one.key.is_awaited = False
-            for one in waiting[done:]:
-                self._let_go(one)
         if failures:
             raise failures[0]
 
-    def _hold(self, waiting: list[_Waiting]) -> None:
-        for one in waiting:
+    def _is_wanted(self, one: _Waiting) -> bool:
+        """Whether no hook has captured the key again, or let it be forgotten."""
+        if one.hold is None:
+            return one.key.recorded is one.recorded
+        return one.key.recorded is None and self._limits.knows(one.key)
+
+    def _hold(self, wanted: list[_Waiting]) -> None:
+        for one in wanted:
             if one.hold is not None:
                 try:
-                    self._limits.hold_unless_gone(one.key, one.recorded, one.hold)
+                    one.hold()
                 except Exception as error:
                     one.error = error
 
-    def _go_on(self, one: _Waiting, error: Exception | None) -> None:
+    def _go_on(self, one: _Waiting) -> None:
         if one.error is not None:
             raise one.error
-        # Hooks may have captured its key, or let it be forgotten.
+        # Hooks may let the key be forgotten, and the graph with it.
         if one.key.recorded is one.recorded:
-            if error is not None:
-                raise error
-            one.recorded.was_instantiated()
+            one.recorded.whole._run_hooks("instantiate")
+        if one.key.recorded is one.recorded:
+            one.recorded.whole.capture_end_post()
+        one.is_done = True
+
+    def _end(self, one: _Waiting) -> None:
+        one.key.is_awaited = False
+        if not one.is_done:
+            self._let_go(one)
 
     def _let_go(self, one: _Waiting) -> None:
         if one.key.recorded is one.recorded:
@@ -106,19 +116,28 @@ class Together:
 
 @dataclass
 class _Waiting:
-    """A graph without an exec; ``error`` is what its key was not given it for."""
+    """A graph without an exec.
+
+    Attributes:
+        key: Its key.
+        recorded: The graph.
+        hold: Lets the key have it; None if it has.
+        error: Why the key cannot have it.
+        is_done: Whether the key has it for good, or somebody has let it go.
+    """
 
     key: Key
     recorded: Recorded
     hold: Callable[[], None] | None
     error: Exception | None = None
+    is_done: bool = False
 
 
 @contextmanager
 def instantiated_together(limits: Limits, count: int) -> Iterator[Together | None]:
     """What collects the graphs of so many keys, and instantiates them at the end of the block.
 
-    Until then the keys do not hold them.
+    No call finds them before, as the thread that captures has the function's turn.
 
     None if some of them might have to go before. What the block raises comes out, and what it has
     captured until then is instantiated all the same.

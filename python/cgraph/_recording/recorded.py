@@ -149,13 +149,6 @@ class Recorded:
         self.whole.instantiate()
         return time.perf_counter() - began
 
-    def was_instantiated(self) -> None:
-        """Go on after somebody has instantiated the graph, which was waiting for it."""
-        self.whole._run_hooks("instantiate")
-        # A hook may have let it go.
-        if self.whole._ended:
-            self.whole.capture_end_post()
-
     @property
     def nodes(self) -> int:
         """How many nodes the graph has."""

@@ -42,17 +42,28 @@ pub(crate) fn same_driver(expected: &dyn Driver, found: &dyn Driver, object: &st
     })
 }
 
-/// Runs `work` with this thread's capture mode relaxed, so that it breaks no capture.
+/// Runs `work` with this thread's capture mode relaxed, so that it breaks no capture. The mode is put
+/// back also where it panics.
 pub(crate) fn relaxed<T>(driver: &dyn Driver, work: impl FnOnce() -> T) -> T {
-    let before = driver.exchange_capture_mode(CaptureMode::Relaxed);
-    let result = work();
-    if let Ok(before) = before
-        && driver.exchange_capture_mode(before).is_err()
-    {
-        // It worked a moment ago; if the second try fails too, the thread stays relaxed.
-        let _ = driver.exchange_capture_mode(before);
+    let before = driver.exchange_capture_mode(CaptureMode::Relaxed).ok();
+    let _mode = ModeBefore { driver, before };
+    work()
+}
+
+struct ModeBefore<'a> {
+    driver: &'a dyn Driver,
+    before: Option<CaptureMode>,
+}
+
+impl Drop for ModeBefore<'_> {
+    fn drop(&mut self) {
+        if let Some(before) = self.before
+            && self.driver.exchange_capture_mode(before).is_err()
+        {
+            // It worked a moment ago; if the second try fails too, the thread stays relaxed.
+            let _ = self.driver.exchange_capture_mode(before);
+        }
     }
-    result
 }
 
 /// Destroys something, unless the process exits.

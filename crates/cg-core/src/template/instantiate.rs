@@ -44,7 +44,9 @@ impl Template {
     /// CUDA does this side by side: 51 graphs of 390 nodes took 85 ms in one thread, 50 in two, 32 in
     /// four and 36 in eight (H200, CUDA 13.0). [`Exec::device_bytes`] is an equal share for each.
     ///
-    /// `meanwhile` runs first on this thread, as the others have begun, and may do nothing.
+    /// `meanwhile` is called on this thread as the others have begun, unless an error comes before:
+    /// `|| ()` for nothing. The thread's capture mode is relaxed then, and what it takes of the
+    /// device's memory counts as the execs'.
     ///
     /// ```
     /// # use cg_core::{Device, InstantiateFlags, Memory, Sim, Template, Work};

@@ -57,7 +57,8 @@ type KnownHooks<'py> = (
 /// How long a count must stay: torch counts a hook before it is there, maybe in another thread.
 const SETTLED: Duration = Duration::from_millis(100);
 
-/// The count that was seen last, and since when.
+/// The count that was seen last, and since when. Once it has stayed so long, the hooks that it counts
+/// are there: also for who looks for the first time, as torch has one count for all.
 static COUNT: Mutex<Option<(i64, Instant)>> = Mutex::new(None);
 
 /// What torch's own comparison takes: tensors, addresses, and the places of those to compare.
