@@ -120,6 +120,8 @@ def test_a_step_in_another_thread_stays_while_a_function_is_captured(lab: Lab) -
     assert states(graphed) == ["captured"]
 
 
+# torch 2.8 warns of what its own LBFGS does.
+@pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_an_optimizer_that_cannot_be_captured_keeps_its_history(lab: Lab) -> None:
     def stepping() -> tuple[Tensor, torch.optim.Optimizer, Callable[[Tensor], Tensor]]:
         weight = nn.Parameter(torch.tensor([3.0, -2.0, 1.0], device=lab.device))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -71,3 +72,22 @@ def test_what_is_of_one_key_knows_of_all_keys_only_the_types_that_debug() -> Non
     found = [one for one in imports("_recording") if one[0].startswith("cgraph._functions")]
     assert all(name.startswith("cgraph._functions.debug.") for name, _ in found)
     assert all(for_types for _, for_types in found)
+
+
+def test_only_one_package_names_private_modules_and_functions_of_torch() -> None:
+    found = []
+    for file in ROOT.rglob("*.py"):
+        if file.is_relative_to(ROOT / "_torch"):
+            continue
+        for node in ast.walk(ast.parse(file.read_text())):
+            names = [ast.unparse(node)] if isinstance(node, ast.Attribute) else []
+            if isinstance(node, ast.ImportFrom):
+                names = [f"{node.module}.{one.name}" for one in node.names]
+            elif isinstance(node, ast.Import):
+                names = [one.name for one in node.names]
+            found += [(file.name, one) for one in names if is_private_in_torch(one)]
+    assert found == []
+
+
+def is_private_in_torch(name: str) -> bool:
+    return re.fullmatch(r"torch\.([\w.]+\.)?_(?!_)[\w.]+", name) is not None

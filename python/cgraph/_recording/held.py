@@ -181,13 +181,15 @@ def _is_let_go(
         storages: What each output lies in, if views are looked for.
         place: The number of the output.
         lent: What was returned; None if only views of it are left.
-        count: How many references are to go.
+        count: How many references are to go; more than there are if torch alone has it.
     """
     rest = sys.getrefcount(lent) - count
 
     def is_held() -> bool:
-        # Behind it there may be views of it.
-        is_lent_held = lent is not None and sys.getrefcount(lent) > rest
+        # Behind it there may be views of it, which older torch does not count as references.
+        is_lent_held = lent is not None and (
+            sys.getrefcount(lent) > rest if rest >= 0 else _torch.is_used_in_torch(lent)
+        )
         return is_lent_held or (storages is not None and storages[place].is_held)
 
     end = time.monotonic() + _PATIENCE

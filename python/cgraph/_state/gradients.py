@@ -176,7 +176,7 @@ class Gradients:
                 old = self._given[place]
                 self._given[place] = None if old is None else torch.empty_like(old)
             if computed:
-                torch._foreach_copy_([one for one in self._given if one is not None], computed)
+                _torch.copy_each([one for one in self._given if one is not None], computed)
         for given, (leaf, _) in zip(self._given, self._replaced, strict=True):
             if leaf.grad is not given:
                 leaf.grad = given

@@ -86,6 +86,7 @@ from cgraph._torch.tensors import (
     base_of,
     bytes_of,
     capturable_on_cpu,
+    copy_each,
     demangled,
     enter_mode,
     evaluating_node,
@@ -96,6 +97,7 @@ from cgraph._torch.tensors import (
     is_autograds_thread,
     is_same,
     is_transformed,
+    is_used_in_torch,
     keeps_history,
     lazy_view,
     leaf_names,
@@ -115,6 +117,7 @@ from cgraph._torch.tensors import (
     wants_gc,
     without_modes,
     wrapped,
+    zero_each,
 )
 from cgraph._torch.trees import tree_flatten, tree_iter, tree_map, tree_unflatten
 from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools, watch_routing
@@ -149,6 +152,7 @@ __all__ = [
     "capturable_on_cpu",
     "captured_draw",
     "clear_workspaces",
+    "copy_each",
     "current_graph_lookup",
     "current_raw_stream",
     "current_stream",
@@ -181,6 +185,7 @@ __all__ = [
     "is_spent",
     "is_torch_graph",
     "is_transformed",
+    "is_used_in_torch",
     "keep_from_tracing",
     "keeps_history",
     "keeps_state_of_captures",
@@ -231,6 +236,7 @@ __all__ = [
     "without_gradients",
     "without_modes",
     "wrapped",
+    "zero_each",
 ]
 
 _NEEDED = (

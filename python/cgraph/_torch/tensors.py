@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ __all__ = [
     "base_of",
     "bytes_of",
     "capturable_on_cpu",
+    "copy_each",
     "demangled",
     "enter_mode",
     "evaluating_node",
@@ -33,6 +34,7 @@ __all__ = [
     "is_autograds_thread",
     "is_same",
     "is_transformed",
+    "is_used_in_torch",
     "keeps_history",
     "lazy_view",
     "leaf_names",
@@ -52,6 +54,7 @@ __all__ = [
     "wants_gc",
     "without_modes",
     "wrapped",
+    "zero_each",
 ]
 
 
@@ -296,7 +299,12 @@ def form_of(tensor: torch.Tensor) -> str | None:
 
 def references_of_torch(tensor: torch.Tensor) -> int:
     """How many of an object's references are there because autograd has the tensor, too."""
-    return _references_of_torch() if tensor._use_count() > 1 else 0  # type: ignore[attr-defined]
+    return _references_of_torch() if is_used_in_torch(tensor) else 0
+
+
+def is_used_in_torch(tensor: torch.Tensor) -> bool:
+    """Whether torch has a tensor besides its object, as autograd and views of it do."""
+    return bool(tensor._use_count() > 1)  # type: ignore[attr-defined]
 
 
 @functools.cache
@@ -328,6 +336,16 @@ def wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from wrapped(getattr(tensor, name))
     else:
         yield tensor
+
+
+def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
+    """Copy each tensor to the target of its place, in as few launches as may be."""
+    torch._foreach_copy_([*targets], [*sources])
+
+
+def zero_each(tensors: Sequence[torch.Tensor]) -> None:
+    """Let all tensors be zero, in as few launches as may be."""
+    torch._foreach_zero_([*tensors])
 
 
 def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Tensor:

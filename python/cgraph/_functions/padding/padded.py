@@ -8,7 +8,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from cgraph import _core
+from cgraph import _core, _torch
 from cgraph._functions.leaving import Leaving
 from cgraph._functions.padding.rows import Fit
 from cgraph._recording.noise import Noise, is_near, same_rows
@@ -133,10 +133,10 @@ class Padded:
                     else:
                         static.copy_(_resized(tensor, dim, static.shape[dim], self._pad))
                 return
-            torch._foreach_copy_(self._heads, list(tensors))
+            _torch.copy_each(self._heads, tensors)
             tails = [tail for tail in self._tails if tail is not None]
             if self._pad == "zero":
-                torch._foreach_zero_(tails)
+                _torch.zero_each(tails)
                 return
             last = [
                 head.narrow(dim, self._rows - 1, 1)
