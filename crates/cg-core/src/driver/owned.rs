@@ -7,8 +7,7 @@
 //! - what work names outlives its use: [`crate::Template`] and [`crate::Exec`] retain what their
 //!   nodes name, [`crate::Stream`] retains what was enqueued until the stream has passed it.
 //!
-//! Once the process exits ([`crate::begin_exit`]) nothing is destroyed: the driver may already be gone, and
-//! the operating system takes everything back.
+//! Once the process exits ([`crate::begin_exit`]) nothing is destroyed: the driver may be gone by then.
 #![expect(
     unsafe_code,
     reason = "owners vouch for the handles that they pass to the driver"
@@ -17,6 +16,7 @@
 pub(crate) mod pages;
 mod query;
 
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Arc;
 
 use super::handle::{
@@ -42,28 +42,17 @@ pub(crate) fn same_driver(expected: &dyn Driver, found: &dyn Driver, object: &st
     })
 }
 
-/// Runs `work` with this thread's capture mode relaxed, so that it breaks no capture. The mode is put
-/// back also where it panics.
+/// Runs `work` with this thread's capture mode relaxed, so that it breaks no capture.
 pub(crate) fn relaxed<T>(driver: &dyn Driver, work: impl FnOnce() -> T) -> T {
-    let before = driver.exchange_capture_mode(CaptureMode::Relaxed).ok();
-    let _mode = ModeBefore { driver, before };
-    work()
-}
-
-struct ModeBefore<'a> {
-    driver: &'a dyn Driver,
-    before: Option<CaptureMode>,
-}
-
-impl Drop for ModeBefore<'_> {
-    fn drop(&mut self) {
-        if let Some(before) = self.before
-            && self.driver.exchange_capture_mode(before).is_err()
-        {
-            // It worked a moment ago; if the second try fails too, the thread stays relaxed.
-            let _ = self.driver.exchange_capture_mode(before);
-        }
+    let before = driver.exchange_capture_mode(CaptureMode::Relaxed);
+    let result = catch_unwind(AssertUnwindSafe(work));
+    if let Ok(before) = before
+        && driver.exchange_capture_mode(before).is_err()
+    {
+        // It worked a moment ago; if the second try fails too, the thread stays relaxed.
+        let _ = driver.exchange_capture_mode(before);
     }
+    result.unwrap_or_else(|panic| resume_unwind(panic))
 }
 
 /// Destroys something, unless the process exits.
