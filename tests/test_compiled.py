@@ -40,6 +40,11 @@ def both_ways(test: Any) -> Any:
     return pytest.mark.usefixtures("_way")(ways(test))
 
 
+# torch 2.8 and 2.9 may compile once more in the simulator's capture, whose mode CUDA has not.
+IS_OLD = torch.torch_version.TorchVersion(torch.__version__) < (2, 10)
+ONCE = (1, 2) if IS_OLD and not torch.cuda.is_available() else (1,)
+
+
 class Compiler:
     """A backend that compiles nothing, and counts.
 
@@ -88,10 +93,10 @@ def test_a_graph_has_what_torch_has_compiled(lab: Lab, preserve_state: bool) -> 
         assert graphed.report().captured == 1
         if lab.device == "cuda" or Simulator.captures_compiled:
             # A warm-up call, one that is timed, and the capture.
-            assert (compiler.compiled, compiler.runs >= 3) == (1, True)
+            assert compiler.compiled in ONCE and compiler.runs >= 3
         runs = compiler.runs
         assert near(compiled(x), x.sin() * 2 + 1)
-    assert (compiler.compiled, compiler.runs) == (1, runs + 1)
+    assert compiler.compiled in ONCE and compiler.runs == runs + 1
 
 
 @both_ways
@@ -106,7 +111,7 @@ def test_compiled_code_that_was_there_before_is_captured_and_stays(lab: Lab) -> 
             assert near(graphed(x), (x.cos() + 3) * 2)
         runs = compiler.runs
         assert near(compiled(x), x.cos() + 3)
-    assert (compiler.compiled, compiler.runs) == (1, runs + 1)
+    assert compiler.compiled in ONCE and compiler.runs == runs + 1
 
 
 @both_ways

@@ -297,11 +297,7 @@ def test_an_operator_without_a_schema_may_write_all_that_it_is_given() -> None:
     def body() -> None:
         torch.cond(flag, lambda a, b: a + b, lambda a, b: a - b, (x, y))
 
-    if hasattr(TorchDispatchMode, "supports_higher_order_operators"):
-        assert copies(body) == 3
-    else:  # an older torch lets no mode of others see them
-        with pytest.raises(NotImplementedError):
-            copies(body)
+    assert copies(body) == 3
 
 
 def test_while_a_capture_is_open_nothing_is_copied_but_gradients_are_noted() -> None:

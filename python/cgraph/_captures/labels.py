@@ -41,8 +41,6 @@ class LabelRecorder(_torch.Bystander):
         over: The capture has ended; where the mode could not be left, it does nothing.
     """
 
-    supports_higher_order_operators = True  # newer torch refuses them otherwise
-
     def __init__(self, config: Config) -> None:
         super().__init__()
         self.found: dict[int, Label] = {}

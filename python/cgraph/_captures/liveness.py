@@ -81,8 +81,6 @@ class Watch(_torch.Bystander):
         outside: The tensors, by the address of their storage.
     """
 
-    supports_higher_order_operators = True
-
     def __init__(self) -> None:
         super().__init__()
         self.outside: dict[int, Outside] = {}

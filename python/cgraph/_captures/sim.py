@@ -215,8 +215,6 @@ class Recorder(_torch.Bystander):
         over: The capture has ended; where the recorder could not be left, it does nothing.
     """
 
-    supports_higher_order_operators = True  # newer torch refuses them otherwise
-
     def __init__(self, simulator: Simulator, memory: SimMemPool) -> None:
         super().__init__()
         self._simulator = simulator

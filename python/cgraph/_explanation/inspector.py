@@ -96,8 +96,6 @@ class _Calls(TorchFunctionMode):
 class _Operators(_torch.Bystander):
     """Sees each operator before it runs."""
 
-    supports_higher_order_operators = True  # newer torch refuses them otherwise
-
     def __init__(
         self,
         driver: Driver,

@@ -307,8 +307,6 @@ class Watch(_torch.Bystander):
         has_unseen: A capture writes storages that it has not made and that were not written before.
     """
 
-    supports_higher_order_operators = True  # newer torch refuses them otherwise
-
     def __init__(self, is_capturing: Callable[[], bool]) -> None:
         super().__init__()
         self.tensors: dict[int, TensorBefore] = {}

@@ -1,7 +1,7 @@
 """Everything that is private in torch: names, where they exist, and a message when one is gone.
 
 The rest of cgraph uses only torch's public names and this package. The simulator's tests ran with
-torch 2.8, 2.11 and 2.15, the GPU's with 2.11.
+torch 2.8, 2.9, 2.11 and 2.15, the GPU's with 2.11.
 """
 
 from __future__ import annotations

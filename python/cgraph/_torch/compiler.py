@@ -1,4 +1,4 @@
-"""``torch.compile`` under dispatch modes.
+"""``torch.compile`` and operators of higher order, as ``torch.cond``, under dispatch modes.
 
 A function that torch is to compile and that is called in a dispatch mode runs as it was written, so
 that the mode sees its operators. torch notes that with its code and never compiles it again, in no
@@ -11,11 +11,15 @@ import functools
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import _ops
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
 
 __all__ = ["Bystander", "Uncompiled"]
 
@@ -23,12 +27,21 @@ __all__ = ["Bystander", "Uncompiled"]
 class Bystander(TorchDispatchMode):
     """A mode that torch compiles in as in none. Of compiled code it sees only some operators.
 
+    It sees operators of higher order, as others do.
+
     Attributes:
         uncompiled: What keeps torch from compiling where the mode has to see all of them, also on
             autograd's threads, which get the modes of the thread that waits for them.
     """
 
+    supports_higher_order_operators = True
     uncompiled: Uncompiled | None = None
+
+    def __enter__(self) -> Self:
+        """Enter the mode."""
+        if not _ASKS_MODES:
+            _show_operators(type(self))
+        return super().__enter__()  # type: ignore[no-any-return,no-untyped-call]
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
@@ -39,6 +52,21 @@ class Bystander(TorchDispatchMode):
     def is_infra_mode(cls) -> bool:
         """The same for older torch."""
         return True
+
+
+# torch 2.8 does not: it refuses such an operator in a mode of a class that it has no rule for.
+_ASKS_MODES = hasattr(TorchDispatchMode, "supports_higher_order_operators")
+
+
+def _show_operators(kind: type[Bystander]) -> None:
+    """Let modes of a class see all operators of higher order that there are."""
+    operators: dict[str, Any] = getattr(_ops, "_higher_order_ops", {})
+    for operator in [*operators.values()]:
+        operator.python_key_table.setdefault(kind, functools.partial(_shown, operator))
+
+
+def _shown(operator: Any, mode: Bystander, *args: Any, **kwargs: Any) -> Any:
+    return mode.__torch_dispatch__(operator, (), args, kwargs)  # type: ignore[no-untyped-call]
 
 
 class Uncompiled:

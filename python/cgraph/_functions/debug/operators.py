@@ -72,8 +72,6 @@ class Operator:
 class Watch(_torch.Bystander):
     """Sees the operators of a function that compute something, but not those of its breaks."""
 
-    supports_higher_order_operators = True  # newer torch refuses them otherwise
-
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._place = threading.get_ident(), _torch.backward_pass()
