@@ -241,7 +241,7 @@ def test_what_old_torch_refuses_in_a_mode_runs_eagerly(lab: Lab, grad: bool) -> 
 
     def function(x: torch.Tensor) -> torch.Tensor:
         if _torch.mode_count():
-            raise NotImplementedError("There was no rule registered for HOP cond and mode")
+            raise NotImplementedError("There was no rule registered for HOP late and mode")
         return net(x)
 
     graphed = cgraph.graphed(function)

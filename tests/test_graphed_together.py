@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import gc
 import os
 import subprocess
 import sys
-import threading
-from typing import Any
 
 import pytest
 import torch
@@ -15,16 +12,10 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph import _driver
-from cgraph._functions import capturing
-from cgraph.errors import CaptureError, CgraphError, InstantiateError, StateError
+from cgraph.errors import CaptureError
 from graphed_calls import misses, states
-from lab import Lab, SimLab, fresh
-
-SIZES = [1, 2, 3, 4, 6, 8]
-
-
-def doubled(x: Tensor) -> Tensor:
-    return torch.relu(x * 2)
+from lab import Lab, fresh
+from ladders import SIZES, doubled, require_right
 
 
 def with_break(x: Tensor) -> Tensor:
@@ -34,12 +25,6 @@ def with_break(x: Tensor) -> Tensor:
 @cgraph.eager_break
 def as_it_is(x: Tensor) -> Tensor:
     return x
-
-
-def require_right(function: cgraph.functions.GraphedFunction, lab: Lab, sizes: list[int]) -> None:
-    for rows in sizes:
-        x = fresh(lab, rows, 5)
-        assert torch.equal(function(x), torch.relu(x * 2))
 
 
 @pytest.mark.parametrize("keep_templates", [False, True])
@@ -134,166 +119,6 @@ def test_sizes_that_are_to_be_measured_are_instantiated_one_by_one(lab: Lab) -> 
     for key in function.report().keys:
         assert key.graph_seconds is not None
         assert key.eager_seconds is not None
-    require_right(function, lab, SIZES)
-
-
-def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> None:
-    seen: list[tuple[str, int]] = []
-
-    def note(what: str) -> None:
-        seen.append((what, threading.get_ident()))
-
-    with (
-        cgraph.register_graph_capture_end_hook(lambda graph: note("captured")),
-        cgraph.register_graph_instantiate_hook(lambda graph: note("instantiated")),
-    ):
-        cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(fresh(lab, 3, 5))
-    words = [what for what, _ in seen]
-    assert words == ["captured"] * len(SIZES) + ["instantiated"] * len(SIZES)
-    assert {thread for _, thread in seen} == {threading.get_ident()}
-
-
-@pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
-def test_an_interrupt_leaves_no_key_half_done(lab: Lab, given: int) -> None:
-    seen: list[object] = []
-
-    def interrupt(graph: object) -> None:
-        seen.append(graph)
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    with (
-        cgraph.register_graph_instantiate_hook(interrupt),
-        pytest.raises(KeyboardInterrupt),
-    ):
-        function.capture(fresh(lab, given, 5))
-    seen.clear()
-    assert states(function) == ["captured"] + ["eager"] * (len(SIZES) - 1)
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
-
-
-@pytest.mark.parametrize("given", [3, 8])
-def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(
-    lab: Lab, given: int
-) -> None:
-    seen: list[cgraph.CUDAGraph] = []
-
-    def reset_second(graph: cgraph.CUDAGraph) -> None:
-        seen.append(graph)
-        if len(seen) == 4:
-            seen[1].reset()
-
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    with (
-        cgraph.register_graph_capture_end_hook(reset_second),
-        pytest.raises(CgraphError, match=r"no live template") as caught,
-    ):
-        function.capture(fresh(lab, given, 5))
-    assert "float32[6, 5]" in str(getattr(caught.value, "__notes__", caught.value))
-    seen.clear()
-    assert states(function).count("captured") == len(SIZES) - 1
-    require_right(function, lab, SIZES)
-
-
-@pytest.mark.parametrize("given", [3, 8])
-def test_a_key_whose_graph_is_let_go_as_it_is_ready_is_captured_at_its_next_call(
-    lab: Lab, given: int
-) -> None:
-    seen: list[int] = []
-
-    def reset_third(graph: cgraph.CUDAGraph) -> None:
-        seen.append(1)
-        if len(seen) == 3:
-            graph.reset()
-
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    with (
-        cgraph.register_graph_instantiate_hook(reset_third),
-        pytest.raises(StateError, match=r"in no hook") as caught,
-    ):
-        function.capture(fresh(lab, given, 5))
-    assert "float32[4, 5]" in str(getattr(caught.value, "__notes__", caught.value))
-    assert states(function).count("captured") == len(SIZES) - 1
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
-
-
-@pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
-def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab, given: int) -> None:
-    count, destroyed = 0, []
-
-    def reset(graph: cgraph.CUDAGraph) -> None:
-        nonlocal count
-        count += 1
-        number = count
-        graph.register_destroy_callback(lambda *_: destroyed.append(number))
-        if count == 3:
-            function.reset()
-
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    with cgraph.register_graph_capture_end_hook(reset):
-        function.capture(fresh(lab, given, 5))
-    assert sorted(destroyed) == [1, 2, 3]
-    assert states(function) == ["captured"] * (len(SIZES) - 3)
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
-
-
-@pytest.mark.parametrize("given", [3, 8])
-def test_a_function_that_a_hook_resets_as_the_first_graph_is_ready_forgets_all(
-    lab: Lab, given: int
-) -> None:
-    def reset(graph: cgraph.CUDAGraph) -> None:
-        function.reset()
-
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    with cgraph.register_graph_instantiate_hook(reset):
-        function.capture(fresh(lab, given, 5))
-    assert states(function) == []
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
-
-
-@pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
-def test_a_key_that_cannot_be_given_its_graph_runs_eagerly_until_its_next_call(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
-) -> None:
-    made: list[object] = []
-    make = capturing.entry_of_graph
-
-    def fail_once(*args: Any, **kwargs: Any) -> Any:
-        made.append(args)
-        if len(made) == 2:
-            raise error("no entry")
-        return make(*args, **kwargs)
-
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    with monkeypatch.context() as patch, pytest.raises(error, match="no entry"):
-        patch.setattr(capturing, "entry_of_graph", fail_once)
-        function.capture(fresh(lab, 8, 5))
-    made.clear()
-    # An interrupt leaves none.
-    left = len(SIZES) - 1 if error is MemoryError else 0
-    assert states(function).count("captured") == left
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
-
-
-def test_a_graph_that_a_hook_has_called_for_is_captured_once_more_and_kept_once(lab: Lab) -> None:
-    captures, x = [], fresh(lab, 8, 5)
-
-    def call(graph: cgraph.CUDAGraph) -> None:
-        captures.append(graph)
-        if len(captures) == 3:
-            assert torch.equal(function(x), torch.relu(x * 2))
-
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-    with cgraph.register_graph_capture_end_hook(call):
-        function.capture(x)
-    assert states(function) == ["captured"] * len(SIZES)
-    del captures[1:]
     require_right(function, lab, SIZES)
 
 
@@ -395,66 +220,6 @@ def test_a_break_sees_the_rows_of_the_call_when_its_size_is_captured(lab: Lab, w
     given = x.clone()
     assert torch.equal(function(x), (x * 2 + 1) * 3)
     assert torch.equal(x, given)
-
-
-def with_one_refused(
-    sim: SimLab, x: Tensor, made: list[cgraph.functions.GraphedFunction]
-) -> cgraph.functions.GraphedFunction:
-    """A function with a ladder of which one graph is not instantiated; ``made`` gets it before."""
-    simulator = sim.simulator
-    cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
-    start = len(simulator.calls())
-    cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
-    calls = simulator.calls()[start:]
-    fallible = [n for n, call in enumerate(calls) if "Instantiate" in str(call)]
-    assert len(fallible) == len(SIZES)
-    # What went before is let go among these calls, now here, now there.
-    for number in range(fallible[2], fallible[-1] + 20):
-        function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
-        made[:] = [function]
-        simulator.fail_call(number, 2)
-        try:
-            function.capture(x)
-        except InstantiateError:
-            return function
-        except CgraphError:
-            pass
-        finally:
-            simulator.clear_faults()
-    pytest.fail("no instantiation has failed")
-
-
-@pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
-def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(
-    sim: SimLab, given: int
-) -> None:
-    x = fresh(sim, given, 5)
-    cgraph.graphed(doubled, sizes=SIZES, measure=False).capture(x)
-    gc.collect()
-    baseline = sim.simulator.live()
-    function = with_one_refused(sim, x, [])
-    assert states(function).count("captured") == len(SIZES) - 1
-    require_right(function, sim, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
-    del function
-    gc.collect()
-    sim.simulator.synchronize()
-    assert sim.simulator.live() == baseline
-
-
-@pytest.mark.parametrize("given", [3, 8])
-def test_hooks_of_graphs_that_are_ready_call_also_for_the_one_that_the_driver_refuses(
-    sim: SimLab, given: int
-) -> None:
-    made: list[cgraph.functions.GraphedFunction] = []
-
-    def call_all(graph: cgraph.CUDAGraph) -> None:
-        if made:
-            require_right(made.pop(), sim, SIZES)
-
-    with cgraph.register_graph_instantiate_hook(call_all):
-        function = with_one_refused(sim, fresh(sim, given, 5), made)
-    assert states(function) == ["captured"] * len(SIZES)
 
 
 def test_a_capture_ahead_inside_another_one_is_refused_and_leaves_that_as_it_is(lab: Lab) -> None:

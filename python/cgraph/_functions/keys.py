@@ -141,6 +141,10 @@ class Key:
         """Bytes of the device that its graph holds."""
         return 0 if self.recorded is None else self.recorded.memory_bytes
 
+    def has_exec_of(self, recorded: Recorded) -> bool:
+        """Whether its graph is this one, and was not put away."""
+        return self.recorded is recorded and self.away is None
+
     def release(self) -> None:
         """Tell of results that a caller still has, which a replay is about to overwrite."""
         if isinstance(self.recorded, Trained) and self.recorded.lent is not None:
@@ -163,11 +167,12 @@ class Key:
         surroundings: Surroundings,
     ) -> None:
         """Calls are replays of this from now on."""
+        # First: who lets the graph go, as after an interrupt, is to find it.
+        self.recorded, self.entry = recorded, entry
         self.surroundings = surroundings
         self.state, self.waits = "captured", 0
         self.reason = self.where = self.fix = None
         self._addresses = _addresses(call)
-        self.recorded, self.entry = recorded, entry
         self.capture_seconds += recorded.seconds
         self._replays_at_capture = self.replays
 

@@ -134,7 +134,11 @@ class Limits:
             hold: Lets the key have it.
         """
         if key.recorded is None and self.knows(key):
-            hold()
+            try:
+                hold()
+            except BaseException:
+                self.drop(key, "eager")
+                raise
         else:
             recorded.reset()
 

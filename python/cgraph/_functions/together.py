@@ -25,14 +25,16 @@ class Together:
 
     Args:
         limits: What knows the keys, and lets their graphs go.
+        last: Ends what is left of them, whatever comes.
 
     Attributes:
         holds: Whether the graphs are held only then. What is held of a call's own stays until then.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, last: ExitStack) -> None:
         self.holds = False
         self._limits = limits
+        self._last = last
         self._waiting: list[_Waiting] = []
 
     def add(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
@@ -45,44 +47,48 @@ class Together:
                 that takes is in the processor's cache. Then all are held one after the other, while
                 threads instantiate.
         """
+        one = _Waiting(key, recorded, hold if self.holds else None)
+        self._last.callback(self._end, one)
         if not self.holds:
             self._limits.hold_unless_gone(key, recorded, hold)
         key.is_awaited = self.holds
-        self._waiting.append(_Waiting(key, recorded, hold if self.holds else None))
+        self._waiting.append(one)
 
     def finish(self) -> None:
         """Instantiate all. Those for which that fails are let go, and the first error comes out."""
         waiting, self._waiting = self._waiting, []
-        failures: list[Exception] = []
-        with ExitStack() as last:
-            for one in waiting:
-                last.callback(self._end, one)
-            wanted = [one for one in waiting if self._is_wanted(one)]
-            began = time.perf_counter()
-            graphs = [one.recorded.whole for one in wanted]
-            hold = functools.partial(self._hold, wanted)
-            errors = _core.instantiate_all(graphs, _THREADS, hold)
-            seconds = (time.perf_counter() - began) / max(1, len(wanted))
-            for one, error in zip(wanted, errors, strict=True):
-                one.key.capture_seconds += seconds
-                one.error = error or one.error
-                if one.error is not None:
-                    # No hook of another one is to find it.
-                    self._let_go(one)
-            for one in wanted:
-                try:
-                    self._go_on(one)
-                except Exception as failure:
-                    add_note(failure, f"cgraph: the graph was that of the key ({one.key.text})")
-                    failures.append(failure)
-        if failures:
-            raise failures[0]
+        wanted = [one for one in waiting if self._is_wanted(one)]
+        self._instantiate(wanted)
+        for one in wanted:
+            self._go_on(one)
+        errors = [one.error for one in wanted if one.error is not None]
+        for one in wanted:
+            one.error = None
+        if errors:
+            try:
+                raise errors[0]
+            finally:
+                # What it has come through is not to keep it, and arguments with it.
+                errors.clear()
 
     def _is_wanted(self, one: _Waiting) -> bool:
-        """Whether no hook has captured the key again, or let it be forgotten."""
+        """Whether no callback has captured the key again, or let it be forgotten."""
         if one.hold is None:
             return one.key.recorded is one.recorded
         return one.key.recorded is None and self._limits.knows(one.key)
+
+    def _instantiate(self, wanted: list[_Waiting]) -> None:
+        began = time.perf_counter()
+        graphs = [one.recorded.whole for one in wanted]
+        hold = functools.partial(self._hold, wanted)
+        errors = _core.instantiate_all(graphs, _THREADS, hold)
+        seconds = (time.perf_counter() - began) / max(1, len(wanted))
+        for one, error in zip(wanted, errors, strict=True):
+            one.key.capture_seconds += seconds
+            one.error = error or one.error
+            if one.error is not None:
+                # No hook of another one is to find it.
+                self._let_go(one)
 
     def _hold(self, wanted: list[_Waiting]) -> None:
         for one in wanted:
@@ -93,14 +99,19 @@ class Together:
                     one.error = error
 
     def _go_on(self, one: _Waiting) -> None:
-        if one.error is not None:
-            raise one.error
-        # Hooks may let the key be forgotten, and the graph with it.
-        if one.key.recorded is one.recorded:
-            one.recorded.whole._run_hooks("instantiate")
-        if one.key.recorded is one.recorded:
-            one.recorded.whole.capture_end_post()
-        one.is_done = True
+        """Run the hooks of a graph that is ready, which may let it go, or put it away."""
+        graph = one.recorded.whole
+        try:
+            if one.error is None and one.key.has_exec_of(one.recorded):
+                graph._run_hooks("instantiate")
+            if one.error is None and one.key.recorded is one.recorded:
+                graph.capture_end_post()
+        except Exception as error:
+            one.error = error
+        if one.error is None:
+            one.is_done = True
+        else:
+            add_note(one.error, f"cgraph: the graph was that of the key ({one.key.text})")
 
     def _end(self, one: _Waiting) -> None:
         one.key.is_awaited = False
@@ -137,7 +148,7 @@ class _Waiting:
 def instantiated_together(limits: Limits, count: int) -> Iterator[Together | None]:
     """What collects the graphs of so many keys, and instantiates them at the end of the block.
 
-    No call finds them before, as the thread that captures has the function's turn.
+    No call of another thread finds them before: the one that captures has the function's turn.
 
     None if some of them might have to go before. What the block raises comes out, and what it has
     captured until then is instantiated all the same.
@@ -145,11 +156,12 @@ def instantiated_together(limits: Limits, count: int) -> Iterator[Together | Non
     if not limits.have_room(count):
         yield None
         return
-    together = Together(limits)
-    try:
-        yield together
-    except BaseException:
-        with suppress(Exception):
-            together.finish()
-        raise
-    together.finish()
+    with ExitStack() as last:
+        together = Together(limits, last)
+        try:
+            yield together
+        except BaseException:
+            with suppress(Exception):
+                together.finish()
+            raise
+        together.finish()

@@ -137,7 +137,9 @@ class Recorded:
     @property
     def is_kept(self) -> bool:
         """Whether the graph can do without its exec, as it has a template to make it from."""
-        return isinstance(self.graph, CUDAGraph) and self.graph._has_template
+        graph = self.graph
+        # One that is being finished has a template that is about to go.
+        return isinstance(graph, CUDAGraph) and graph._keep_graph and graph._has_template
 
     def drop_exec(self) -> None:
         """Let the exec of a graph go that is kept."""

@@ -150,7 +150,10 @@ def warn_of_call(name: str, reason: str) -> None:
 
 
 def is_of_old_torch(error: Exception) -> bool:
-    """Whether torch 2.8 has refused an operator of higher order only because a mode looks on."""
+    """Whether torch 2.8 has refused an operator of higher order only because a mode looks on.
+
+    One that was made after the mode was entered, as by a first import of torch's compiler.
+    """
     return isinstance(error, NotImplementedError) and "no rule registered for HOP" in str(error)
 
 

@@ -60,8 +60,7 @@ _ASKS_MODES = hasattr(TorchDispatchMode, "supports_higher_order_operators")
 
 def _show_operators(kind: type[Bystander]) -> None:
     """Let modes of a class see all operators of higher order that there are."""
-    operators: dict[str, Any] = getattr(_ops, "_higher_order_ops", {})
-    for operator in [*operators.values()]:
+    for operator in [*_ops._higher_order_ops.values()]:
         operator.python_key_table.setdefault(kind, functools.partial(_shown, operator))
 
 

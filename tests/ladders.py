@@ -1,0 +1,23 @@
+"""Ladders that tests capture, and what is right for them."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+import cgraph
+from lab import Lab, fresh
+
+SIZES = [1, 2, 3, 4, 6, 8]
+
+
+def doubled(x: Tensor) -> Tensor:
+    """What the ladders are of."""
+    return torch.relu(x * 2)
+
+
+def require_right(function: cgraph.functions.GraphedFunction, lab: Lab, sizes: list[int]) -> None:
+    """Check calls of so many rows."""
+    for rows in sizes:
+        x = fresh(lab, rows, 5)
+        assert torch.equal(function(x), torch.relu(x * 2))
