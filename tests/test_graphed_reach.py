@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -292,3 +293,44 @@ def test_a_module_whose_first_call_makes_its_parameters_runs_eagerly(lab: Lab) -
     for _ in range(2):
         assert_close(graphed(x), graphed.__wrapped__(x))
     assert states(graphed) == ["captured"]
+
+
+def list_in_itself(tensor: Tensor) -> tuple[Any, Any]:
+    things: list[Any] = [tensor]
+    things.append(things)
+    return things, 0
+
+
+def dictionary_of_parent_and_child(tensor: Tensor) -> tuple[Any, Any]:
+    parent: dict[str, Any] = {"scale": tensor}
+    parent["child"] = {"parent": parent, "scale": 3}
+    return parent, "scale"
+
+
+def deque_in_a_list_in_itself(tensor: Tensor) -> tuple[Any, Any]:
+    things: Any = deque([[], tensor])
+    things[0].append(things)
+    return things, 1
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize(
+    "make", [list_in_itself, dictionary_of_parent_and_child, deque_in_a_list_in_itself]
+)
+def test_what_a_function_names_may_contain_itself(
+    lab: Lab, make: Callable[[Tensor], tuple[Any, Any]], grad: bool
+) -> None:
+    things, place = make(fresh(lab, 4))
+    net = nn.Linear(4, 4, device=lab.device).requires_grad_(grad)
+
+    def function(x: Tensor) -> Tensor:
+        return net(x) * things[place]
+
+    graphed = cgraph.graphed(function)
+    for _ in range(3):
+        x = fresh(lab, 2, 4)
+        assert_close(graphed(x), function(x))
+    assert states(graphed) == ["captured"]
+    if make is not deque_in_a_list_in_itself:  # deques are not followed
+        things[place] = fresh(lab, 4)
+        assert_close(graphed(x), function(x))

@@ -14,7 +14,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from cgraph import _core
 from cgraph._state.code import globals_in, is_users
 from cgraph._state.holders import Holder, slots_of, vars_of, with_functions
-from cgraph._torch import tree_iter
+from cgraph._torch import tree_iter_once
 
 __all__ = [
     "LEAVES",
@@ -44,7 +44,7 @@ def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tenso
         objects: What is looked into.
         modules: Whether the parameters of modules are asked for.
     """
-    seen: set[int] = set()
+    seen: dict[int, Any] = {}
     for leaf in _leaves_of(objects, seen):
         if isinstance(leaf, torch.Tensor):
             yield leaf
@@ -59,12 +59,12 @@ def modules_of(objects: object) -> list[torch.nn.Module]:
     """Modules in containers, closures and objects, each once; not those that a module has."""
     if isinstance(objects, torch.nn.Module):
         return [objects]
-    return [one for one in _leaves_of(objects, set()) if isinstance(one, torch.nn.Module)]
+    return [one for one in _leaves_of(objects, {}) if isinstance(one, torch.nn.Module)]
 
 
 def objects_of(objects: object, kinds: tuple[type, ...]) -> list[Any]:
     """Optimizers, their schedulers or gradient scalers in containers, closures and objects."""
-    return [one for one in _leaves_of(objects, set()) if isinstance(one, kinds)]
+    return [one for one in _leaves_of(objects, {}) if isinstance(one, kinds)]
 
 
 def holders_of(function: object) -> list[Holder]:
@@ -197,11 +197,11 @@ def attributes_of(function: object) -> dict[str, Any]:
     return vars_of(function.__self__ if isinstance(function, types.MethodType) else function)
 
 
-def _leaves_of(objects: object, seen: set[int]) -> Iterator[Any]:
-    for leaf in tree_iter(objects):
+def _leaves_of(objects: object, seen: dict[int, Any]) -> Iterator[Any]:
+    for leaf in tree_iter_once(objects, seen):
         if id(leaf) in seen:
             continue
-        seen.add(id(leaf))
+        seen[id(leaf)] = leaf
         if isinstance(leaf, LEAVES):
             yield leaf
         else:

@@ -119,7 +119,13 @@ from cgraph._torch.tensors import (
     wrapped,
     zero_each,
 )
-from cgraph._torch.trees import tree_flatten, tree_iter, tree_map, tree_unflatten
+from cgraph._torch.trees import (
+    tree_flatten,
+    tree_iter,
+    tree_iter_once,
+    tree_map,
+    tree_unflatten,
+)
 from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools, watch_routing
 from cgraph.errors import NoDriverError, TorchError
 
@@ -225,6 +231,7 @@ __all__ = [
     "transform_keys",
     "tree_flatten",
     "tree_iter",
+    "tree_iter_once",
     "tree_map",
     "tree_unflatten",
     "wait_between",

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils import _pytree
 
-__all__ = ["tree_flatten", "tree_iter", "tree_map", "tree_unflatten"]
+__all__ = ["tree_flatten", "tree_iter", "tree_iter_once", "tree_map", "tree_unflatten"]
 
 tree_unflatten = _pytree.tree_unflatten
 
@@ -21,6 +22,24 @@ def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
 def tree_iter(tree: Any) -> Iterator[Any]:
     """The leaves of a tree."""
     return iter(_pytree.tree_iter(tree, is_leaf=_is_size))
+
+
+def tree_iter_once(tree: Any, seen: dict[int, Any]) -> Iterator[Any]:
+    """The leaves of a tree, where a container that was met before is one: it may contain itself.
+
+    Args:
+        tree: The tree.
+        seen: Gets the containers that are met, by their ``id``, and keeps them alive.
+    """
+
+    def is_leaf(value: Any) -> bool:
+        if id(value) in seen or _is_size(value):
+            return True
+        if isinstance(value, dict | list | tuple | deque):
+            seen[id(value)] = value
+        return False
+
+    return iter(_pytree.tree_iter(tree, is_leaf=is_leaf))
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
