@@ -17,7 +17,7 @@ from cgraph._functions.limits import Limits
 from cgraph.errors import CgraphError, InstantiateError, StateError
 from graphed_calls import near, states
 from lab import Lab, SimLab, fresh
-from ladders import SIZES, doubled, require_right
+from ladders import SIZES, doubled, nth, refuse, require_right, require_whole
 
 
 def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> None:
@@ -38,23 +38,15 @@ def test_hooks_run_once_for_each_graph_in_the_thread_that_captures(lab: Lab) -> 
 
 @pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
 def test_an_interrupt_leaves_no_key_half_done(lab: Lab, given: int) -> None:
-    seen: list[object] = []
-
-    def interrupt(graph: object) -> None:
-        seen.append(graph)
-        if len(seen) == 2:
-            raise KeyboardInterrupt
-
+    interrupt = nth(2, lambda graph: refuse(KeyboardInterrupt, "the user's"))
     function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     with (
         cgraph.register_graph_instantiate_hook(interrupt),
-        pytest.raises(KeyboardInterrupt),
+        pytest.raises(KeyboardInterrupt, match="the user's"),
     ):
         function.capture(fresh(lab, given, 5))
-    seen.clear()
     assert states(function) == ["captured"] + ["eager"] * (len(SIZES) - 1)
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
+    require_whole(function, lab)
 
 
 @pytest.mark.parametrize("given", [3, 8])
@@ -84,23 +76,15 @@ def test_graphs_that_a_hook_lets_go_keep_no_others_from_being_instantiated(
 def test_a_key_whose_graph_is_let_go_as_it_is_ready_is_captured_at_its_next_call(
     lab: Lab, given: int
 ) -> None:
-    seen: list[int] = []
-
-    def reset_third(graph: cgraph.CUDAGraph) -> None:
-        seen.append(1)
-        if len(seen) == 3:
-            graph.reset()
-
     function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     with (
-        cgraph.register_graph_instantiate_hook(reset_third),
+        cgraph.register_graph_instantiate_hook(nth(3, lambda graph: graph.reset())),
         pytest.raises(StateError, match=r"in no hook") as caught,
     ):
         function.capture(fresh(lab, given, 5))
     assert "float32[4, 5]" in str(getattr(caught.value, "__notes__", caught.value))
     assert states(function).count("captured") == len(SIZES) - 1
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
+    require_whole(function, lab)
 
 
 @pytest.mark.parametrize("given", [3, 8])  # rows that are made up, or cut
@@ -120,8 +104,7 @@ def test_a_function_that_a_hook_resets_forgets_the_graphs_that_wait(lab: Lab, gi
         function.capture(fresh(lab, given, 5))
     assert sorted(destroyed) == [1, 2, 3]
     assert states(function) == ["captured"] * (len(SIZES) - 3)
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
+    require_whole(function, lab)
 
 
 @pytest.mark.parametrize("given", [3, 8])
@@ -135,33 +118,27 @@ def test_a_function_that_a_hook_resets_as_the_first_graph_is_ready_forgets_all(
     with cgraph.register_graph_instantiate_hook(reset):
         function.capture(fresh(lab, given, 5))
     assert states(function) == []
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
+    require_whole(function, lab)
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
 def test_a_key_that_cannot_be_given_its_graph_runs_eagerly_until_its_next_call(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, error: type[BaseException]
 ) -> None:
-    made: list[object] = []
-    make = capturing.entry_of_graph
+    make, fail = capturing.entry_of_graph, nth(2, lambda: refuse(error, "no entry"))
 
     def fail_once(*args: Any, **kwargs: Any) -> Any:
-        made.append(args)
-        if len(made) == 2:
-            raise error("no entry")
+        fail()
         return make(*args, **kwargs)
 
     function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     with monkeypatch.context() as patch, pytest.raises(error, match="no entry"):
         patch.setattr(capturing, "entry_of_graph", fail_once)
         function.capture(fresh(lab, 8, 5))
-    made.clear()
     # An interrupt leaves none.
     left = len(SIZES) - 1 if error is MemoryError else 0
     assert states(function).count("captured") == left
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
+    require_whole(function, lab)
 
 
 @pytest.mark.parametrize("given", [4, 8])
@@ -170,14 +147,8 @@ def test_a_graph_that_a_callback_has_called_for_is_captured_once_more_and_kept_o
 ) -> None:
     net, x = nn.Linear(5, 5, device=lab.device), fresh(lab, 8, 5)
     captures: list[int] = []
-    gone: list[int] = []
-
-    def call(*_: object) -> None:
-        gone.append(1)
-        if len(gone) == 3:
-            found.append(near(function(x), net(x)))
-
     found: list[bool] = []
+    call = nth(3, lambda *_: found.append(near(function(x), net(x))))
     function = cgraph.graphed(net, sizes=SIZES, measure=False)
     with torch.no_grad():
         with cgraph.register_graph_capture_end_hook(lambda g: g.register_destroy_callback(call)):
@@ -197,18 +168,14 @@ def test_a_graph_that_a_callback_has_called_for_is_captured_once_more_and_kept_o
 def test_graphs_that_go_for_others_as_they_are_ready_are_captured_at_their_next_call(
     lab: Lab, keep_templates: bool, given: int
 ) -> None:
-    seen: list[int] = []
-
     def call_others(graph: cgraph.CUDAGraph) -> None:
-        seen.append(1)
-        if len(seen) == 1:
-            for width in (7, 8, 9):
-                y = fresh(lab, 2, width)
-                assert torch.equal(function(y), torch.relu(y * 2))
+        for width in (7, 8, 9):
+            y = fresh(lab, 2, width)
+            assert torch.equal(function(y), torch.relu(y * 2))
 
     options: dict[str, Any] = {"max_graphs": len(SIZES), "keep_templates": keep_templates}
     function = cgraph.graphed(doubled, sizes=SIZES, measure=False, **options)
-    with cgraph.register_graph_instantiate_hook(call_others):
+    with cgraph.register_graph_instantiate_hook(nth(1, call_others)):
         function.capture(fresh(lab, given, 5), progress=False)
     for _ in range(2):
         require_right(function, lab, SIZES)
@@ -220,22 +187,17 @@ def test_graphs_that_go_for_others_as_they_are_ready_are_captured_at_their_next_
 def test_a_key_that_is_given_its_graph_by_half_lets_it_go(
     lab: Lab, monkeypatch: pytest.MonkeyPatch, error: type[BaseException], given: int
 ) -> None:
-    served: list[object] = []
-    evict = Limits.evict
+    evict, fail = Limits.evict, nth(2, lambda: refuse(error, "no room"))
 
     def fail_once(self: Limits, key: Any) -> None:
-        served.append(key)
-        if len(served) == 2:
-            raise error("no room")
+        fail()
         evict(self, key)
 
     function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
     with monkeypatch.context() as patch, pytest.raises(error, match="no room"):
         patch.setattr(Limits, "evict", fail_once)
         function.capture(fresh(lab, given, 5))
-    served.clear()
-    require_right(function, lab, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
+    require_whole(function, lab)
 
 
 def test_an_error_of_a_ladder_keeps_no_argument_of_its_call(lab: Lab) -> None:
@@ -299,8 +261,7 @@ def test_a_graph_that_the_driver_refuses_is_let_go_and_the_others_serve_calls(
     baseline = sim.simulator.live()
     function = with_one_refused(sim, x, [])
     assert states(function).count("captured") == len(SIZES) - 1
-    require_right(function, sim, SIZES)
-    assert states(function) == ["captured"] * len(SIZES)
+    require_whole(function, sim)
     del function
     gc.collect()
     sim.simulator.synchronize()

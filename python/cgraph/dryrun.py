@@ -107,8 +107,8 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
     Raises:
         ArgumentError: ``warmup`` is no count.
         CaptureError: A capture is open, or the function cannot be captured.
-        NotImplementedError: The function has an operator of higher order, such as ``torch.cond``,
-            and torch is too old to let others look at those (2.8).
+        NotImplementedError: The function makes an operator of higher order, as a first import of
+            torch's compiler does, and torch is too old to let others look at it (2.8).
     """
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
         raise ArgumentError(f"warmup is {warmup!r}, expected a number of calls, at least 0")

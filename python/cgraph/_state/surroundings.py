@@ -199,9 +199,6 @@ def attributes_of(function: object) -> dict[str, Any]:
 
 def _leaves_of(objects: object, seen: dict[int, Any]) -> Iterator[Any]:
     for leaf in tree_iter_once(objects, seen):
-        if id(leaf) in seen:
-            continue
-        seen[id(leaf)] = leaf
         if isinstance(leaf, LEAVES):
             yield leaf
         else:

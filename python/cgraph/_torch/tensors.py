@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -61,6 +61,9 @@ __all__ = [
 Mode = TypeVar("Mode")
 
 is_transformed = torch._C._are_functorch_transforms_active
+# In as few launches as may be.
+copy_each = torch._foreach_copy_
+zero_each = torch._foreach_zero_
 # Its ``_current_level`` is from 0 on inside ``dual_level()``.
 forward_ad = vars(torch.autograd.forward_ad)
 
@@ -336,16 +339,6 @@ def wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
             yield from wrapped(getattr(tensor, name))
     else:
         yield tensor
-
-
-def copy_each(targets: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]) -> None:
-    """Copy each tensor to the target of its place, in as few launches as may be."""
-    torch._foreach_copy_([*targets], [*sources])
-
-
-def zero_each(tensors: Sequence[torch.Tensor]) -> None:
-    """Let all tensors be zero, in as few launches as may be."""
-    torch._foreach_zero_([*tensors])
 
 
 def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Tensor:

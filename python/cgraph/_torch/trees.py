@@ -25,11 +25,11 @@ def tree_iter(tree: Any) -> Iterator[Any]:
 
 
 def tree_iter_once(tree: Any, seen: dict[int, Any]) -> Iterator[Any]:
-    """The leaves of a tree, where a container that was met before is one: it may contain itself.
+    """The leaves of a tree that were not met before; containers may contain themselves.
 
     Args:
         tree: The tree.
-        seen: Gets the containers that are met, by their ``id``, and keeps them alive.
+        seen: What was met, by its ``id``; it gets leaves and containers, and keeps them alive.
     """
 
     def is_leaf(value: Any) -> bool:
@@ -39,7 +39,10 @@ def tree_iter_once(tree: Any, seen: dict[int, Any]) -> Iterator[Any]:
             seen[id(value)] = value
         return False
 
-    return iter(_pytree.tree_iter(tree, is_leaf=is_leaf))
+    for leaf in _pytree.tree_iter(tree, is_leaf=is_leaf):
+        if id(leaf) not in seen:
+            seen[id(leaf)] = leaf
+            yield leaf
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:

@@ -133,7 +133,7 @@ class Padded:
                     else:
                         static.copy_(_resized(tensor, dim, static.shape[dim], self._pad))
                 return
-            _torch.copy_each(self._heads, tensors)
+            _torch.copy_each(self._heads, list(tensors))
             tails = [tail for tail in self._tails if tail is not None]
             if self._pad == "zero":
                 _torch.zero_each(tails)
