@@ -45,6 +45,24 @@ def ladder(x: Tensor) -> bool:
     return set(states(function)) == {"captured"}
 
 
+def ladder_alone(x: Tensor) -> bool:
+    """Three sizes of which nothing but the captures runs, right whether or not that fails."""
+    with quiet(), torch.no_grad():
+        function = cgraph.graphed(
+            lambda x: torch.relu(x * 2) + torch.rand_like(x) * 0,
+            sizes=[5, 9, 64],
+            warmup=0,
+            preserve_state=False,
+        )
+        try:
+            function.capture(x, progress=False)
+        finally:
+            for rows in (64, 9, 5):
+                given = x[:rows].clone().normal_()
+                assert torch.equal(function(given), torch.relu(given * 2))
+    return set(states(function)) == {"captured"}
+
+
 def open_calls(x: Tensor) -> bool:
     """Two calls before either backward pass; the gradients are right whether or not that fails."""
     net = nn.Linear(8, 3)
@@ -87,7 +105,7 @@ def calls_with_a_break(x: Tensor) -> bool:
     return states(graphed) == ["captured"]
 
 
-SCENARIOS = [calls_of_two_keys, ladder, open_calls, calls_with_a_break]
+SCENARIOS = [calls_of_two_keys, ladder, ladder_alone, open_calls, calls_with_a_break]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

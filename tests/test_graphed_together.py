@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -28,8 +29,10 @@ def as_it_is(x: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("keep_templates", [False, True])
-def test_every_size_of_a_ladder_is_instantiated_and_right(lab: Lab, keep_templates: bool) -> None:
-    function = cgraph.graphed(doubled, sizes=SIZES, keep_templates=keep_templates, measure=False)
+def test_every_size_of_a_ladder_is_instantiated_and_right(
+    lab: Lab, ladder: dict[str, Any], keep_templates: bool
+) -> None:
+    function = cgraph.graphed(doubled, sizes=SIZES, keep_templates=keep_templates, **ladder)
     function.capture(fresh(lab, 3, 5)).freeze()
     with misses() as seen:
         require_right(function, lab, SIZES)
@@ -165,15 +168,19 @@ def test_a_ladder_of_more_sizes_than_keys_without_a_graph_are_remembered_is_capt
     assert torch.equal(function(x), doubled(x))
 
 
-def test_graphs_that_do_not_fit_at_once_are_instantiated_one_by_one(lab: Lab) -> None:
-    function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3, measure=False)
+def test_graphs_that_do_not_fit_at_once_are_instantiated_one_by_one(
+    lab: Lab, ladder: dict[str, Any]
+) -> None:
+    function = cgraph.graphed(doubled, sizes=SIZES, max_graphs=3, **ladder)
     function.capture(fresh(lab, 3, 5))
     assert states(function).count("captured") == 3
     require_right(function, lab, SIZES)
 
 
-def test_a_ladder_goes_on_beside_keys_that_were_captured_before(lab: Lab) -> None:
-    function = cgraph.graphed(doubled, sizes=SIZES, measure=False)
+def test_a_ladder_goes_on_beside_keys_that_were_captured_before(
+    lab: Lab, ladder: dict[str, Any]
+) -> None:
+    function = cgraph.graphed(doubled, sizes=SIZES, **ladder)
     require_right(function, lab, [4])
     function.capture(fresh(lab, 3, 5), sizes=[4, 8])
     function.capture(fresh(lab, 3, 5))

@@ -101,11 +101,20 @@ class Recording(Protocol):
     def pool(self) -> Handle:
         """Token of the pool that captured work allocates from."""
 
+    def end(self) -> None:
+        """End the capture on the stream it began on; on an error nothing is left behind.
+
+        What is made of it can wait for :meth:`finish`.
+        """
+
     def finish(self) -> Captured:
-        """End the capture on the stream it began on; on an error nothing is left behind."""
+        """What the capture has made, which ends unless it has; on an error nothing is left."""
 
     def abandon(self) -> str | None:
-        """End the capture and throw its work away; says what the driver had against it."""
+        """End the capture and throw its work away; says what the driver had against it.
+
+        One that has ended and is not finished is thrown away, too.
+        """
 
     def leave_modes(self) -> None:
         """Leave its dispatch modes where autograd has put them back after its end."""

@@ -382,6 +382,16 @@ class CUDAGraph(_core.Graph):
 
         return replay
 
+    def _capture_ends(self) -> None:
+        """End a capture, and leave it to :meth:`capture_end_pre` what is made of it."""
+        recording = self._recording
+        assert recording is not None
+        try:
+            recording.end()
+        except BaseException:
+            self._recording = None
+            raise
+
     def _require_empty(self) -> None:
         if self._recording is not None:
             raise StateError(

@@ -128,6 +128,11 @@ impl Graph {
         slf.get().hooks.run(hook::parse_phase(phase)?, slf)
     }
 
+    /// Whether hooks of all graphs or of this one are to run.
+    fn _has_hooks(&self, phase: &str) -> PyResult<bool> {
+        Ok(self.hooks.has(hook::parse_phase(phase)?))
+    }
+
     /// Adds a callable that is called without arguments at the reset or death of the graph.
     fn _register_destroy(
         &self,

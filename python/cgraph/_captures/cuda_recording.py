@@ -66,6 +66,8 @@ class Recording:
         self._others: list[PoolHandle] = []
         self._watch = watch
         self._labels = labels
+        # Of a capture that has ended, until it is finished.
+        self._template: _core.Template | None = None
         self._footprint: Footprint | None = None
         self._history: _torch.History | None = None
         self._capturing = _core.Stream(device, handle=stream.cuda_stream)
@@ -91,8 +93,8 @@ class Recording:
         """Token of the pool of the capture."""
         return self._handle
 
-    def finish(self) -> Captured:
-        """End the capture; on an error nothing is left behind."""
+    def end(self) -> None:
+        """End the capture, and leave it to :meth:`finish` what is made of it."""
         here = torch.cuda.current_device(), _torch.current_raw_stream(self._ordinal)
         if here != (self._ordinal, self._stream.cuda_stream):
             current = torch.cuda.current_stream()
@@ -113,13 +115,29 @@ class Recording:
             if isinstance(ended, Exception):
                 raise self._failure(ended) from ended
             self._footprint = self._meter.finish(_torch.clear_workspaces, self._events)
-            return self._captured(ended)
+        except BaseException:
+            self._close()
+            raise
+        self._template = ended
+
+    def finish(self) -> Captured:
+        """What the capture has made, which ends unless it has; on an error nothing is left."""
+        if self._template is None:
+            self.end()
+        template, self._template = self._template, None
+        assert template is not None
+        try:
+            return self._captured(template)
         except BaseException:
             self._close()
             raise
 
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
+        template, self._template = self._template, None
+        if template is not None:
+            self._close()
+            return None
         try:
             with _torch.on_stream(self._stream):
                 ended = self._end()

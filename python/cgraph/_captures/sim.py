@@ -69,6 +69,8 @@ class Recording:
         statics: Sequence[torch.Tensor],
         recorder: Recorder | None = None,
     ) -> None:
+        # Of a capture that has ended, until it is finished.
+        self._captured: Captured | None = None
         self._feed = Feed(simulator, statics) if statics else None
         self._simulator = simulator
         self._capture = capture
@@ -102,8 +104,8 @@ class Recording:
         """Token of the pool of the capture."""
         return self._handle
 
-    def finish(self) -> Captured:
-        """End the capture; on an error nothing is left behind."""
+    def end(self) -> None:
+        """End the capture, and leave it to :meth:`finish` what is made of it."""
         current = self._simulator.current_stream()
         if current != self._stream:
             self.abandon()
@@ -131,7 +133,7 @@ class Recording:
         template = self._capture.finish()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
         template.retain_pool(self._handle.mem_pool._core)
-        return Captured(
+        self._captured = Captured(
             template,
             pools=[self._handle],
             current=self._simulator.stream_of_replay,
@@ -143,8 +145,19 @@ class Recording:
             footprint=footprint,
         )
 
+    def finish(self) -> Captured:
+        """What the capture has made, which ends unless it has; on an error nothing is left."""
+        if self._captured is None:
+            self.end()
+        captured, self._captured = self._captured, None
+        assert captured is not None
+        return captured
+
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
+        captured, self._captured = self._captured, None
+        if captured is not None:
+            return None
         self._end_recording()
         self._handle.mem_pool.recorded()
         try:

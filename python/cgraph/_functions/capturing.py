@@ -90,6 +90,11 @@ class Capturing:
         """A call, taken apart."""
         return Call(self._arguments, self.surroundings().owned, args, kwargs)
 
+    @property
+    def reached(self) -> Surroundings | None:
+        """What is reached by the call whose key was asked for last; None after a reset."""
+        return self._reached
+
     def surroundings(self, call: Call | None = None) -> Surroundings:
         """What the function reaches, as it was at the last capture or is now.
 
@@ -207,45 +212,19 @@ class Capturing:
 
         The key has no graph afterwards if it was forgotten during the capture, as by ``reset()``.
         """
-        _torch.keep_from_tracing()
         driver = _driver.current()
         was_evicted = key.state == "evicted"
         surroundings = self._reached
         assert surroundings is not None
         needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
-        pool, stream = self.places.place(driver, needs_grad)
-        # Replays would write what nothing puts back, and no call has shown.
-        may_replay = bool(self._options.preserve_state or self._options.warmup)
-        measures = self._options.measure and not self._options.debug and may_replay
-        only_captures = not (self._options.warmup or measures or needs_grad or self._options.debug)
-        preserve = self._options.preserve_state
-        constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
-        plan = Plan(
-            function=self.function,
-            name=self.name,
-            pool=pool,
-            stream=stream,
-            mode=self._options.capture_error_mode,
-            warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
-            preserve=preserve,
-            measure=measures,
-            keep_template=self._options.keep_templates and not self._options.debug,
-            instantiates=together is None or measures or bool(self._options.debug),
-            only_captures=only_captures,
-            dictionaries=surroundings.dictionaries,
-            search=functools.partial(found_tensors, self.function, surroundings.modules, constants),
-            moved=surroundings.find_displaced,
-            # A debugger looks at the operators of what is written.
-            compiles=driver.captures_compiled and not self._options.debug,
-            debugs=bool(self._options.debug),
-        )
-        with busy(), claimed(pool):
-            if not only_captures:
+        plan = self.plan(call, surroundings, driver, waits=together is not None)
+        with busy(), claimed(plan.pool):
+            if not plan.only_captures:
                 # Replays on any stream may still read what is about to be written.
                 driver.synchronize()
             with _torch.without_gradients():
-                fills = not only_captures
-                statics = self.places.statics(driver, call.tensors, not needs_grad, fills)
+                shares, fills = not needs_grad, not plan.only_captures
+                statics = self.places.statics(driver, call.tensors, shares, fills)
             lane = self.places.lane(driver)
             recorded: Recorded | Trained
             if needs_grad:
@@ -257,19 +236,87 @@ class Capturing:
                     refusals.require_no_gradient(recorded)
                 else:
                     refusals.require_none_recorded(recorded)
-            has_called = not only_captures or (isinstance(recorded, Recorded) and recorded.breaks)
-            if has_called and not recorded.has_added_hooks:
-                surroundings = self._reach.after_call(call.modules, surroundings)
-            full: list[Holder] = []
-            if not isinstance(recorded, Trained):
-                gradients = recorded.gradients
-                self._note_without(gradients.made)
-                full = [*recorded.states, *gradients.followed()]
-            # Where the call itself has moved something, the next one captures anew.
-            if (recorded.used or full) and surroundings.moved is None:
-                surroundings = surroundings.with_holders(recorded.used, full)
+            surroundings = self.followed(call, recorded, surroundings, not plan.only_captures)
             if self._options.debug:
                 self._debug(plan, key, call, recorded, surroundings.storages)
+        self.keep(key, call, recorded, surroundings, lane, together)
+        if was_evicted:
+            key.again("evicted", None, user_line())
+
+    def plan(
+        self, call: Call, surroundings: Surroundings, driver: _driver.Driver, *, waits: bool
+    ) -> Plan:
+        """How a call is to be captured.
+
+        Args:
+            call: The call.
+            surroundings: What its function reaches.
+            driver: The driver in force.
+            waits: Whether the graph may wait for its exec.
+        """
+        _torch.keep_from_tracing()
+        needs_grad = call.mode.grad and (call.needs_grad or surroundings.needs_grad)
+        pool, stream = self.places.place(driver, needs_grad)
+        # Replays would write what nothing puts back, and no call has shown.
+        may_replay = bool(self._options.preserve_state or self._options.warmup)
+        debugs = bool(self._options.debug)
+        measures = self._options.measure and not debugs and may_replay
+        constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
+        return Plan(
+            function=self.function,
+            name=self.name,
+            pool=pool,
+            stream=stream,
+            mode=self._options.capture_error_mode,
+            warmup=min(self._options.warmup, 1) if self._is_warm else self._options.warmup,
+            preserve=self._options.preserve_state,
+            measure=measures,
+            keep_template=self._options.keep_templates and not debugs,
+            instantiates=not waits or measures or debugs,
+            only_captures=not (self._options.warmup or measures or needs_grad or debugs),
+            dictionaries=surroundings.dictionaries,
+            search=functools.partial(found_tensors, self.function, surroundings.modules, constants),
+            moved=surroundings.find_displaced,
+            # A debugger looks at the operators of what is written.
+            compiles=driver.captures_compiled and not debugs,
+            debugs=debugs,
+        )
+
+    def followed(
+        self, call: Call, recorded: Recorded | Trained, surroundings: Surroundings, has_called: bool
+    ) -> Surroundings:
+        """What a function reaches, with what a graph of it reads that must still be there.
+
+        Args:
+            call: A call of the graph.
+            recorded: The graph.
+            surroundings: What the function reached before it was captured.
+            has_called: Whether something has run besides the capture. Breaks have anyway.
+        """
+        if isinstance(recorded, Recorded):
+            has_called |= bool(recorded.breaks)
+        if has_called and not recorded.has_added_hooks:
+            surroundings = self._reach.after_call(call.modules, surroundings)
+        full: list[Holder] = []
+        if not isinstance(recorded, Trained):
+            gradients = recorded.gradients
+            self._note_without(gradients.made)
+            full = [*recorded.states, *gradients.followed()]
+        # Where the call itself has moved something, the next one captures anew.
+        if (recorded.used or full) and surroundings.moved is None:
+            return surroundings.with_holders(recorded.used, full)
+        return surroundings
+
+    def keep(
+        self,
+        key: Key,
+        call: Call,
+        recorded: Recorded | Trained,
+        surroundings: Surroundings,
+        lane: _core.Lane | None,
+        together: Together | None,
+    ) -> None:
+        """Let a key have a graph, now or when it has an exec."""
         # Unless something in the capture has called reset().
         self._is_warm = self.limits.knows(key)
         hold = functools.partial(
@@ -279,8 +326,6 @@ class Capturing:
             together.add(key, recorded, hold)
         else:
             self.limits.hold_unless_gone(key, recorded, hold)
-        if was_evicted:
-            key.again("evicted", None, user_line())
 
     def _note_without(self, leaves: Sequence[torch.Tensor]) -> None:
         """Calls with gradients in these leaves have keys of their own from now on."""

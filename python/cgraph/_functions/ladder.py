@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from cgraph._captures.collector import gc_frozen
+from cgraph._functions.alone import capture_alone
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.padding.padded import resized
 from cgraph._functions.together import instantiated_together
@@ -62,12 +63,13 @@ def capture_ladder(
     # Rows that are made up are copies of real ones: numbers that index something stay in range.
     pad: Pad = "repeat" if not callable(options.pad) else options.pad
     largest_first = sorted(wanted, reverse=True)
-    calls = (call.replaced(resized(call.tensors, found, size, pad)) for size in largest_first)
+    calls: Iterator[Call] = (
+        call.replaced(resized(call.tensors, found, size, pad)) for size in largest_first
+    )
     # Calls that are cut share the memory of the given one; others are made one at a time.
     are_cut = found.rows >= largest_first[0]
     bar = tqdm(
-        [*calls] if are_cut else calls,
-        f"capture {name}",
+        desc=f"capture {name}",
         total=len(wanted),
         unit="graph",
         leave=False,
@@ -75,7 +77,11 @@ def capture_ladder(
         file=sys.stderr,
     )
     with gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
-        if together is not None:
-            together.holds = are_cut
-        for resized_call in bar:
+        if together is not None and are_cut:
+            together.holds = True
+            ahead = [*calls]
+            done = capture_alone(capturing, ahead, is_frozen, together, bar.update)
+            calls = iter(ahead[done:])
+        for resized_call in calls:
             capturing.ahead(resized_call, is_frozen, together)
+            bar.update()

@@ -92,7 +92,7 @@ class Limits:
 
     def knows(self, key: Key) -> bool:
         """Whether a key is remembered."""
-        return any(one is key for one in self._keys.values())
+        return key in self._keys.values()
 
     def knows_same_arguments(self, key: Key) -> bool:
         """Whether another key has a graph, whose arguments are the same given in another way."""

@@ -47,7 +47,10 @@ from cgraph.segments import SegmentedGraph
 
 __all__ = [
     "again_compiled",
+    "captured",
     "record",
+    "storages_in_place",
+    "wait_after_error",
     "warn_uncompiled",
     "watched",
 ]
@@ -107,7 +110,7 @@ def _record(
         begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
         last.push(functools.partial(put_back_attributes, begun, begin))
         # Work reads memory that an error is about to let go.
-        last.push(functools.partial(_wait_after_error, driver))
+        last.push(functools.partial(wait_after_error, driver))
         if not plan.only_captures:
             # The calls before read the static tensors on another stream than the one that filled
             # them, and replays may write them on yet another.
@@ -158,7 +161,7 @@ def _record(
                     rollback.rewind()
 
                 capture = functools.partial(
-                    _captured, run, plan, call, statics, driver, drawn, again
+                    captured, run, plan, call, statics, driver, drawn, again
                 )
                 graph, result = _compiled(capture, plan, rollback, again)
             outputs, spec = tree_flatten(result)
@@ -198,9 +201,7 @@ def _record(
                 for place, (static, version) in enumerate(zip(statics, versions, strict=True))
                 if static._version != version or rollback.captures_write(static) or place in written
             ]
-            in_place = [leaf.value for leaf in call.leaves if leaf.kind == "fixed"]
-            memories = [_torch.memory_of(tensor) for tensor in in_place]
-            recorded.in_place = {_torch.storage_id(one) for one in memories if one is not None}
+            recorded.in_place = storages_in_place(call)
             recorded.seconds = time.perf_counter() - began
             # Replays would run the breaks as well, whose Python may do anything.
             if plan.measure and not recorded.breaks and not rollback.has_unseen:
@@ -264,7 +265,7 @@ def _warm_up(
 
 
 def _compiled(
-    capture: Callable[[Callable[[], bool]], Captured],
+    capture: Callable[[Callable[[CUDAGraph], None]], Captured],
     plan: Plan,
     rollback: Rollback,
     again: Callable[[], None],
@@ -272,7 +273,7 @@ def _compiled(
     """Capture as it was written, which shows what it writes and uses; then compiled, if it can be.
 
     Args:
-        capture: Captures; it is asked at the end of the function whether the graph is a draft.
+        capture: Captures; what it is given ends the capture.
         plan: How.
         rollback: What sees the operators.
         again: Lets all be as before a capture.
@@ -281,7 +282,14 @@ def _compiled(
     def is_draft() -> bool:
         return bool(plan.warmup) and plan.compiles and rollback.has_uncompiled
 
-    graph, result = capture(is_draft)
+    def ends(graph: CUDAGraph) -> None:
+        """A draft is not instantiated, and hooks do not learn of it."""
+        if is_draft():
+            graph.capture_end_pre()
+        else:
+            _end(plan, graph)
+
+    graph, result = capture(ends)
     if not is_draft():
         if plan.compiles and rollback.has_uncompiled:
             # A first call may keep what it makes, and nobody would compute that of a draft.
@@ -289,7 +297,8 @@ def _compiled(
         return graph, result
     del result
     graph.reset()
-    return again_compiled(functools.partial(capture, bool), rollback, again, plan.name)
+    compiled = functools.partial(capture, functools.partial(_end, plan))
+    return again_compiled(compiled, rollback, again, plan.name)
 
 
 def again_compiled(
@@ -347,7 +356,7 @@ def warn_uncompiled(name: str, reason: str) -> None:
     )
 
 
-def _captured(
+def captured(
     run: Callable[[], Any],
     plan: Plan,
     call: Call,
@@ -355,9 +364,20 @@ def _captured(
     driver: _driver.Driver,
     generators: Sequence[torch.Generator],
     again: Callable[[], None],
-    is_draft: Callable[[], bool],
+    ends: Callable[[CUDAGraph], None],
 ) -> Captured:
-    """Capture on the current stream. A draft is not instantiated, and hooks do not learn of it."""
+    """Capture on the current stream; in segments, if there is a break.
+
+    Args:
+        run: What is captured.
+        plan: How.
+        call: The call whose arguments it gets.
+        statics: The tensors that it gets for those of the call.
+        driver: The driver in force.
+        generators: Those that it may draw from besides the default one.
+        again: Lets all be as before a capture that is thrown away.
+        ends: Ends a capture that is whole.
+    """
     graph = CUDAGraph(keep_graph=plan.keep_template)
     for generator in generators:
         graph.register_generator_state(generator)
@@ -374,10 +394,7 @@ def _captured(
         graph._abandon(error)
         raise
     else:
-        if is_draft():
-            graph.capture_end_pre()
-        else:
-            _end(graph, plan)
+        ends(graph)
         return graph, result
     if plan.preserve and not plan.warmup:
         raise _UnseenWritesError
@@ -396,6 +413,13 @@ def _captured(
     )
 
 
+def storages_in_place(call: Call) -> set[int]:
+    """The numbers of the storages of arguments that are read where they lie."""
+    tensors = [leaf.value for leaf in call.leaves if leaf.kind == "fixed"]
+    memories = [_torch.memory_of(tensor) for tensor in tensors]
+    return {_torch.storage_id(one) for one in memories if one is not None}
+
+
 def _fill(statics: list[torch.Tensor], call: Call, driver: _driver.Driver) -> None:
     """Give static tensors the contents of a call's: breaks run in a capture, and read them."""
     # Replays on any stream may still read what is about to be written.
@@ -405,7 +429,7 @@ def _fill(statics: list[torch.Tensor], call: Call, driver: _driver.Driver) -> No
         static.data.copy_(tensor)
 
 
-def _end(graph: CUDAGraph, plan: Plan) -> None:
+def _end(plan: Plan, graph: CUDAGraph) -> None:
     """End a capture, up to the instantiation where somebody else does that."""
     if not plan.instantiates:
         graph.capture_end_pre()
@@ -451,7 +475,8 @@ class _Whole:
         raise _BreakFoundError
 
 
-def _wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None:
+def wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None:
+    """Wait for the work of a block that raises: it reads memory that the error lets go."""
     if error is not None:
         with suppress(Exception):  # what comes out is the first one
             driver.synchronize()

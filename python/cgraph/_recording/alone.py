@@ -1,0 +1,179 @@
+"""Captures in a row of which nothing but the captures runs, and nothing is put back."""
+
+from __future__ import annotations
+
+import functools
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._captures.collector import collections_held_off
+from cgraph._recording.calls import Call
+from cgraph._recording.capture import captured, storages_in_place, wait_after_error, watched
+from cgraph._recording.conditions import (
+    NotReadyError,
+    put_back_attributes,
+    require_same_numbers,
+    require_state,
+    require_unmoved,
+)
+from cgraph._recording.plan import Plan
+from cgraph._recording.recorded import Recorded
+from cgraph._recording.refusals import require_known_classes, require_none_recorded
+from cgraph._recording.unchanged import Unchanged
+from cgraph._state.attributes import Attributes
+from cgraph._state.holders import Holder
+from cgraph._state.rollback import Rollback
+from cgraph._state.search import Found
+from cgraph._state.stepping import Steps
+from cgraph._torch import tree_flatten
+from cgraph.cudagraph import CUDAGraph
+from cgraph.errors import CaptureError
+from cgraph.segments import SegmentedGraph
+
+__all__ = ["Ended", "recorded_alone"]
+
+_NOTHING = Found([], [], [], [], [], [])
+
+
+@dataclass
+class Ended:
+    """A capture that has ended, of which a graph is still to be made, unless hooks wanted it.
+
+    Attributes:
+        graph: What was captured.
+        result: What the function returned.
+        call: The call.
+        statics: What it got instead of the call's tensors.
+        mutated: The places of those that it writes.
+        states: Where the states of optimizers are that step in it.
+        has_added_hooks: Whether a hook was added to something meanwhile.
+        seconds: What it took.
+    """
+
+    graph: CUDAGraph | SegmentedGraph
+    result: Any
+    call: Call
+    statics: list[torch.Tensor]
+    mutated: list[int]
+    states: list[Holder]
+    has_added_hooks: bool
+    seconds: float
+
+    @property
+    def has_breaks(self) -> bool:
+        """Whether Python code of breaks has run."""
+        return isinstance(self.graph, SegmentedGraph)
+
+    @property
+    def is_made(self) -> bool:
+        """Whether there is a graph, which others may have and let go."""
+        return isinstance(self.graph, SegmentedGraph) or self.graph._recording is None
+
+    def finished(self) -> Recorded:
+        """The graph. Where the result is none that replays could return, it is let go."""
+        began = time.perf_counter()
+        if isinstance(self.graph, CUDAGraph) and not self.is_made:
+            self.graph.capture_end_pre()
+        outputs, spec = tree_flatten(self.result)
+        recorded = Recorded(self.graph, self.statics, outputs, spec)
+        try:
+            require_known_classes(outputs)
+            require_none_recorded(recorded)
+        except CaptureError:
+            recorded.reset()
+            raise
+        recorded.mutated, recorded.states = self.mutated, self.states
+        recorded.has_added_hooks = self.has_added_hooks
+        recorded.in_place = storages_in_place(self.call)
+        recorded.seconds = self.seconds + time.perf_counter() - began
+        return recorded
+
+
+@contextmanager
+def recorded_alone(
+    plan: Plan, driver: _driver.Driver
+) -> Iterator[Callable[[Call, list[torch.Tensor]], Ended]]:
+    """A block in which calls are captured, each by a function of the call and its static tensors.
+
+    What :func:`~cgraph._recording.capture.record` does around each capture is done once for all of
+    them, and what it does for calls before a capture is left out. Each capture leaves attributes as
+    they were before the first one, or is refused. After one with breaks, whose Python has run,
+    there must be no other one. All must be finished in the block.
+
+    Args:
+        plan: How. It ``is_alone``.
+        driver: The driver in force.
+    """
+    with ExitStack() as last:
+        steps = last.enter_context(watched(plan, Rollback(), _NOTHING))
+        begun = Attributes(plan.dictionaries)
+        last.push(functools.partial(put_back_attributes, begun, _NOTHING))
+        last.push(functools.partial(wait_after_error, driver))
+        last.enter_context(driver.stream(plan.stream))
+        last.enter_context(collections_held_off())
+        yield functools.partial(_record, plan, driver, steps, begun)
+
+
+def _record(
+    plan: Plan,
+    driver: _driver.Driver,
+    steps: Steps,
+    begun: Attributes,
+    call: Call,
+    statics: list[torch.Tensor],
+) -> Ended:
+    began = time.perf_counter()
+    unchanged = Unchanged(call, statics)
+
+    def run() -> Any:
+        args, kwargs = call.arguments(statics)
+        result = plan.function(*args, **kwargs)
+        unchanged.require(args, kwargs)
+        return result
+
+    versions = [static._version for static in statics]
+    hooks = _torch.hook_count()
+    graph, result = captured(run, plan, call, statics, driver, (), _is_as_before, _end)
+    try:
+        begun.require_no_new_tensor()
+        require_unmoved(plan)
+        require_state(steps)
+        # Python code of breaks runs in replays as well.
+        if isinstance(graph, CUDAGraph):
+            require_same_numbers(begun, _NOTHING)
+        else:
+            # The capture has run them, and the segments before them.
+            driver.synchronize()
+    except (CaptureError, NotReadyError):
+        graph.reset()
+        raise
+    pairs = enumerate(zip(statics, versions, strict=True))
+    return Ended(
+        graph,
+        result,
+        call,
+        statics,
+        mutated=[place for place, (static, version) in pairs if static._version != version],
+        states=steps.states(),
+        has_added_hooks=_torch.hook_count() != hooks,
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _end(graph: CUDAGraph) -> None:
+    """End a capture. A graph is made of it later, unless hooks want it now."""
+    if graph._has_hooks("capture_end"):
+        graph.capture_end_pre()
+        graph._run_hooks("capture_end")
+    else:
+        graph._capture_ends()
+
+
+def _is_as_before() -> None:
+    """A capture that is thrown away has left nothing that such a plan would put back."""
