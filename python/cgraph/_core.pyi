@@ -1,6 +1,6 @@
 """The native half of cgraph: cg-core for Python. Not a public interface."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, final
 
 from typing_extensions import Self, disjoint_base
@@ -273,13 +273,11 @@ class HookHandle:
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
 
-def instantiate_all(
-    graphs: Sequence[Graph], threads: int, meanwhile: Callable[[], object]
-) -> list[Exception | None]:
+def instantiate_all(graphs: Iterable[Graph], threads: int) -> list[Exception | None]:
     """Instantiate graphs in so many threads, all of one device and with their templates alone.
 
-    For each an error or None. Hooks do not run. ``meanwhile`` is called on this thread in the
-    meantime, unless an error comes out before; what it raises comes out at the end.
+    For each an error or None. Hooks do not run. ``graphs`` is gone through on this thread, while
+    others are instantiated; what it raises comes out at the end.
     """
 
 @final

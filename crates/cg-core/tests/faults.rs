@@ -445,7 +445,7 @@ fn many_templates_that_are_instantiated_at_once() {
         let templates = (1..4).map(template).collect::<Result<Vec<_>>>()?;
         let threads = NonZeroUsize::new(2).unwrap();
         let flags = InstantiateFlags::default();
-        let execs = Template::instantiate_all(&templates, flags, threads, || ())?;
+        let execs = Template::instantiate_all(templates, flags, threads)?;
         for (value, exec) in (1..).zip(execs) {
             f.replay(&exec?)?;
             check(&f.x, &all(value))?;

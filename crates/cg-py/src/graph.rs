@@ -1,5 +1,6 @@
 //! `Graph`: the state machine behind `cgraph.CUDAGraph`, with `replay()` as one native call.
 
+use std::iter;
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,42 +39,54 @@ struct State {
 }
 
 /// Instantiates graphs in so many threads, all of one device and with their templates alone; for each
-/// an error or none. Hooks do not run. `meanwhile` is called on this thread in the meantime, unless an
-/// error comes out before; what it raises comes out at the end.
+/// an error or none. Hooks do not run. The iterable is asked for graphs on this thread, while others
+/// are instantiated; what it raises comes out at the end.
 #[pyfunction]
 pub(crate) fn instantiate_all(
     py: Python<'_>,
-    graphs: Vec<PyRef<'_, Graph>>,
+    graphs: &Bound<'_, PyAny>,
     threads: NonZeroUsize,
-    meanwhile: &Bound<'_, PyAny>,
 ) -> PyResult<Vec<Option<PyErr>>> {
-    let mut templates = Vec::new();
-    let found: Vec<PyResult<()>> = graphs
-        .iter()
-        .map(|graph| graph.template().map(|template| templates.push(template)))
-        .collect();
+    let graphs = graphs.try_iter()?.unbind();
+    let mut found: Vec<(Py<Graph>, PyResult<()>)> = Vec::new();
+    let mut asked = Ok(());
+    let templates = iter::from_fn(|| {
+        Python::attach(|py| {
+            loop {
+                let next = graphs.bind(py).clone().next()?;
+                let next = next.and_then(|one| Ok(one.cast_into::<Graph>()?));
+                let graph = next.map_err(|error| asked = Err(error)).ok()?;
+                let template = graph.get().template();
+                let (template, is_there) = match template {
+                    Ok(template) => (Some(template), Ok(())),
+                    Err(error) => (None, Err(error)),
+                };
+                found.push((graph.unbind(), is_there));
+                if template.is_some() {
+                    return template;
+                }
+            }
+        })
+    });
     let flags = InstantiateFlags::default();
-    let meanwhile = meanwhile.clone().unbind();
-    let mut called = Ok(());
-    let call = || called = Python::attach(|py| meanwhile.call0(py).map(drop));
     let made = enter(py, || {
-        cg_core::Template::instantiate_all(&templates, flags, threads, call)
+        cg_core::Template::instantiate_all(templates, flags, threads)
     });
     let mut made = match made {
         Ok(made) => made.into_iter(),
-        Err(error) => return called.and(Err(error)),
+        Err(error) => return asked.and(Err(error)),
     };
-    let taken = graphs.into_iter().zip(found).map(|(graph, found)| {
-        if let Err(error) = found {
+    let taken = found.into_iter().map(|(graph, is_there)| {
+        if let Err(error) = is_there {
             return Some(error);
         }
         match made.next()? {
-            Ok(exec) => graph.take_exec(py, exec).err(),
+            Ok(exec) => graph.get().take_exec(py, exec).err(),
             Err(error) => Some(to_py(py, &error)),
         }
     });
     let taken = taken.collect();
-    called.map(|()| taken)
+    asked.map(|()| taken)
 }
 
 /// What a capture leaves for the execs that are made of it.

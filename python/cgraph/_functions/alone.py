@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 
 from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
@@ -77,8 +77,10 @@ def capture_alone(
             busy(),
             claimed(plan.pool),
             recorded_alone(plan, driver) as record,
-            _in_the_end() as later,
+            ExitStack() as last,
         ):
+            # Whatever comes: also those before one that fails.
+            last.callback(together.instantiate)
             for key, call, of_call in zip(keys, calls, statics, strict=True):
                 begun += 1
                 is_whole = True
@@ -94,7 +96,7 @@ def capture_alone(
                     if ended.is_made:
                         finish()
                     else:
-                        later(finish)
+                        together.make_later(finish)
                     is_whole = not ended.has_breaks
                 captured()
                 done += 1
@@ -107,34 +109,6 @@ def capture_alone(
         for key in keys[begun:]:
             capturing.limits.forget_unused(key)
     return done
-
-
-@contextmanager
-def _in_the_end() -> Iterator[Callable[[Callable[[], None]], None]]:
-    """A block that is given work, which is done at its end, in order, whatever it raises.
-
-    The first error comes out, that of the block before those of the work.
-    """
-    waiting: list[Callable[[], None]] = []
-    try:
-        yield waiting.append
-    except BaseException:
-        for work in waiting:
-            with suppress(Exception):
-                work()
-        raise
-    errors = []
-    for work in waiting:
-        try:
-            work()
-        except Exception as error:
-            errors.append(error)
-    if errors:
-        try:
-            raise errors[0]
-        finally:
-            # What it has come through is not to keep it.
-            errors.clear()
 
 
 def _wanted(capturing: Capturing, call: Call, is_frozen: bool) -> Key:

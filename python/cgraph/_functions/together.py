@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import functools
 import time
+from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -12,6 +12,7 @@ from cgraph import _core
 from cgraph._functions.keys import Key
 from cgraph._functions.limits import Limits
 from cgraph._recording.recorded import Recorded
+from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import add_note
 
 __all__ = ["Together", "instantiated_together"]
@@ -35,10 +36,14 @@ class Together:
         self.holds = False
         self._limits = limits
         self._last = last
-        self._waiting: list[_Waiting] = []
+        self._makings: deque[Callable[[], None]] = deque()
+        self._waiting: deque[_Waiting] = deque()
+        # Those that were to be instantiated.
+        self._tried: list[_Waiting] = []
+        self._errors: list[Exception] = []
 
     def add(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
-        """Let a graph wait for :meth:`finish`.
+        """Let a graph wait for :meth:`instantiate`.
 
         Args:
             key: Its key.
@@ -54,15 +59,44 @@ class Together:
         key.is_awaited = self.holds
         self._waiting.append(one)
 
+    def make_later(self, make: Callable[[], None]) -> None:
+        """Let a graph be made while threads instantiate others.
+
+        Args:
+            make: Makes it, and adds it.
+        """
+        self._makings.append(make)
+
+    def instantiate(self) -> None:
+        """Make and instantiate all. :meth:`finish` tells of errors."""
+        began, before = time.perf_counter(), len(self._tried)
+        try:
+            errors = _core.instantiate_all(self._graphs(), _THREADS)
+        except BaseException:
+            del self._tried[before:]
+            raise
+        tried = self._tried[before:]
+        seconds = (time.perf_counter() - began) / max(1, len(tried))
+        for one, error in zip(tried, errors, strict=True):
+            one.key.capture_seconds += seconds
+            one.error = error or one.error
+            if one.error is not None:
+                # No hook of another one is to find it.
+                self._let_go(one)
+
     def finish(self) -> None:
-        """Instantiate all. Those for which that fails are let go, and the first error comes out."""
-        waiting, self._waiting = self._waiting, []
-        wanted = [one for one in waiting if self._is_wanted(one)]
-        self._instantiate(wanted)
-        for one in wanted:
+        """Instantiate all that wait, and run hooks. Those for which that fails are let go.
+
+        Raises:
+            Exception: The first error.
+        """
+        self.instantiate()
+        tried, self._tried = self._tried, []
+        for one in tried:
             self._go_on(one)
-        errors = [one.error for one in wanted if one.error is not None]
-        for one in wanted:
+        errors = [*self._errors, *(one.error for one in tried if one.error is not None)]
+        self._errors.clear()
+        for one in tried:
             one.error = None
         if errors:
             try:
@@ -71,32 +105,32 @@ class Together:
                 # What it has come through is not to keep it, and arguments with it.
                 errors.clear()
 
-    def _is_wanted(self, one: _Waiting) -> bool:
-        """Whether no callback has captured the key again, or let it be forgotten."""
-        if one.hold is None:
-            return one.key.recorded is one.recorded
-        return one.key.recorded is None and self._limits.knows(one.key)
-
-    def _instantiate(self, wanted: list[_Waiting]) -> None:
-        began = time.perf_counter()
-        graphs = [one.recorded.whole for one in wanted]
-        hold = functools.partial(self._hold, wanted)
-        errors = _core.instantiate_all(graphs, _THREADS, hold)
-        seconds = (time.perf_counter() - began) / max(1, len(wanted))
-        for one, error in zip(wanted, errors, strict=True):
-            one.key.capture_seconds += seconds
-            one.error = error or one.error
-            if one.error is not None:
-                # No hook of another one is to find it.
-                self._let_go(one)
-
-    def _hold(self, wanted: list[_Waiting]) -> None:
-        for one in wanted:
+    def _graphs(self) -> Iterator[CUDAGraph]:
+        """The graphs that are to be instantiated. All are held in the end."""
+        before = len(self._tried)
+        while self._waiting or self._makings:
+            if self._waiting:
+                one = self._waiting.popleft()
+                if self._is_wanted(one):
+                    self._tried.append(one)
+                    yield one.recorded.whole
+                continue
+            try:
+                self._makings.popleft()()
+            except Exception as error:
+                self._errors.append(error)
+        for one in self._tried[before:]:
             if one.hold is not None:
                 try:
                     one.hold()
                 except Exception as error:
                     one.error = error
+
+    def _is_wanted(self, one: _Waiting) -> bool:
+        """Whether no callback has captured the key again, or let it be forgotten."""
+        if one.hold is None:
+            return one.key.recorded is one.recorded
+        return one.key.recorded is None and self._limits.knows(one.key)
 
     def _go_on(self, one: _Waiting) -> None:
         """Run the hooks of a graph that is ready, which may let it go, or put it away."""

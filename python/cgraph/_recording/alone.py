@@ -77,7 +77,6 @@ class Ended:
 
     def finished(self) -> Recorded:
         """The graph. Where the result is none that replays could return, it is let go."""
-        began = time.perf_counter()
         if isinstance(self.graph, CUDAGraph) and not self.is_made:
             self.graph.capture_end_pre()
         outputs, spec = tree_flatten(self.result)
@@ -91,7 +90,7 @@ class Ended:
         recorded.mutated, recorded.states = self.mutated, self.states
         recorded.has_added_hooks = self.has_added_hooks
         recorded.in_place = storages_in_place(self.call)
-        recorded.seconds = self.seconds + time.perf_counter() - began
+        recorded.seconds = self.seconds
         return recorded
 
 

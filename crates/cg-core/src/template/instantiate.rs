@@ -1,12 +1,13 @@
 //! Execs of templates: one, or many at the same time.
 
+use std::iter;
 use std::num::NonZeroUsize;
 use std::panic::resume_unwind;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
 use super::Template;
+use crate::device::Device;
 use crate::driver::InstantiateFlags;
 use crate::driver::handle::NodeHandle;
 use crate::driver::owned::{OwnedExec, OwnedGraph, relaxed, same_driver};
@@ -44,9 +45,9 @@ impl Template {
     /// CUDA does this side by side: 51 graphs of 390 nodes took 85 ms in one thread, 50 in two, 32 in
     /// four and 36 in eight (H200, CUDA 13.0). [`Exec::device_bytes`] is an equal share for each.
     ///
-    /// `meanwhile` is called on this thread as the others have begun, unless an error comes before:
-    /// `|| ()` for nothing. The thread's capture mode is relaxed then, and what it takes of the
-    /// device's memory counts as the execs'.
+    /// Templates may be made one by one while others are instantiated: the iterator is asked for them
+    /// on this thread. The thread's capture mode is relaxed then, and what that takes of the device's
+    /// memory counts as the execs'.
     ///
     /// ```
     /// # use cg_core::{Device, InstantiateFlags, Memory, Sim, Template, Work};
@@ -61,33 +62,30 @@ impl Template {
     /// };
     /// let templates = [template(1)?, template(2)?];
     /// let threads = NonZeroUsize::new(4).expect("four is not zero");
-    /// let execs = Template::instantiate_all(&templates, InstantiateFlags::default(), threads, || ())?;
+    /// let execs = Template::instantiate_all(templates, InstantiateFlags::default(), threads)?;
     /// assert!(execs.iter().all(Result::is_ok));
     /// # Ok::<(), cg_core::Error>(())
     /// ```
     ///
     /// # Errors
-    /// [`Error::Foreign`] for a template of another device; what the driver reports of its memory.
+    /// What the driver reports of its memory. A template of another device than the first one is
+    /// [`Error::Foreign`] in its place.
     pub fn instantiate_all(
-        templates: &[Arc<Self>],
+        templates: impl IntoIterator<Item = Arc<Self>>,
         flags: InstantiateFlags,
         threads: NonZeroUsize,
-        meanwhile: impl FnOnce(),
     ) -> Result<Vec<Result<Exec>>> {
-        let Some(first) = templates.first() else {
-            meanwhile();
+        let mut templates = templates.into_iter();
+        let Some(first) = templates.next() else {
             return Ok(Vec::new());
         };
-        let device = &first.device;
-        for other in templates {
-            let object = format!("{other:?}, one of many to be instantiated");
-            same_driver(&**device.driver(), &**other.device.driver(), &object)?;
-        }
+        let device = first.device.clone();
         device.collect();
-        let (made, bytes) = device.measure(|| make_all(templates, flags, threads, meanwhile))?;
-        let count = made.iter().filter(|one| one.is_ok()).count().max(1) as u64;
+        let all = iter::once(first).chain(templates);
+        let (made, bytes) = device.measure(|| make_all(&device, all, flags, threads))?;
+        let count = made.iter().filter(|(_, one)| one.is_ok()).count().max(1) as u64;
         let mut rest = bytes % count;
-        let execs = templates.iter().zip(made).map(|(template, made)| {
+        let execs = made.into_iter().map(|(template, made)| {
             let made = made?;
             let share = bytes / count + std::mem::take(&mut rest);
             Ok(template.exec(made, share))
@@ -117,41 +115,57 @@ impl Template {
     }
 }
 
-/// What the execs are made of, in the order of the templates.
+/// The templates, and what their execs are made of.
 fn make_all(
-    templates: &[Arc<Template>],
+    device: &Device,
+    templates: impl Iterator<Item = Arc<Template>>,
     flags: InstantiateFlags,
     threads: NonZeroUsize,
-    meanwhile: impl FnOnce(),
-) -> Vec<Result<Made>> {
-    let next = AtomicUsize::new(0);
+) -> Vec<(Arc<Template>, Result<Made>)> {
+    let (sender, waiting) = mpsc::channel::<(usize, Arc<Template>)>();
+    let waiting = Mutex::new(waiting);
     let work = || {
         let mut done = Vec::new();
         loop {
-            let place = next.fetch_add(1, Ordering::Relaxed);
-            let Some(template) = templates.get(place) else {
+            let next = lock(&waiting).recv();
+            let Ok((place, template)) = next else {
                 return done;
             };
+            let object = format!("{template:?}, one of many to be instantiated");
+            let is_of_device =
+                same_driver(&**device.driver(), &**template.device.driver(), &object);
             // Each thread has a capture mode of its own.
-            let made = relaxed(&**template.device.driver(), || template.make(flags));
-            done.push((place, made));
+            let instantiate = |()| relaxed(&**device.driver(), || template.make(flags));
+            let made = is_of_device.and_then(instantiate);
+            done.push((place, template, made));
         }
     };
     let mut done = thread::scope(|scope| {
-        let others = threads.get().min(templates.len()) - 1;
-        // A system that has no more threads leaves the work to this one.
-        let others: Vec<_> = (0..others)
-            .filter_map(|_| thread::Builder::new().spawn_scoped(scope, work).ok())
-            .collect();
-        meanwhile();
+        // Whatever ends the block, the threads do not wait for more.
+        let sender = sender;
+        let mut others = Vec::new();
+        for (place, template) in templates.enumerate() {
+            // One alone needs no thread. A system that has no more leaves the work to this one.
+            if place > 0 && others.len() + 1 < threads.get() {
+                others.extend(thread::Builder::new().spawn_scoped(scope, work));
+            }
+            // The other end lives as long as the block.
+            let _ = sender.send((place, template));
+        }
+        drop(sender);
         let mut done = work();
         for other in others {
             done.extend(other.join().unwrap_or_else(|panic| resume_unwind(panic)));
         }
         done
     });
-    done.sort_by_key(|(place, _)| *place);
-    done.into_iter().map(|(_, made)| made).collect()
+    done.sort_by_key(|(place, ..)| *place);
+    let found = done.into_iter().map(|(_, template, made)| (template, made));
+    found.collect()
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// A node of a graph in words.

@@ -2,7 +2,6 @@
 
 use std::num::NonZeroUsize;
 use std::sync::Arc;
-use std::thread;
 
 use cg_core::{Device, Event, InstantiateFlags, Memory, Stream, Template, Work};
 
@@ -22,7 +21,7 @@ on_every_driver! {
     everything_may_be_dropped_after_replays_on_two_streams,
     an_exec_runs_on_the_legacy_stream,
     many_templates_are_instantiated_at_once,
-    what_is_to_happen_while_templates_are_instantiated_happens_once_on_the_same_thread,
+    templates_are_made_on_the_same_thread_while_others_are_instantiated,
     the_execs_of_many_templates_share_what_they_take,
 }
 
@@ -201,7 +200,7 @@ fn many_templates_are_instantiated_at_once(device: &Device) {
     let flags = InstantiateFlags::default();
     for (threads, count) in [(1, 40), (4, 40), (64, 3), (4, 0)] {
         let threads = NonZeroUsize::new(threads).unwrap();
-        let execs = Template::instantiate_all(&templates[..count], flags, threads, || ()).unwrap();
+        let execs = Template::instantiate_all(templates[..count].to_vec(), flags, threads).unwrap();
         assert_eq!(execs.len(), count);
         for (factor, exec) in (0..).zip(execs) {
             y.write(&bytes(&random(3))).unwrap();
@@ -212,30 +211,26 @@ fn many_templates_are_instantiated_at_once(device: &Device) {
     }
 }
 
-fn what_is_to_happen_while_templates_are_instantiated_happens_once_on_the_same_thread(
-    device: &Device,
-) {
+fn templates_are_made_on_the_same_thread_while_others_are_instantiated(device: &Device) {
     let memory = memory(device, &random(1));
-    let template = |value| {
-        let template = Template::new(device).unwrap();
-        let work = Work::memset(&memory, value).unwrap();
-        template.add(&work, &[]).unwrap();
-        Arc::new(template)
-    };
-    let templates: Vec<Arc<Template>> = (1..9).map(template).collect();
     let (flags, stream) = (InstantiateFlags::default(), Stream::new(device).unwrap());
-    for (threads, count) in [(1, 8), (4, 8), (4, 0)] {
+    for (threads, count) in [(1, 8), (4, 8), (4, 1), (4, 0)] {
         let threads = NonZeroUsize::new(threads).unwrap();
-        let mut seen = Vec::new();
-        // It may wait for the device, and use templates that are being instantiated.
-        let meanwhile = || {
+        let mut made: Vec<Arc<Template>> = Vec::new();
+        let templates = (1..=count).map(|value| {
+            // It may wait for the device, and use templates that are being instantiated.
             stream.synchronize().unwrap();
-            let nodes: usize = templates.iter().map(|one| one.nodes().unwrap().len()).sum();
-            seen.push((thread::current().id(), nodes));
-        };
-        let execs = Template::instantiate_all(&templates[..count], flags, threads, meanwhile);
-        assert_eq!(seen, [(thread::current().id(), 8)]);
-        for (value, exec) in (1..).zip(execs.unwrap()) {
+            let nodes: usize = made.iter().map(|one| one.nodes().unwrap().len()).sum();
+            assert_eq!(nodes, made.len());
+            let template = Arc::new(Template::new(device).unwrap());
+            let work = Work::memset(&memory, value).unwrap();
+            template.add(&work, &[]).unwrap();
+            made.push(Arc::clone(&template));
+            template
+        });
+        let execs = Template::instantiate_all(templates, flags, threads).unwrap();
+        assert_eq!(execs.len(), count as usize);
+        for (value, exec) in (1..).zip(execs) {
             exec.unwrap().replay(&stream).unwrap();
             stream.synchronize().unwrap();
             assert_eq!(words(&memory), all(value));
@@ -255,7 +250,7 @@ fn the_execs_of_many_templates_share_what_they_take(device: &Device) {
     let templates: Vec<Arc<Template>> = (0..7).map(template).collect();
     let threads = NonZeroUsize::new(3).unwrap();
     let flags = InstantiateFlags::default();
-    let execs = Template::instantiate_all(&templates, flags, threads, || ()).unwrap();
+    let execs = Template::instantiate_all(templates, flags, threads).unwrap();
     let bytes: Vec<u64> = execs
         .iter()
         .map(|e| e.as_ref().unwrap().device_bytes())

@@ -120,13 +120,15 @@ fn the_capture_mode_belongs_to_the_thread(device: &Device) {
 }
 
 fn a_panic_while_templates_are_instantiated_leaves_the_threads_mode_as_it_was(device: &Device) {
-    let templates = [Arc::new(Template::new(device).unwrap())];
-    let (flags, threads) = (InstantiateFlags::default(), NonZeroUsize::MIN);
-    let panics = || {
-        assert_eq!(raw::thread_mode(device), CaptureMode::Relaxed);
-        resume_unwind(Box::new("the caller's"));
-    };
-    let work = || Template::instantiate_all(&templates, flags, threads, panics);
+    let (flags, threads) = (InstantiateFlags::default(), NonZeroUsize::new(3).unwrap());
+    let templates = (0..).map(|count| {
+        if count > 2 {
+            assert_eq!(raw::thread_mode(device), CaptureMode::Relaxed);
+            resume_unwind(Box::new("the caller's"));
+        }
+        Arc::new(Template::new(device).unwrap())
+    });
+    let work = || Template::instantiate_all(templates, flags, threads);
     let panic = catch_unwind(AssertUnwindSafe(work)).unwrap_err();
     assert_eq!(panic.downcast_ref(), Some(&"the caller's"));
     assert_eq!(raw::thread_mode(device), CaptureMode::Global);
