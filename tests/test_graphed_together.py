@@ -87,9 +87,8 @@ def test_a_ladder_with_breaks_waits_for_replays_before_it_writes_what_they_read(
 
 
 @pytest.mark.parametrize("is_put_back", [False, True])
-@pytest.mark.parametrize("warmup", [0, 1])
 def test_a_parameter_that_is_replaced_between_the_captures_of_a_ladder_is_not_overlooked(
-    lab: Lab, warmup: int, is_put_back: bool
+    lab: Lab, ladder: dict[str, Any], is_put_back: bool
 ) -> None:
     net = nn.Linear(6, 6, device=lab.device)
     first, second = net.weight, nn.Parameter(torch.randn_like(net.weight))
@@ -102,7 +101,7 @@ def test_a_parameter_that_is_replaced_between_the_captures_of_a_ladder_is_not_ov
         elif len(captured) == len(SIZES) and is_put_back:
             net.weight = first
 
-    function = cgraph.graphed(lambda x: net(x), sizes=SIZES, warmup=warmup, measure=False)
+    function = cgraph.graphed(lambda x: net(x), sizes=SIZES, **ladder)
     with torch.no_grad():
         net(fresh(lab, 3, 6))  # cuBLAS cannot begin inside a capture
         with cgraph.register_graph_capture_end_hook(replace):
@@ -132,9 +131,8 @@ class Switched(nn.Module):
         return x * 2 if self.training else x * 3
 
 
-@pytest.mark.parametrize("warmup", [0, 1])
 def test_graphs_of_a_ladder_serve_modules_that_train_as_they_did_at_the_capture_of_each(
-    lab: Lab, warmup: int
+    lab: Lab, ladder: dict[str, Any]
 ) -> None:
     net, count = Switched(), 0
 
@@ -144,7 +142,7 @@ def test_graphs_of_a_ladder_serve_modules_that_train_as_they_did_at_the_capture_
         if count == 3:
             net.eval()
 
-    function = cgraph.graphed(net, sizes=SIZES, measure=False, warmup=warmup)
+    function = cgraph.graphed(net, sizes=SIZES, **ladder)
     with cgraph.register_graph_capture_end_hook(switch):
         function.capture(fresh(lab, 8, 5))
     for rows, training in [(8, True), (6, True), (3, False), (2, False), (1, False)]:

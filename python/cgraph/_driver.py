@@ -108,7 +108,7 @@ class Recording(Protocol):
         """
 
     def finish(self) -> Captured:
-        """What the capture has made, which ends unless it has; on an error nothing is left."""
+        """End the capture unless it has ended, and return what it made; an error leaves nothing."""
 
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it.

@@ -135,7 +135,7 @@ class CUDAGraph(_core.Graph):
             statics=self._statics,
             resumes=self._resumes,
         )
-        self._resumes = None
+        self._resumes, self._number = None, next(_numbers)
         try:
             self._run_hooks("capture_start")
         except BaseException as error:
@@ -167,9 +167,7 @@ class CUDAGraph(_core.Graph):
 
     def capture_end_pre(self) -> None:
         """End the capture without finalising it: the template is live, also if it is not kept."""
-        recording = self._recording
-        if recording is None:
-            raise StateError("capture_end() without a capture: call capture_begin() first")
+        recording = self._require_recording()
         self._recording = None
         captured = recording.finish()
         template, captured.template = captured.template, None
@@ -186,7 +184,7 @@ class CUDAGraph(_core.Graph):
             sim=captured.sim,
             retained=captured.retained,
         )
-        self._nodes, self._number = nodes, next(_numbers)
+        self._nodes = nodes
         self._captured = captured
         self._labels = captured.labels
         self._ended = True
@@ -384,13 +382,17 @@ class CUDAGraph(_core.Graph):
 
     def _capture_ends(self) -> None:
         """End a capture, and leave it to :meth:`capture_end_pre` what is made of it."""
-        recording = self._recording
-        assert recording is not None
+        recording = self._require_recording()
         try:
             recording.end()
         except BaseException:
             self._recording = None
             raise
+
+    def _require_recording(self) -> Recording:
+        if self._recording is None:
+            raise StateError("capture_end() without a capture: call capture_begin() first")
+        return self._recording
 
     def _require_empty(self) -> None:
         if self._recording is not None:

@@ -121,7 +121,7 @@ class Recording:
         self._template = ended
 
     def finish(self) -> Captured:
-        """What the capture has made, which ends unless it has; on an error nothing is left."""
+        """End the capture unless it has ended, and return what it made; an error leaves nothing."""
         if self._template is None:
             self.end()
         template, self._template = self._template, None

@@ -70,7 +70,7 @@ class Recording:
         recorder: Recorder | None = None,
     ) -> None:
         # Of a capture that has ended, until it is finished.
-        self._captured: Captured | None = None
+        self._made: Captured | None = None
         self._feed = Feed(simulator, statics) if statics else None
         self._simulator = simulator
         self._capture = capture
@@ -133,7 +133,7 @@ class Recording:
         template = self._capture.finish()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
         template.retain_pool(self._handle.mem_pool._core)
-        self._captured = Captured(
+        self._made = Captured(
             template,
             pools=[self._handle],
             current=self._simulator.stream_of_replay,
@@ -146,17 +146,17 @@ class Recording:
         )
 
     def finish(self) -> Captured:
-        """What the capture has made, which ends unless it has; on an error nothing is left."""
-        if self._captured is None:
+        """End the capture unless it has ended, and return what it made; an error leaves nothing."""
+        if self._made is None:
             self.end()
-        captured, self._captured = self._captured, None
-        assert captured is not None
-        return captured
+        made, self._made = self._made, None
+        assert made is not None
+        return made
 
     def abandon(self) -> str | None:
         """End the capture and throw its work away; says what the driver had against it."""
-        captured, self._captured = self._captured, None
-        if captured is not None:
+        made, self._made = self._made, None
+        if made is not None:
             return None
         self._end_recording()
         self._handle.mem_pool.recorded()

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 
-from cgraph import _driver, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.claims import claimed
@@ -16,7 +16,7 @@ from cgraph._recording.alone import Ended, recorded_alone
 from cgraph._recording.calls import Call
 from cgraph._recording.conditions import NotReadyError
 from cgraph._source import user_line
-from cgraph.errors import CaptureError
+from cgraph.errors import CaptureError, add_note
 
 __all__ = ["capture_alone"]
 
@@ -26,96 +26,111 @@ def capture_alone(
     calls: Sequence[Call],
     is_frozen: bool,
     together: Together,
-    captured: Callable[[], object],
+    advance: Callable[[], object],
 ) -> int:
-    """Capture the keys of calls that differ in their rows, if nothing but the captures runs.
+    """Capture the keys of calls that differ in their rows, of a function that wants captures alone.
 
     Between two captures as little happens as can be: what they need is looked for before the first
-    one, and what is made of them is made after the last one. Right after a capture none of what
-    that takes is in the processor's cache.
+    one, and what is made of them is made after the last one, while threads instantiate. Right after
+    a capture none of what that takes is in the processor's cache.
 
     Args:
         capturing: What captures.
-        calls: The calls.
+        calls: The calls, which record no gradients.
         is_frozen: Whether captures are forbidden.
         together: What instantiates the graphs, which its keys hold only then.
-        captured: Called after each one.
+        advance: Called after each one.
 
     Returns:
-        How many are done, the first ones: none if the function's options want more than captures,
-        and not those behind one that has a break, or whose hooks have changed something.
+        How many are done, the first ones: not those behind one that has a break, or whose hooks
+        have changed something.
     """
-    driver = _driver.current()
-    first = capturing.key(calls[0])
-    surroundings = capturing.reached
-    assert surroundings is not None
-    plan = capturing.plan(calls[0], surroundings, driver, waits=True)
-    if not plan.is_alone or calls[0].mode.grad:
-        capturing.limits.forget_unused(first)
-        return 0
-    keys: list[Key] = []
-    done = begun = 0
+    known, keys = set(capturing.keys.values()), []
+    begun = done = 0
     try:
         for call in calls:
-            keys.append(_wanted(capturing, call, is_frozen))
-        with _torch.without_gradients():
-            statics = [
-                capturing.places.statics(driver, call.tensors, True, False) for call in calls
-            ]
-        flags, lane = surroundings.flags, capturing.places.lane(driver)
-
-        def keep(key: Key, ended: Ended, was_evicted: bool) -> None:
-            key.is_awaited = False
-            recorded = ended.finished()
-            followed = capturing.followed(ended.call, recorded, surroundings, has_called=False)
-            capturing.keep(key, ended.call, recorded, followed, lane, together)
-            capturing.rows.learn(ended.call)
-            if was_evicted:
-                key.again("evicted", None, user_line())
-
-        with (
-            busy(),
-            claimed(plan.pool),
-            recorded_alone(plan, driver) as record,
-            ExitStack() as last,
-        ):
-            # Whatever comes: also those before one that fails.
-            last.callback(together.instantiate)
-            for key, call, of_call in zip(keys, calls, statics, strict=True):
+            key = capturing.key(call)
+            keys.append(key)
+            if not capturing.ready.has_graph(key, call, is_frozen):
+                capturing.ready.require_thawed(key, is_frozen)
+                capturing.require_no_reason_against(call)
+                key.is_awaited = True
+        wanted = {key: call for key, call in zip(keys, calls, strict=True) if key.is_awaited}
+        with _captures(capturing, together, wanted) as capture:
+            for key in keys:
                 begun += 1
-                is_whole = True
-                if key.state != "captured":
-                    was_evicted = key.state == "evicted"
-                    # Its calls may have run eagerly until now.
-                    capturing.limits.drop(key, key.state)
-                    try:
-                        ended = record(call, of_call)
-                    except NotReadyError as error:
-                        raise CaptureError(f"{error}: call the function once before") from None
-                    finish = functools.partial(keep, key, ended, was_evicted)
-                    if ended.is_made:
-                        finish()
-                    else:
-                        together.make_later(finish)
-                    is_whole = not ended.has_breaks
-                captured()
+                # Unless a hook has captured it meanwhile.
+                is_last = key in wanted and key.state != "captured" and capture(key)
+                advance()
                 done += 1
-                is_same = capturing.reached is surroundings and surroundings.flags is flags
-                if not (is_whole and is_same):
+                if is_last:
                     break
     finally:
-        for key in keys[done:]:
-            key.is_awaited = False
+        waiting = together.keys
+        for key in keys:
+            key.is_awaited = key in waiting
         for key in keys[begun:]:
-            capturing.limits.forget_unused(key)
+            if key not in known:
+                capturing.limits.forget_unused(key)
     return done
 
 
-def _wanted(capturing: Capturing, call: Call, is_frozen: bool) -> Key:
-    """The key of a call, which is not forgotten until it is captured."""
-    key = capturing.key(call)
-    if not capturing.ready.has_graph(key, call, is_frozen):
-        capturing.ready.require_thawed(key, is_frozen)
-        capturing.require_no_reason_against(call)
-        key.is_awaited = True
-    return key
+@contextmanager
+def _captures(
+    capturing: Capturing, together: Together, wanted: dict[Key, Call]
+) -> Iterator[Callable[[Key], bool]]:
+    """A block in which keys are captured, each by a function that says if it must be the last one.
+
+    Args:
+        capturing: What captures.
+        together: What instantiates the graphs.
+        wanted: The keys, which were just asked for, and a call of each.
+    """
+    if not wanted:
+        yield lambda key: False
+        return
+    driver, surroundings = _driver.current(), capturing.reached
+    assert surroundings is not None
+    plan = capturing.plan(next(iter(wanted.values())), surroundings, driver, waits=True)
+    with _torch.without_gradients():
+        statics = {
+            key: capturing.places.statics(driver, call.tensors, True, False)
+            for key, call in wanted.items()
+        }
+    flags, lane = surroundings.flags, capturing.places.lane(driver)
+
+    def keep(key: Key, ended: Ended, flags: _core.Flags, was_evicted: bool) -> None:
+        try:
+            recorded = ended.finished()
+        except Exception as error:
+            add_note(error, f"cgraph: the graph was that of the key ({key.text})")
+            raise
+        followed = capturing.followed(ended.call, recorded, surroundings, has_called=False)
+        capturing.keep(key, ended.call, recorded, followed, flags, lane, together)
+        capturing.rows.learn(ended.call)
+        if was_evicted:
+            key.again("evicted", None, user_line())
+
+    def capture(key: Key) -> bool:
+        was_evicted = key.state == "evicted"
+        # Its calls may have run eagerly until now.
+        capturing.limits.drop(key, key.state)
+        try:
+            ended = record(wanted[key], statics[key])
+        except NotReadyError as error:
+            raise CaptureError(f"{error}: call the function once before") from None
+        # The function itself may change them, or forget all.
+        now = surroundings.flags
+        is_same = now is flags and capturing.reached is surroundings
+        finish = functools.partial(keep, key, ended, now, was_evicted)
+        if ended.waits:
+            together.make_later(finish)
+            return not is_same
+        # Hooks or a break have seen it, and may have changed anything.
+        finish()
+        return not (ended.is_whole and is_same and surroundings.moved is None)
+
+    with busy(), claimed(plan.pool), recorded_alone(plan, driver) as record, ExitStack() as last:
+        # Whatever comes: also those before one that fails.
+        last.callback(together.instantiate)
+        yield capture

@@ -239,7 +239,7 @@ class Capturing:
             surroundings = self.followed(call, recorded, surroundings, not plan.only_captures)
             if self._options.debug:
                 self._debug(plan, key, call, recorded, surroundings.storages)
-        self.keep(key, call, recorded, surroundings, lane, together)
+        self.keep(key, call, recorded, surroundings, surroundings.flags, lane, together)
         if was_evicted:
             key.again("evicted", None, user_line())
 
@@ -313,15 +313,24 @@ class Capturing:
         call: Call,
         recorded: Recorded | Trained,
         surroundings: Surroundings,
+        flags: _core.Flags,
         lane: _core.Lane | None,
         together: Together | None,
     ) -> None:
-        """Let a key have a graph, now or when it has an exec."""
+        """Let a key have a graph, now or when it has an exec.
+
+        Args:
+            key: The key.
+            call: A call of it.
+            recorded: The graph.
+            surroundings: What its function reaches.
+            flags: Which modules trained at the capture.
+            lane: The stream that the pool was used on last.
+            together: What instantiates the graph at its end; None if it has an exec.
+        """
         # Unless something in the capture has called reset().
         self._is_warm = self.limits.knows(key)
-        hold = functools.partial(
-            self._hold, key, call, recorded, surroundings, surroundings.flags, lane
-        )
+        hold = functools.partial(self._hold, key, call, recorded, surroundings, flags, lane)
         if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
             together.add(key, recorded, hold)
         else:

@@ -79,9 +79,10 @@ def capture_ladder(
     with gc_frozen(), instantiated_together(capturing.limits, len(wanted)) as together, bar:
         if together is not None and are_cut:
             together.holds = True
-            ahead = [*calls]
-            done = capture_alone(capturing, ahead, is_frozen, together, bar.update)
-            calls = iter(ahead[done:])
+            if options.wants_captures_alone and not call.mode.grad:
+                ahead = [*calls]
+                done = capture_alone(capturing, ahead, is_frozen, together, bar.update)
+                calls = iter(ahead[done:])
         for resized_call in calls:
             capturing.ahead(resized_call, is_frozen, together)
             bar.update()

@@ -67,6 +67,11 @@ class Together:
         """
         self._makings.append(make)
 
+    @property
+    def keys(self) -> set[Key]:
+        """Those whose graphs wait, or are not held yet."""
+        return {one.key for one in (*self._waiting, *self._tried) if one.hold is not None}
+
     def instantiate(self) -> None:
         """Make and instantiate all. :meth:`finish` tells of errors."""
         began, before = time.perf_counter(), len(self._tried)
@@ -74,6 +79,8 @@ class Together:
             errors = _core.instantiate_all(self._graphs(), _THREADS)
         except BaseException:
             del self._tried[before:]
+            # They cannot be made elsewhere than where their captures were.
+            self._makings.clear()
             raise
         tried = self._tried[before:]
         seconds = (time.perf_counter() - began) / max(1, len(tried))

@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from cgraph import _driver, _torch
+from cgraph import _core, _driver, _torch
 from cgraph._captures.collector import collections_held_off
 from cgraph._recording.calls import Call
-from cgraph._recording.capture import captured, storages_in_place, wait_after_error, watched
+from cgraph._recording.capture import capture_once, storages_in_place, wait_after_error
 from cgraph._recording.conditions import (
     NotReadyError,
     put_back_attributes,
@@ -23,12 +23,11 @@ from cgraph._recording.conditions import (
     require_unmoved,
 )
 from cgraph._recording.plan import Plan
-from cgraph._recording.recorded import Recorded
+from cgraph._recording.recorded import Recorded, numbered
 from cgraph._recording.refusals import require_known_classes, require_none_recorded
 from cgraph._recording.unchanged import Unchanged
 from cgraph._state.attributes import Attributes
 from cgraph._state.holders import Holder
-from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph._torch import tree_flatten
@@ -47,42 +46,45 @@ class Ended:
 
     Attributes:
         graph: What was captured.
-        result: What the function returned.
+        outputs: The leaves of what the function returned.
+        spec: How they are put together.
         call: The call.
         statics: What it got instead of the call's tensors.
         mutated: The places of those that it writes.
         states: Where the states of optimizers are that step in it.
+        neighbours: The graphs of the same pool, and the number of this one among them.
         has_added_hooks: Whether a hook was added to something meanwhile.
         seconds: What it took.
     """
 
     graph: CUDAGraph | SegmentedGraph
-    result: Any
+    outputs: list[Any]
+    spec: Any
     call: Call
     statics: list[torch.Tensor]
     mutated: list[int]
     states: list[Holder]
+    neighbours: tuple[_core.Neighbours, int]
     has_added_hooks: bool
     seconds: float
 
     @property
-    def has_breaks(self) -> bool:
-        """Whether Python code of breaks has run."""
-        return isinstance(self.graph, SegmentedGraph)
+    def is_whole(self) -> bool:
+        """Whether no Python code of breaks has run."""
+        return isinstance(self.graph, CUDAGraph)
 
     @property
-    def is_made(self) -> bool:
-        """Whether there is a graph, which others may have and let go."""
-        return isinstance(self.graph, SegmentedGraph) or self.graph._recording is None
+    def waits(self) -> bool:
+        """Whether the graph is still to be made: nobody else has it."""
+        return isinstance(self.graph, CUDAGraph) and self.graph._recording is not None
 
     def finished(self) -> Recorded:
         """The graph. Where the result is none that replays could return, it is let go."""
-        if isinstance(self.graph, CUDAGraph) and not self.is_made:
+        if isinstance(self.graph, CUDAGraph) and self.waits:
             self.graph.capture_end_pre()
-        outputs, spec = tree_flatten(self.result)
-        recorded = Recorded(self.graph, self.statics, outputs, spec)
+        recorded = Recorded(self.graph, self.statics, self.outputs, self.spec, self.neighbours)
         try:
-            require_known_classes(outputs)
+            require_known_classes(self.outputs)
             require_none_recorded(recorded)
         except CaptureError:
             recorded.reset()
@@ -101,28 +103,28 @@ def recorded_alone(
     """A block in which calls are captured, each by a function of the call and its static tensors.
 
     What :func:`~cgraph._recording.capture.record` does around each capture is done once for all of
-    them, and what it does for calls before a capture is left out. Each capture leaves attributes as
-    they were before the first one, or is refused. After one with breaks, whose Python has run,
-    there must be no other one. All must be finished in the block.
+    them where it can be, and what it does for calls before a capture is left out. Each capture
+    leaves attributes as they were before the first one, or is refused. After one with breaks, whose
+    Python has run, there must be no other one. All must be finished in the block.
 
     Args:
-        plan: How. It ``is_alone``.
+        plan: How, by options that want captures alone. The calls record no gradients.
         driver: The driver in force.
     """
     with ExitStack() as last:
-        steps = last.enter_context(watched(plan, Rollback(), _NOTHING))
+        last.enter_context(_torch.without_autocast_cache())
+        if not plan.compiles:
+            last.enter_context(_torch.Uncompiled())
         begun = Attributes(plan.dictionaries)
         last.push(functools.partial(put_back_attributes, begun, _NOTHING))
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
-        last.enter_context(collections_held_off())
-        yield functools.partial(_record, plan, driver, steps, begun)
+        yield functools.partial(_record, plan, driver, begun)
 
 
 def _record(
     plan: Plan,
     driver: _driver.Driver,
-    steps: Steps,
     begun: Attributes,
     call: Call,
     statics: list[torch.Tensor],
@@ -138,41 +140,50 @@ def _record(
 
     versions = [static._version for static in statics]
     hooks = _torch.hook_count()
-    graph, result = captured(run, plan, call, statics, driver, (), _is_as_before, _end)
-    try:
-        begun.require_no_new_tensor()
-        require_unmoved(plan)
-        require_state(steps)
-        # Python code of breaks runs in replays as well.
-        if isinstance(graph, CUDAGraph):
-            require_same_numbers(begun, _NOTHING)
-        else:
-            # The capture has run them, and the segments before them.
-            driver.synchronize()
-    except (CaptureError, NotReadyError):
-        graph.reset()
-        raise
-    pairs = enumerate(zip(statics, versions, strict=True))
-    return Ended(
-        graph,
-        result,
-        call,
-        statics,
-        mutated=[place for place, (static, version) in pairs if static._version != version],
-        states=steps.states(),
-        has_added_hooks=_torch.hook_count() != hooks,
-        seconds=time.perf_counter() - began,
-    )
+    # Of each capture its own: what one changes is no matter of the next one.
+    steps = Steps(plan.function)
+    with steps.watched():
+        with collections_held_off():
+            how = plan, call, statics, driver, (), _put_nothing_back, _end
+            graph, result = capture_once(run, *how)
+        try:
+            begun.require_no_new_tensor()
+            require_unmoved(plan)
+            require_state(steps)
+            # Python code of breaks runs in replays as well.
+            if isinstance(graph, CUDAGraph):
+                require_same_numbers(begun, _NOTHING)
+            else:
+                # The capture has run them, and the segments before them.
+                driver.synchronize()
+        except (CaptureError, NotReadyError):
+            graph.reset()
+            raise
+        # Now: the next capture may put others into the same containers.
+        outputs, spec = tree_flatten(result)
+        pairs = enumerate(zip(statics, versions, strict=True))
+        return Ended(
+            graph,
+            outputs,
+            spec,
+            call,
+            statics,
+            mutated=[place for place, (static, version) in pairs if static._version != version],
+            states=steps.states(),
+            neighbours=numbered(tuple(graph.pool())),
+            has_added_hooks=_torch.hook_count() != hooks,
+            seconds=time.perf_counter() - began,
+        )
 
 
 def _end(graph: CUDAGraph) -> None:
-    """End a capture. A graph is made of it later, unless hooks want it now."""
-    if graph._has_hooks("capture_end"):
+    """End a capture. A graph is made of it later, unless hooks are to find it."""
+    if graph._has_hooks("capture_end") or graph._has_hooks("capture_start"):
         graph.capture_end_pre()
         graph._run_hooks("capture_end")
     else:
         graph._capture_ends()
 
 
-def _is_as_before() -> None:
-    """A capture that is thrown away has left nothing that such a plan would put back."""
+def _put_nothing_back() -> None:
+    """Let all be as after a capture that is thrown away."""

@@ -47,7 +47,7 @@ from cgraph.segments import SegmentedGraph
 
 __all__ = [
     "again_compiled",
-    "captured",
+    "capture_once",
     "record",
     "storages_in_place",
     "wait_after_error",
@@ -161,7 +161,7 @@ def _record(
                     rollback.rewind()
 
                 capture = functools.partial(
-                    captured, run, plan, call, statics, driver, drawn, again
+                    capture_once, run, plan, call, statics, driver, drawn, again
                 )
                 graph, result = _compiled(capture, plan, rollback, again)
             outputs, spec = tree_flatten(result)
@@ -356,7 +356,7 @@ def warn_uncompiled(name: str, reason: str) -> None:
     )
 
 
-def captured(
+def capture_once(
     run: Callable[[], Any],
     plan: Plan,
     call: Call,

@@ -59,6 +59,11 @@ class Options:
         """How many calls of a key wait for their backward passes, each with a graph."""
         return min(self.max_open, self.most_graphs)
 
+    @property
+    def wants_captures_alone(self) -> bool:
+        """Whether nothing is to run but captures, and nothing put back, without gradients."""
+        return not (self.warmup or self.preserve_state or self.debug)
+
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
         """Checked options.

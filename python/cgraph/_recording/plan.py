@@ -56,11 +56,6 @@ class Plan:
     compiles: bool
     debugs: bool
 
-    @property
-    def is_alone(self) -> bool:
-        """Whether the capture is all that is done: nothing is put back, and the exec waits."""
-        return self.only_captures and not self.preserve and not self.instantiates
-
     def found(self) -> Found:
         """What the search finds that is to be followed and put back."""
         return self.search() if self.preserve else Found([], [], [], [], [], [])

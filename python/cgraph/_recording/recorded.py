@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from cgraph._driver import Handle
     from cgraph._functions.debug.replays import Debugged
 
-__all__ = ["Recorded"]
+__all__ = ["Recorded", "numbered"]
 
 
 class Recorded:
@@ -53,6 +53,7 @@ class Recorded:
         statics: list[torch.Tensor],
         outputs: list[Any],
         spec: Any,
+        neighbours: tuple[_core.Neighbours, int] | None = None,
     ) -> None:
         self.graph = graph
         self.statics = statics
@@ -63,7 +64,8 @@ class Recorded:
         self.gradients = Gradients([])
         self.used: list[Holder] = []
         self.states: list[Holder] = []
-        self.neighbours = _numbered(tuple(graph.pool()))
+        # A number of its capture's, where others may have come since.
+        self.neighbours = neighbours or numbered(tuple(graph.pool()))
         self.has_added_hooks = False
         self.seconds = 0.0
         self.eager_seconds: float | None = None
@@ -188,7 +190,7 @@ _neighbours: weakref.WeakValueDictionary[tuple[int, ...], _core.Neighbours] = (
 )
 
 
-def _numbered(pool: tuple[int, ...]) -> tuple[_core.Neighbours, int]:
+def numbered(pool: tuple[int, ...]) -> tuple[_core.Neighbours, int]:
     """The graphs of a pool, and the number of one that was captured just now."""
     neighbours = _neighbours.get(pool)
     if neighbours is None:
