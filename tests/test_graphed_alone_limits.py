@@ -11,12 +11,13 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from cgraph import _core
 from cgraph._functions import ladder
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.claims import claimed
-from cgraph.errors import CaptureError, StateError
+from cgraph.errors import CaptureError, InstantiateError, StateError
 from graphed_calls import misses, quiet, states
-from lab import Lab, fresh
+from lab import Lab, SimLab, fresh
 from ladders import SIZES, doubled, nth, refuse, require_right, require_whole
 
 ALONE: dict[str, Any] = {"warmup": 0, "preserve_state": False}
@@ -278,3 +279,113 @@ def test_keys_that_were_known_before_are_not_forgotten_where_a_size_fails(lab: L
     assert states(function) == ["captured"] * 4
     assert [len(key.rerecorded) for key in function.report().keys] == [1, 1, 1, 0]
     require_right(function, lab, [2, 4, 6, 8])
+
+
+def test_a_callback_that_forgets_all_while_graphs_are_made_leaves_none_that_serves_calls(
+    lab: Lab,
+) -> None:
+    factor = 2.0
+
+    def odd(x: Tensor) -> Any:
+        y = torch.relu(x * factor)
+        return {1} if x.shape[0] == 2 else y
+
+    function = cgraph.graphed(odd, sizes=[2, 4, 8], **ALONE)
+    forget = nth(1, lambda _: function.reset())
+    with (
+        cgraph.register_graph_destroy_hook(forget),
+        pytest.raises(CaptureError, match="the result has a set"),
+    ):
+        function.capture(fresh(lab, 8, 5), progress=False)
+    assert states(function) == []
+    factor = 3.0
+    for rows in (8, 4):
+        x = fresh(lab, rows, 5)
+        assert torch.equal(function(x), torch.relu(x * 3))
+
+
+def test_a_graph_that_the_driver_refuses_is_let_go_outside_of_all_captures(sim: SimLab) -> None:
+    other = cgraph.graphed(torch.cos, **ALONE)
+    found: list[list[str]] = []
+
+    def call() -> None:
+        other(fresh(sim, 3))
+        found.append(states(other))
+
+    def capture(function: cgraph.functions.GraphedFunction) -> None:
+        with cgraph.register_graph_capture_end_hook(lambda g: g.register_destroy_callback(call)):
+            function.capture(fresh(sim, 8, 5), progress=False)
+
+    simulator, function = sim.simulator, cgraph.graphed(doubled, sizes=[2, 4, 8], **ALONE)
+    start = len(simulator.calls())
+    capture(function)
+    names = [str(call) for call in simulator.calls()[start:]]
+    function.reset()
+    other.reset()
+    found.clear()
+    simulator.fail_call(next(n for n, name in enumerate(names) if "Instantiate" in name), 2)
+    with pytest.raises(InstantiateError):
+        capture(function)
+    simulator.clear_faults()
+    assert found == [["captured"]]
+    function.reset()
+    other.reset()
+
+
+def test_what_the_function_raises_comes_out_also_where_the_driver_fails_then(sim: SimLab) -> None:
+    def failing(x: Tensor) -> Tensor:
+        if x.shape[0] == 2:
+            sim.simulator.fail_call(number, 2)
+            raise LookupError("the function's")
+        return doubled(x)
+
+    for nth_call in range(24):
+        number = nth_call
+        function = cgraph.graphed(failing, sizes=[2, 4, 8], **ALONE)
+        with pytest.raises(LookupError, match="the function's"):
+            function.capture(fresh(sim, 8, 5), progress=False)
+        sim.simulator.clear_faults()
+        require_right(function, sim, [4, 8])
+
+
+def test_hooks_hear_of_the_end_of_a_capture_that_is_refused(lab: Lab) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.count = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count += x.shape[0] == 4
+            return doubled(x)
+
+    ended: list[object] = []
+    with (
+        cgraph.register_graph_destroy_hook(ended.append),
+        pytest.raises(CaptureError, match="changes count"),
+    ):
+        captured(Counting(), lab)
+    assert ended
+
+
+def test_an_exec_goes_to_no_graph_that_was_captured_again_meanwhile(lab: Lab) -> None:
+    def capture(graph: cgraph.CUDAGraph, value: float) -> Tensor:
+        graph.enable_debug_mode()
+        with cgraph.graph(graph):
+            return x + value
+
+    graph, other, x = cgraph.CUDAGraph(), cgraph.CUDAGraph(), fresh(lab, 3)
+    capture(graph, 1.0)
+    capture(other, 2.0)
+    results: list[Tensor] = []
+
+    def graphs() -> Iterator[cgraph.CUDAGraph]:
+        yield graph
+        graph.reset()
+        results.append(capture(graph, 7.0))
+        yield other
+
+    first, second = _core.instantiate_all(graphs(), 2)
+    assert "was reset while it was instantiated" in str(first)
+    assert second is None
+    graph.replay()
+    assert torch.equal(results[0], x + 7)

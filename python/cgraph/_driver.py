@@ -104,7 +104,8 @@ class Recording(Protocol):
     def end(self) -> None:
         """End the capture on the stream it began on; on an error nothing is left behind.
 
-        What is made of it can wait for :meth:`finish`.
+        What is made of it can wait for :meth:`finish`, but where liveness is checked: what is alive
+        in the pool is looked at then.
         """
 
     def finish(self) -> Captured:

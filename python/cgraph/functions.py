@@ -323,9 +323,9 @@ class GraphedFunction(_core.Dispatcher):
             The function itself.
 
         Raises:
-            Exception: What the function or its capture raised, whatever ``on_fail`` says. The sizes
-                before it are captured; with ``warmup=0, preserve_state=False`` and without
-                gradients also those behind one whose result no replay could return.
+            Exception: What the function or its capture raised first, whatever ``on_fail`` says. The
+                sizes before it that could be are captured; with ``warmup=0, preserve_state=False``
+                and without gradients also those behind one whose result no replay could return.
         """
         if self._is_followed:
             raise CaptureError(

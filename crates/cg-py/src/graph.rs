@@ -48,7 +48,7 @@ pub(crate) fn instantiate_all(
     threads: NonZeroUsize,
 ) -> PyResult<Vec<Option<PyErr>>> {
     let graphs = graphs.try_iter()?.unbind();
-    let mut found: Vec<(Py<Graph>, PyResult<()>)> = Vec::new();
+    let mut found: Vec<(Py<Graph>, PyResult<u64>)> = Vec::new();
     let mut asked = Ok(());
     let templates = iter::from_fn(|| {
         Python::attach(|py| {
@@ -57,11 +57,14 @@ pub(crate) fn instantiate_all(
                 let next = next.and_then(|one| Ok(one.cast_into::<Graph>()?));
                 let graph = next.map_err(|error| asked = Err(error)).ok()?;
                 let template = graph.get().template();
-                let (template, is_there) = match template {
-                    Ok(template) => (Some(template), Ok(())),
+                let (template, id) = match template {
+                    Ok(template) => {
+                        let id = template.id();
+                        (Some(template), Ok(id))
+                    }
                     Err(error) => (None, Err(error)),
                 };
-                found.push((graph.unbind(), is_there));
+                found.push((graph.unbind(), id));
                 if template.is_some() {
                     return template;
                 }
@@ -76,17 +79,28 @@ pub(crate) fn instantiate_all(
         Ok(made) => made.into_iter(),
         Err(error) => return asked.and(Err(error)),
     };
-    let taken = found.into_iter().map(|(graph, is_there)| {
-        if let Err(error) = is_there {
-            return Some(error);
-        }
+    let taken = found.into_iter().map(|(graph, id)| {
+        let id = match id {
+            Ok(id) => id,
+            Err(error) => return Some(error),
+        };
         match made.next()? {
-            Ok(exec) => graph.get().take_exec(py, exec).err(),
+            Ok(exec) if graph.get().has_template(id) => graph.get().take_exec(py, exec).err(),
+            Ok(exec) => {
+                // It was reset, and may have captured again, while others were asked for.
+                py.detach(|| drop(exec));
+                Some(gone())
+            }
             Err(error) => Some(to_py(py, &error)),
         }
     });
     let taken = taken.collect();
     asked.map(|()| taken)
+}
+
+/// The error of an exec that nobody waits for.
+fn gone() -> PyErr {
+    state("the graph was reset while it was instantiated")
 }
 
 /// What a capture leaves for the execs that are made of it.
@@ -383,10 +397,7 @@ impl Graph {
             Ok((exec, id))
         })?;
         let mut locked = self.state();
-        let environment = locked
-            .environment
-            .as_ref()
-            .ok_or_else(|| state("the graph was reset while it was instantiated"))?;
+        let environment = locked.environment.as_ref().ok_or_else(gone)?;
         self.cycle.captured(id);
         exec.retain(Arc::clone(&environment.retained) as cg_core::Retained);
         let ready = Ready {
@@ -405,6 +416,12 @@ impl Graph {
         }
         py.detach(|| drop(before));
         Ok(())
+    }
+
+    /// Whether its template has this number.
+    fn has_template(&self, id: u64) -> bool {
+        let locked = self.state();
+        locked.template.as_ref().is_some_and(|one| one.id() == id)
     }
 
     fn make_exec(&self, template: &cg_core::Template) -> cg_core::Result<cg_core::Exec> {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager, suppress
 
 from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
@@ -66,6 +66,8 @@ def capture_alone(
                 if is_last:
                     break
     finally:
+        # Not before: callbacks of users run outside of all that captures need.
+        together.let_go()
         waiting = together.keys
         for key in keys:
             key.is_awaited = key in waiting
@@ -102,12 +104,12 @@ def _captures(
     def keep(key: Key, ended: Ended, flags: _core.Flags, was_evicted: bool) -> None:
         try:
             recorded = ended.finished()
+            followed = capturing.followed(ended.call, recorded, surroundings, has_called=False)
+            capturing.keep(key, ended.call, recorded, followed, flags, lane, together)
+            capturing.rows.learn(ended.call)
         except Exception as error:
             add_note(error, f"cgraph: the graph was that of the key ({key.text})")
             raise
-        followed = capturing.followed(ended.call, recorded, surroundings, has_called=False)
-        capturing.keep(key, ended.call, recorded, followed, flags, lane, together)
-        capturing.rows.learn(ended.call)
         if was_evicted:
             key.again("evicted", None, user_line())
 
@@ -130,7 +132,12 @@ def _captures(
         finish()
         return not (ended.is_whole and is_same and surroundings.moved is None)
 
-    with busy(), claimed(plan.pool), recorded_alone(plan, driver) as record, ExitStack() as last:
-        # Whatever comes: also those before one that fails.
-        last.callback(together.instantiate)
-        yield capture
+    with busy(), claimed(plan.pool), recorded_alone(plan, driver) as record:
+        try:
+            yield capture
+        except BaseException:
+            # Those before the one that fails; what comes out is its error.
+            with suppress(Exception):
+                together.instantiate()
+            raise
+        together.instantiate()

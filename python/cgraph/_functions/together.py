@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from cgraph import _core
@@ -38,9 +38,9 @@ class Together:
         self._last = last
         self._makings: deque[Callable[[], None]] = deque()
         self._waiting: deque[_Waiting] = deque()
-        # Those that were to be instantiated.
+        # Those that were to be instantiated, and beside them errors of what could not be made.
         self._tried: list[_Waiting] = []
-        self._errors: list[Exception] = []
+        self._order: list[_Waiting | Exception] = []
 
     def add(self, key: Key, recorded: Recorded, hold: Callable[[], None]) -> None:
         """Let a graph wait for :meth:`instantiate`.
@@ -69,11 +69,15 @@ class Together:
 
     @property
     def keys(self) -> set[Key]:
-        """Those whose graphs wait, or are not held yet."""
+        """Those whose graphs wait for an exec, or for :meth:`finish`."""
         return {one.key for one in (*self._waiting, *self._tried) if one.hold is not None}
 
     def instantiate(self) -> None:
-        """Make and instantiate all. :meth:`finish` tells of errors."""
+        """Make and instantiate all. :meth:`finish` tells of errors, one by one.
+
+        Raises:
+            DriverError: The driver does not tell of its memory; no graph is instantiated then.
+        """
         began, before = time.perf_counter(), len(self._tried)
         try:
             errors = _core.instantiate_all(self._graphs(), _THREADS)
@@ -87,8 +91,14 @@ class Together:
         for one, error in zip(tried, errors, strict=True):
             one.key.capture_seconds += seconds
             one.error = error or one.error
-            if one.error is not None:
-                # No hook of another one is to find it.
+
+    def let_go(self) -> None:
+        """Let the graphs go that have no exec, or that no key is to have any more.
+
+        No hook of another one is to find them. It runs destroy callbacks.
+        """
+        for one in self._tried:
+            if one.error is not None or one.key.recorded is not one.recorded:
                 self._let_go(one)
 
     def finish(self) -> None:
@@ -98,11 +108,14 @@ class Together:
             Exception: The first error.
         """
         self.instantiate()
+        self.let_go()
         tried, self._tried = self._tried, []
         for one in tried:
             self._go_on(one)
-        errors = [*self._errors, *(one.error for one in tried if one.error is not None)]
-        self._errors.clear()
+        order, self._order = self._order, []
+        found = (one.error if isinstance(one, _Waiting) else one for one in order)
+        errors = [error for error in found if error is not None]
+        order.clear()
         for one in tried:
             one.error = None
         if errors:
@@ -120,14 +133,16 @@ class Together:
                 one = self._waiting.popleft()
                 if self._is_wanted(one):
                     self._tried.append(one)
+                    self._order.append(one)
                     yield one.recorded.whole
                 continue
             try:
                 self._makings.popleft()()
             except Exception as error:
-                self._errors.append(error)
+                self._order.append(error)
         for one in self._tried[before:]:
-            if one.hold is not None:
+            # To let another one go may have run a callback that forgets all.
+            if one.hold is not None and self._is_wanted(one):
                 try:
                     one.hold()
                 except Exception as error:
@@ -201,8 +216,10 @@ def instantiated_together(limits: Limits, count: int) -> Iterator[Together | Non
         together = Together(limits, last)
         try:
             yield together
-        except BaseException:
-            with suppress(Exception):
+        except BaseException as error:
+            try:
                 together.finish()
+            except Exception as earlier:
+                add_note(error, f"cgraph: a graph that was captured before failed, too: {earlier}")
             raise
         together.finish()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,6 +157,10 @@ def _record(
                 # The capture has run them, and the segments before them.
                 driver.synchronize()
         except (CaptureError, NotReadyError):
+            if isinstance(graph, CUDAGraph) and graph._recording is not None:
+                # Hooks hear of the end of what was captured, and not of what only ended.
+                with suppress(Exception):
+                    graph.capture_end_pre()
             graph.reset()
             raise
         # Now: the next capture may put others into the same containers.

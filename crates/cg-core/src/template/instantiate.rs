@@ -46,8 +46,8 @@ impl Template {
     /// four and 36 in eight (H200, CUDA 13.0). [`Exec::device_bytes`] is an equal share for each.
     ///
     /// Templates may be made one by one while others are instantiated: the iterator is asked for them
-    /// on this thread. The thread's capture mode is relaxed then, and what that takes of the device's
-    /// memory counts as the execs'.
+    /// on this thread. But for the first one the thread's capture mode is relaxed then, and what that
+    /// takes of the device's memory counts as the execs'.
     ///
     /// ```
     /// # use cg_core::{Device, InstantiateFlags, Memory, Sim, Template, Work};

@@ -90,6 +90,12 @@ impl Template {
         &self.device
     }
 
+    /// A number that no other template of the process has or had; errors name templates by it.
+    #[must_use]
+    pub fn id(&self) -> u64 {
+        self.id
+    }
+
     /// The raw graph. It dies with the template.
     #[must_use]
     pub fn handle(&self) -> GraphHandle {
@@ -318,10 +324,6 @@ impl Template {
                 inputs: Vec::new(),
             }),
         }
-    }
-
-    pub(crate) fn id(&self) -> u64 {
-        self.id
     }
 
     /// Adds nodes that all nodes there are come after, and the inputs that `make` makes of them.
