@@ -23,6 +23,14 @@ from ladders import SIZES, doubled, nth, refuse, require_right, require_whole
 ALONE: dict[str, Any] = {"warmup": 0, "preserve_state": False}
 
 
+class Counter(nn.Module):
+    """A module with a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+
 @pytest.fixture(autouse=True)
 def no_grad() -> Iterator[None]:
     """Calls that record gradients look for more than captures do."""
@@ -225,11 +233,7 @@ def test_what_comes_while_graphs_are_made_leaves_no_key_that_waits(
 
 
 def test_a_late_error_names_its_key_and_leaves_what_breaks_have_done(lab: Lab) -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = 0
-
+    class Counting(Counter):
         def counted(self, x: Tensor) -> Tensor:
             self.count += 1
             return x
@@ -349,11 +353,7 @@ def test_what_the_function_raises_comes_out_also_where_the_driver_fails_then(sim
 
 
 def test_hooks_hear_of_the_end_of_a_capture_that_is_refused(lab: Lab) -> None:
-    class Counting(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.count = 0
-
+    class Counting(Counter):
         def forward(self, x: Tensor) -> Tensor:
             self.count += x.shape[0] == 4
             return doubled(x)

@@ -48,6 +48,7 @@ pub(crate) fn instantiate_all(
     threads: NonZeroUsize,
 ) -> PyResult<Vec<Option<PyErr>>> {
     let graphs = graphs.try_iter()?.unbind();
+    // With the number of the template.
     let mut found: Vec<(Py<Graph>, PyResult<u64>)> = Vec::new();
     let mut asked = Ok(());
     let templates = iter::from_fn(|| {
@@ -56,17 +57,12 @@ pub(crate) fn instantiate_all(
                 let next = graphs.bind(py).clone().next()?;
                 let next = next.and_then(|one| Ok(one.cast_into::<Graph>()?));
                 let graph = next.map_err(|error| asked = Err(error)).ok()?;
-                let template = graph.get().template();
-                let (template, id) = match template {
+                match graph.get().template() {
                     Ok(template) => {
-                        let id = template.id();
-                        (Some(template), Ok(id))
+                        found.push((graph.unbind(), Ok(template.id())));
+                        return Some(template);
                     }
-                    Err(error) => (None, Err(error)),
-                };
-                found.push((graph.unbind(), id));
-                if template.is_some() {
-                    return template;
+                    Err(error) => found.push((graph.unbind(), Err(error))),
                 }
             }
         })
@@ -79,18 +75,13 @@ pub(crate) fn instantiate_all(
         Ok(made) => made.into_iter(),
         Err(error) => return asked.and(Err(error)),
     };
-    let taken = found.into_iter().map(|(graph, id)| {
-        let id = match id {
-            Ok(id) => id,
+    let taken = found.into_iter().map(|(graph, template)| {
+        let template = match template {
+            Ok(template) => template,
             Err(error) => return Some(error),
         };
         match made.next()? {
-            Ok(exec) if graph.get().has_template(id) => graph.get().take_exec(py, exec).err(),
-            Ok(exec) => {
-                // It was reset, and may have captured again, while others were asked for.
-                py.detach(|| drop(exec));
-                Some(gone())
-            }
+            Ok(exec) => graph.get().take_exec(py, exec, template).err(),
             Err(error) => Some(to_py(py, &error)),
         }
     });
@@ -98,13 +89,10 @@ pub(crate) fn instantiate_all(
     asked.map(|()| taken)
 }
 
-/// The error of an exec that nobody waits for.
-fn gone() -> PyErr {
-    state("the graph was reset while it was instantiated")
-}
-
 /// What a capture leaves for the execs that are made of it.
 struct Environment {
+    /// The number of the template.
+    template: u64,
     current: Arc<Current>,
     check: Option<Py<PyAny>>,
     random_step: Option<Py<PyAny>>,
@@ -232,6 +220,7 @@ impl Graph {
             template: Some(Arc::clone(&template.core)),
             ready: None,
             environment: Some(Environment {
+                template: template.core.id(),
                 current: Arc::new(current),
                 check,
                 random_step,
@@ -252,7 +241,7 @@ impl Graph {
     fn _instantiate(&self, py: Python<'_>) -> PyResult<()> {
         let template = self.template()?;
         let exec = enter(py, || self.make_exec(&template))?;
-        self.take_exec(py, exec)
+        self.take_exec(py, exec, template.id())
     }
 
     /// Drops the template; the exec stays.
@@ -390,14 +379,18 @@ impl Graph {
         ready.ok_or_else(|| state("the graph was reset while it replayed"))
     }
 
-    /// Takes an exec of the template; the one before goes.
-    fn take_exec(&self, py: Python<'_>, exec: cg_core::Exec) -> PyResult<()> {
+    /// Takes an exec of the template that has this number; the one before goes.
+    fn take_exec(&self, py: Python<'_>, exec: cg_core::Exec, template: u64) -> PyResult<()> {
         let (exec, id) = enter(py, move || {
             let id = exec.graph_id()?;
             Ok((exec, id))
         })?;
         let mut locked = self.state();
-        let environment = locked.environment.as_ref().ok_or_else(gone)?;
+        // It may have captured again since.
+        let environment = locked.environment.as_ref();
+        let environment = environment
+            .filter(|found| found.template == template)
+            .ok_or_else(|| state("the graph was reset while it was instantiated"))?;
         self.cycle.captured(id);
         exec.retain(Arc::clone(&environment.retained) as cg_core::Retained);
         let ready = Ready {
@@ -416,12 +409,6 @@ impl Graph {
         }
         py.detach(|| drop(before));
         Ok(())
-    }
-
-    /// Whether its template has this number.
-    fn has_template(&self, id: u64) -> bool {
-        let locked = self.state();
-        locked.template.as_ref().is_some_and(|one| one.id() == id)
     }
 
     fn make_exec(&self, template: &cg_core::Template) -> cg_core::Result<cg_core::Exec> {

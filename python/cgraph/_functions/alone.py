@@ -16,7 +16,7 @@ from cgraph._recording.alone import Ended, recorded_alone
 from cgraph._recording.calls import Call
 from cgraph._recording.conditions import NotReadyError
 from cgraph._source import user_line
-from cgraph.errors import CaptureError, add_note
+from cgraph.errors import add_note
 
 __all__ = ["capture_alone"]
 
@@ -67,7 +67,7 @@ def capture_alone(
                     break
     finally:
         # Not before: callbacks of users run outside of all that captures need.
-        together.let_go()
+        together.drop_failed()
         waiting = together.keys
         for key in keys:
             key.is_awaited = key in waiting
@@ -120,7 +120,7 @@ def _captures(
         try:
             ended = record(wanted[key], statics[key])
         except NotReadyError as error:
-            raise CaptureError(f"{error}: call the function once before") from None
+            raise error.ahead from None
         # The function itself may change them, or forget all.
         now = surroundings.flags
         is_same = now is flags and capturing.reached is surroundings

@@ -127,7 +127,7 @@ class Capturing:
             )
             raise error.cause from None
         except NotReadyError as error:
-            raise CaptureError(f"{error}: call the function once before") from None
+            raise error.ahead from None
         self.rows.learn(call)
 
     def key(self, call: Call) -> Key:
@@ -330,7 +330,27 @@ class Capturing:
         """
         # Unless something in the capture has called reset().
         self._is_warm = self.limits.knows(key)
-        hold = functools.partial(self._hold, key, call, recorded, surroundings, flags, lane)
+
+        def hold() -> None:
+            """Let calls be replays, while modules train as at the capture."""
+            if isinstance(recorded, Trained):
+                which = recorded.call, call, surroundings, flags, lane
+                entry = entry_of_call(*which, trained=recorded)
+            else:
+                entry = entry_of_graph(
+                    recorded,
+                    self.function,
+                    call,
+                    surroundings,
+                    flags,
+                    copies=self._copies,
+                    held=self.holding,
+                    lane=lane,
+                )
+            key.hold(recorded, entry, call, surroundings)
+            self.add(call, entry)
+            self.limits.evict(key)
+
         if together is not None and isinstance(recorded, Recorded) and recorded.is_waiting:
             together.add(key, recorded, hold)
         else:
@@ -340,33 +360,6 @@ class Capturing:
         """Calls with gradients in these leaves have keys of their own from now on."""
         living = ((number, one) for number, one in self._without.items() if one() is not None)
         self._without = {**dict(living), **{id(one): _torch.TensorWeakRef(one) for one in leaves}}
-
-    def _hold(
-        self,
-        key: Key,
-        call: Call,
-        recorded: Recorded | Trained,
-        surroundings: Surroundings,
-        flags: _core.Flags,
-        lane: _core.Lane | None,
-    ) -> None:
-        """Let calls of a key be replays of its graph, while modules train as at the capture."""
-        if isinstance(recorded, Trained):
-            entry = entry_of_call(recorded.call, call, surroundings, flags, lane, trained=recorded)
-        else:
-            entry = entry_of_graph(
-                recorded,
-                self.function,
-                call,
-                surroundings,
-                flags,
-                copies=self._copies,
-                held=self.holding,
-                lane=lane,
-            )
-        key.hold(recorded, entry, call, surroundings)
-        self.add(call, entry)
-        self.limits.evict(key)
 
     def add(self, call: Call, entry: _core.Entry) -> None:
         """Let calls like this one find an entry."""

@@ -92,7 +92,7 @@ class Together:
             one.key.capture_seconds += seconds
             one.error = error or one.error
 
-    def let_go(self) -> None:
+    def drop_failed(self) -> None:
         """Let the graphs go that have no exec, or that no key is to have any more.
 
         No hook of another one is to find them. It runs destroy callbacks.
@@ -108,7 +108,7 @@ class Together:
             Exception: The first error.
         """
         self.instantiate()
-        self.let_go()
+        self.drop_failed()
         tried, self._tried = self._tried, []
         for one in tried:
             self._go_on(one)

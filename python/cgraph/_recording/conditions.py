@@ -7,6 +7,7 @@ from cgraph._state.attributes import Attributes, changed_numbers
 from cgraph._state.holders import put_back_numbers
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
+from cgraph.errors import CaptureError
 
 __all__ = [
     "NotReadyError",
@@ -21,6 +22,11 @@ __all__ = [
 
 class NotReadyError(Exception):
     """What the graph would use is made by the first call, and was put back."""
+
+    @property
+    def ahead(self) -> CaptureError:
+        """The error of a capture that comes before the first call."""
+        return CaptureError(f"{self}: call the function once before")
 
 
 class WarmupError(Exception):
