@@ -19,6 +19,9 @@ from cgraph.errors import ArgumentError
 from lab import Lab, fresh
 from readers import EXCHANGE_API, HAS_STABLE_FUNCTIONS, Plain, check, reader_by_fields, samples
 
+# Values that go with the fields.
+_NO_PLACES = {"vtable", "guard"}
+
 
 def test_readers_without_the_stable_functions_still_read(lab: Lab) -> None:
     x, y = fresh(lab, 3), fresh(lab, 3)
@@ -149,3 +152,13 @@ def test_fields_are_not_looked_for_in_a_torch_that_is_not_known(
 def test_samples_that_are_no_tensors_are_refused() -> None:
     with pytest.raises(AttributeError, match="_cdata"):
         _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), [object()])
+
+
+@pytest.mark.skipif(not tensor_fields(), reason="the fields of this torch are not known")
+@pytest.mark.parametrize("name", [name for name in tensor_fields() if name not in _NO_PLACES])
+def test_fields_that_were_found_at_other_places_are_not_looked_at(lab: Lab, name: str) -> None:
+    moved = {**tensor_fields(), name: tensor_fields()[name] + 8}
+    reader = _core.TensorReader(Tensor, None, stable_functions(), samples(), moved)
+    assert not reader.uses_fields
+    x, y = fresh(lab, 3), fresh(lab, 3)
+    assert check(reader, x, y) == ("copy", y.data_ptr())

@@ -5,9 +5,10 @@ use std::ops::Range;
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 use crate::error::argument;
-use crate::raw::{Kind, Seen};
+use crate::raw::{Form, Likeness, Seen};
 use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 
 /// How a tensor gets into a static one.
@@ -21,27 +22,52 @@ pub(crate) enum Match {
     Torch,
 }
 
-/// The layout of a static tensor.
-#[derive(Debug)]
-pub(crate) struct Layout {
+/// Where a static tensor lies.
+#[derive(Debug, Clone, Copy)]
+struct Own {
     address: u64,
     bytes: u64,
+    /// Whether the elements fill `bytes` bytes with no gap and no overlap.
+    is_dense: bool,
+}
+
+impl Own {
+    /// How a tensor of the same layout that lies there gets into this one.
+    #[inline]
+    fn from(self, address: u64) -> Match {
+        match address {
+            // No memory of its own: torch, or the tensor's class, knows where the values are.
+            0 => Match::Torch,
+            _ if address == self.address => Match::Same,
+            _ if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
+                Match::Copy(address)
+            }
+            _ => Match::Torch,
+        }
+    }
+}
+
+/// The layout of a static tensor.
+#[derive(Debug)]
+struct Layout {
+    own: Own,
     /// From the first element to the end of the last one.
     span_bytes: u64,
     /// The shape, then the strides: side by side, as calls compare both.
     extents: Box<[i64]>,
     dtype: Dtype,
     place: Place,
-    /// Whether the elements fill `bytes` bytes with no gap and no overlap.
-    is_dense: bool,
 }
 
 impl Layout {
     fn of(view: &View<'_>) -> Self {
         let elements: u64 = view.shape.iter().map(|size| size.unsigned_abs()).product();
         Self {
-            address: view.address,
-            bytes: elements * view.element_bytes,
+            own: Own {
+                address: view.address,
+                bytes: elements * view.element_bytes,
+                is_dense: is_dense(view.shape, view.strides),
+            },
             span_bytes: if elements == 0 {
                 0
             } else {
@@ -50,7 +76,6 @@ impl Layout {
             extents: [view.shape, view.strides].concat().into(),
             dtype: view.dtype,
             place: view.place,
-            is_dense: is_dense(view.shape, view.strides),
         }
     }
 
@@ -64,7 +89,7 @@ impl Layout {
         if shape != view.shape || self.dtype != view.dtype || self.place != view.place {
             return None;
         }
-        if self.bytes == 0 {
+        if self.own.bytes == 0 {
             return Some(Match::Same);
         }
         // The stride of a dimension of size one means nothing.
@@ -73,22 +98,8 @@ impl Layout {
         Some(if view.lazy == Lazy::Yes || !same_strides {
             Match::Torch
         } else {
-            self.from(view.address)
+            self.own.from(view.address)
         })
-    }
-
-    /// How a tensor of this layout that lies there gets into this one.
-    #[inline]
-    fn from(&self, address: u64) -> Match {
-        match address {
-            // No memory of its own: torch, or the tensor's class, knows where the values are.
-            0 => Match::Torch,
-            _ if address == self.address => Match::Same,
-            _ if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
-                Match::Copy(address)
-            }
-            _ => Match::Torch,
-        }
     }
 }
 
@@ -112,13 +123,38 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     shape.contains(&0) || steps.iter().all(&mut fits)
 }
 
+/// What calls compare in the fastest way: all that this needs, in one piece.
+pub(crate) struct Quick {
+    like: Likeness,
+    own: Own,
+    reader: Py<TensorReader>,
+}
+
+impl Quick {
+    /// How a tensor gets into the static one, and whether it requires a gradient, if that is known; none
+    /// where this way does not tell.
+    #[inline]
+    fn look(&self, value: &Bound<'_, PyAny>) -> Option<(Match, Option<bool>)> {
+        let (address, asks) = self.reader.get().place(value, &self.like)?;
+        Some((self.own.from(address), asks))
+    }
+
+    /// As [`Signature::matches`], but none also where this way does not tell.
+    #[inline]
+    pub(crate) fn matches(&self, value: &Bound<'_, PyAny>, requires_grad: bool) -> Option<Match> {
+        let (found, asks) = self.look(value)?;
+        (asks == Some(requires_grad) && found != Match::Torch).then_some(found)
+    }
+}
+
 /// What a static tensor takes.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Signature {
     layout: Layout,
-    /// The same for the reader, which compares by it in the fastest way; none where it cannot, or
-    /// where there are no elements.
-    kind: Option<Kind>,
+    /// The same for the reader, which compares by them in faster ways; none where it cannot, or where
+    /// there are no elements.
+    quick: Option<Quick>,
+    form: Option<Form>,
     /// torch's objects, for messages.
     dtype: Py<PyAny>,
     device: Py<PyAny>,
@@ -138,7 +174,7 @@ impl Signature {
         })?;
         let py = tensor.py();
         let refused = |expected| Err(argument("a static input", &describe(tensor)?, expected));
-        if layout.address == 0 && layout.bytes > 0 {
+        if layout.own.address == 0 && layout.own.bytes > 0 {
             return refused("a tensor with memory of its own");
         }
         if layout.place == Place::Elsewhere {
@@ -149,9 +185,15 @@ impl Signature {
                 "a tensor of plain values: call resolve_conj(), resolve_neg() or dequantize()",
             );
         }
-        let kind = || reader.get().kind(tensor, element_bytes);
+        let read = (layout.own.bytes > 0).then_some(reader.get());
+        let like = read.and_then(|read| read.likeness(tensor, element_bytes));
         Ok(Self {
-            kind: (layout.bytes > 0).then(kind).flatten(),
+            quick: like.map(|like| Quick {
+                like,
+                own: layout.own,
+                reader: reader.clone().unbind(),
+            }),
+            form: read.and_then(|read| read.form(tensor)),
             layout,
             dtype: tensor.getattr(intern!(py, "dtype"))?.unbind(),
             device: tensor.getattr(intern!(py, "device"))?.unbind(),
@@ -164,7 +206,7 @@ impl Signature {
     #[pyo3(signature = (tensor, index=0))]
     fn check(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<(&'static str, u64)> {
         Ok(match self.fit(tensor, index)? {
-            Match::Same => ("same", self.layout.address),
+            Match::Same => ("same", self.layout.own.address),
             Match::Copy(address) => ("copy", address),
             Match::Torch => ("torch", 0),
         })
@@ -173,34 +215,39 @@ impl Signature {
     /// Where the static tensor begins.
     #[getter]
     pub(crate) fn address(&self) -> u64 {
-        self.layout.address
+        self.layout.own.address
     }
 
     /// How many bytes its elements have together.
     #[getter]
     pub(crate) fn nbytes(&self) -> u64 {
-        self.layout.bytes
+        self.layout.own.bytes
     }
 
     /// Whether the elements lie side by side, so that a copy of bytes is a copy of the tensor.
     #[getter]
     pub(crate) fn is_dense(&self) -> bool {
-        self.layout.is_dense
+        self.layout.own.is_dense
     }
 }
 
 impl Signature {
     /// The addresses from the first element to the end of the last one.
     pub(crate) fn span(&self) -> Range<u64> {
-        let start = self.layout.address;
+        let start = self.layout.own.address;
         start..start + self.layout.span_bytes
     }
 
     /// How a tensor gets into the static one.
     #[inline]
     pub(crate) fn fit(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<Match> {
+        if let Some(quick) = &self.quick
+            && let Some((found, _)) = quick.look(tensor)
+        {
+            return Ok(found);
+        }
         match self.look(tensor) {
-            Seen::At(address, _) => Ok(self.layout.from(address)),
+            Seen::At(address, _) => Ok(self.layout.own.from(address)),
             Seen::Other | Seen::Unknown => self.fit_any(tensor, index),
         }
     }
@@ -227,12 +274,26 @@ impl Signature {
         value: &Bound<'_, PyAny>,
         requires_grad: bool,
     ) -> PyResult<Option<Match>> {
+        let quick = self.quick.as_ref();
+        match quick.and_then(|quick| quick.matches(value, requires_grad)) {
+            Some(found) => Ok(Some(found)),
+            None => self.matches_slowly(value, requires_grad),
+        }
+    }
+
+    /// The same without the fastest way.
+    #[inline(never)]
+    pub(crate) fn matches_slowly(
+        &self,
+        value: &Bound<'_, PyAny>,
+        requires_grad: bool,
+    ) -> PyResult<Option<Match>> {
         let found = match self.look(value) {
             Seen::At(address, Some(given)) => {
-                let found = self.layout.from(address);
+                let found = self.layout.own.from(address);
                 return Ok((given == requires_grad && found != Match::Torch).then_some(found));
             }
-            Seen::At(address, None) => Some(self.layout.from(address)),
+            Seen::At(address, None) => Some(self.layout.own.from(address)),
             Seen::Other => return Ok(None),
             Seen::Unknown => self.matches_any(value)?,
         };
@@ -241,7 +302,18 @@ impl Signature {
         Ok(found.filter(|_| is_same))
     }
 
-    /// The same without the fastest way, and whether or not it requires a gradient.
+    /// The fastest way for tensors of a class; none where there is none.
+    pub(crate) fn quick(&self, class: &Bound<'_, PyType>) -> Option<Quick> {
+        let quick = self.quick.as_ref()?;
+        let reader = quick.reader.bind(class.py());
+        Some(Quick {
+            like: reader.get().of_class(&quick.like, class)?,
+            own: quick.own,
+            reader: reader.clone().unbind(),
+        })
+    }
+
+    /// As [`Self::matches`] by torch's other functions, whether or not it requires a gradient.
     #[cold]
     fn matches_any(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
         let reader = self.reader.get();
@@ -257,12 +329,11 @@ impl Signature {
         Ok(found.filter(|_| is_plain))
     }
 
-    #[inline]
     fn look(&self, tensor: &Bound<'_, PyAny>) -> Seen {
-        match &self.kind {
-            Some(kind) => self.reader.get().look(tensor, kind, &self.layout.extents),
-            None => Seen::Unknown,
-        }
+        let form = self.form.as_ref();
+        form.map_or(Seen::Unknown, |form| {
+            self.reader.get().look(tensor, form, &self.layout.extents)
+        })
     }
 
     #[cold]

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{self, Kind, ReadPlain, ReadTensor, Seen, Spot};
+use crate::raw::{self, Form, Likeness, ReadPlain, ReadTensor, Seen, Spot};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -102,8 +102,7 @@ impl TensorReader {
     /// Whether tensors are read by their fields where they can.
     #[getter]
     fn uses_fields(&self) -> bool {
-        let plain = self.plain.as_ref();
-        self.uses_stable_functions() && plain.is_some_and(ReadPlain::has_fields)
+        self.plain.as_ref().is_some_and(ReadPlain::has_fields)
     }
 
     /// Whether a tensor requires a gradient.
@@ -153,15 +152,39 @@ impl TensorReader {
     }
 
     /// What [`Self::look`] compares others with; none if it could not tell of them.
-    pub(crate) fn kind(&self, tensor: &Bound<'_, PyAny>, element_bytes: u64) -> Option<Kind> {
-        self.plain.as_ref()?.kind(tensor, element_bytes)
+    pub(crate) fn form(&self, tensor: &Bound<'_, PyAny>) -> Option<Form> {
+        self.plain.as_ref()?.form(tensor)
     }
 
-    /// Compares a tensor with the kind and the extents of another one, in the fastest way.
+    /// What [`Self::place`] compares others with; none if it could not tell of them.
+    pub(crate) fn likeness(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        element_bytes: u64,
+    ) -> Option<Likeness> {
+        self.plain.as_ref()?.likeness(tensor, element_bytes)
+    }
+
+    /// The same for tensors of another class.
+    pub(crate) fn of_class(&self, like: &Likeness, class: &Bound<'_, PyType>) -> Option<Likeness> {
+        self.plain.as_ref()?.of_class(like, class)
+    }
+
+    /// Where a tensor lies that is alike, and whether it requires a gradient, if that is known: in the
+    /// fastest way, and none where that does not tell.
     #[inline]
-    pub(crate) fn look(&self, tensor: &Bound<'_, PyAny>, kind: &Kind, extents: &[i64]) -> Seen {
+    pub(crate) fn place(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        like: &Likeness,
+    ) -> Option<(u64, Option<bool>)> {
+        self.plain.as_ref()?.place(tensor, like)
+    }
+
+    /// Compares a tensor with the form and the extents of another one, in the next fastest way.
+    pub(crate) fn look(&self, tensor: &Bound<'_, PyAny>, form: &Form, extents: &[i64]) -> Seen {
         match &self.plain {
-            Some(plain) => plain.look(tensor, kind, extents),
+            Some(plain) => plain.look(tensor, form, extents),
             None => Seen::Unknown,
         }
     }

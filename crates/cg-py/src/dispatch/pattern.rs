@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyFloat, PyList, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::argument;
-use crate::signature::{Match, Signature};
+use crate::signature::{Match, Quick, Signature};
 
 /// A tensor of a call, and how it gets into its static one.
 pub(crate) struct Found<'a, 'py> {
@@ -61,10 +61,12 @@ pub(crate) enum Pattern {
 
 /// What a tensor is compared with.
 pub(crate) struct Slot {
-    signature: Py<Signature>,
     requires_grad: bool,
     /// Whether it has no history, where that matters.
     is_leaf: Option<bool>,
+    /// What tells in most calls; none where nothing is faster, and where a history matters.
+    quick: Option<Quick>,
+    signature: Py<Signature>,
     class: Py<PyType>,
 }
 
@@ -80,11 +82,19 @@ impl Pattern {
             patterns.map(|pattern| Self::parse(&pattern?)).collect()
         };
         let slot = || -> PyResult<Slot> {
+            let signature = value.cast::<Signature>()?;
+            let class = from.get_item(4)?.cast_into::<PyType>()?;
+            let is_leaf: Option<bool> = from.get_item(3)?.extract()?;
             Ok(Slot {
-                signature: value.extract()?,
                 requires_grad: from.get_item(2)?.extract()?,
-                is_leaf: from.get_item(3)?.extract()?,
-                class: from.get_item(4)?.extract()?,
+                is_leaf,
+                quick: if is_leaf.is_none() {
+                    signature.get().quick(&class)
+                } else {
+                    None
+                },
+                signature: signature.clone().unbind(),
+                class: class.unbind(),
             })
         };
         Ok(match kind.as_str() {
@@ -117,15 +127,34 @@ impl Pattern {
         value: Argument<'a, 'py>,
         found: &mut Vec<Found<'a, 'py>>,
     ) -> PyResult<bool> {
+        if let Self::Tensor(slot) = self
+            && let Some(fit) = slot.fits_quickly(&value)
+        {
+            found.push(Found { tensor: value, fit });
+            return Ok(true);
+        }
+        self.fits_slowly(value, found)
+    }
+
+    /// The same where the fastest way does not tell that a tensor fits.
+    #[inline(never)]
+    fn fits_slowly<'a, 'py>(
+        &self,
+        value: Argument<'a, 'py>,
+        found: &mut Vec<Found<'a, 'py>>,
+    ) -> PyResult<bool> {
         match self {
             Self::Tensor(slot) => {
-                let Some(fit) = slot.fits(&value)? else {
+                let Some(fit) = slot.fits_slowly(&value)? else {
                     return Ok(false);
                 };
                 found.push(Found { tensor: value, fit });
                 Ok(true)
             }
-            Self::Fixed(slot) => Ok(slot.fits(&value)? == Some(Match::Same)),
+            Self::Fixed(slot) => Ok(match slot.fits_quickly(&value) {
+                Some(fit) => fit == Match::Same,
+                None => slot.fits_slowly(&value)? == Some(Match::Same),
+            }),
             Self::Constant(constant) => Ok(equals(&value, constant.bind(value.py()))),
             Self::Same(same) => Ok(value.is(same)),
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
@@ -233,8 +262,15 @@ pub(crate) fn fits_dict<'py>(
 }
 
 impl Slot {
+    /// How a tensor gets into the static one, in the fastest way; none where that does not tell.
     #[inline]
-    fn fits(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
+    fn fits_quickly(&self, value: &Bound<'_, PyAny>) -> Option<Match> {
+        let quick = self.quick.as_ref()?;
+        quick.matches(value, self.requires_grad)
+    }
+
+    /// The same in any way; none where it does not fit.
+    fn fits_slowly(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
         // A function may do something else with one of a derived class.
         if value.get_type_ptr().cast() != self.class.as_ptr() {
             return Ok(None);

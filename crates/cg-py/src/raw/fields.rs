@@ -12,38 +12,60 @@ use pyo3::PyResult;
 
 use crate::error::argument;
 
-/// Where the fields of a `c10::TensorImpl` are, in bytes.
+/// What is known of the fields of a `c10::TensorImpl` and of its storage.
 ///
-/// `cgraph._torch.fields` has compared each with what torch says of samples, and knows no others than
-/// the versions of torch that it was written for.
+/// `cgraph._torch.fields` has found them where the constants say, has compared each with what torch says
+/// of samples, and knows no others than the versions of torch that it was written for.
 pub(super) struct Fields {
     /// Of torch's own class of such objects; those of sparse tensors, for example, have another one.
     vtable: u64,
     /// The flags of storages whose memory torch must be asked for.
     guard: u64,
-    storage: usize,
-    autograd: usize,
-    extra: usize,
-    dim: usize,
-    sizes: usize,
-    strides: usize,
-    /// More sizes, and strides, lie elsewhere.
-    most_dimensions: usize,
-    offset: usize,
-    kind: usize,
-    keys: usize,
-    /// In the storage, as the next one.
-    data: usize,
-    flags: usize,
 }
 
-/// What all tensors of a dtype, a device and a layout have in common.
-#[derive(Debug)]
+// Where they are, in bytes: a call reads fifteen of each tensor, and reads no more than these as they are
+// constants.
+const STORAGE: usize = 16;
+const AUTOGRAD: usize = 24;
+const EXTRA: usize = 32;
+const DIM: usize = 64;
+const SIZES: usize = 72;
+const STRIDES: usize = SIZES + MOST_DIMENSIONS * WORD;
+const OFFSET: usize = STRIDES + MOST_DIMENSIONS * WORD;
+const KIND: usize = OFFSET + 2 * WORD;
+const KEYS: usize = KIND + WORD;
+// In the storage.
+const DATA: usize = 16;
+const FLAGS: usize = 56;
+
+const PLACES: [(&str, usize); 11] = [
+    ("storage", STORAGE),
+    ("autograd", AUTOGRAD),
+    ("extra", EXTRA),
+    ("dim", DIM),
+    ("sizes", SIZES),
+    ("strides", STRIDES),
+    ("offset", OFFSET),
+    ("kind", KIND),
+    ("keys", KEYS),
+    ("data", DATA),
+    ("flags", FLAGS),
+];
+
+/// What tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look
+/// at one for each tensor.
+#[derive(Debug, Clone)]
 pub(super) struct Words {
     kind: u64,
     keys: u64,
     element_bytes: u64,
+    dim: usize,
+    /// Size and stride of each dimension.
+    extents: [[u64; 2]; MOST_DIMENSIONS],
 }
+
+/// Of more dimensions the extents lie elsewhere.
+const MOST_DIMENSIONS: usize = 5;
 
 /// Objects of C++ begin with it.
 const VTABLE: usize = 0;
@@ -51,40 +73,29 @@ const VTABLE: usize = 0;
 const WORD: usize = size_of::<u64>();
 
 /// The bits for dtype and device: the others are flags that follow from the extents, or do not matter.
-const KIND: u64 = 0xFF_FFFF_FFFF;
+const OF_KIND: u64 = 0xFF_FFFF_FFFF;
 
 impl Fields {
-    /// By their names; none if none are known.
+    /// By their names; none if none are known, or if one is elsewhere.
     pub(super) fn find(known: &HashMap<String, usize>) -> PyResult<Option<Self>> {
         if known.is_empty() {
             return Ok(None);
         }
         let at = |name: &str| {
             let missing = || {
-                argument(
-                    "the fields of tensors",
-                    &format!("no {name}"),
-                    "all or none",
-                )
+                let given = format!("no {name}");
+                argument("the fields of tensors", &given, "all or none")
             };
             known.get(name).copied().ok_or_else(missing)
         };
-        let (sizes, strides) = (at("sizes")?, at("strides")?);
+        for (name, place) in PLACES {
+            if at(name)? != place {
+                return Ok(None);
+            }
+        }
         Ok(Some(Self {
             vtable: at("vtable")? as u64,
             guard: at("guard")? as u64,
-            storage: at("storage")?,
-            autograd: at("autograd")?,
-            extra: at("extra")?,
-            dim: at("dim")?,
-            sizes,
-            strides,
-            most_dimensions: strides.saturating_sub(sizes) / WORD,
-            offset: at("offset")?,
-            kind: at("kind")?,
-            keys: at("keys")?,
-            data: at("data")?,
-            flags: at("flags")?,
         }))
     }
 
@@ -98,54 +109,26 @@ impl Fields {
         unsafe { word(object, VTABLE) == self.vtable }
     }
 
-    /// What others are compared with; none for more dimensions, and for names or symbolic sizes.
+    /// Where a tensor lies that has these words, or 0 if its memory was taken away; none if that cannot
+    /// be said in this way.
     ///
     /// # Safety
-    /// The object is the `c10::TensorImpl` of a tensor that is alive and [strided](Self::is_strided).
-    pub(super) unsafe fn words(
-        &self,
-        object: *const c_void,
-        dim: usize,
-        element_bytes: u64,
-    ) -> Option<Words> {
-        // SAFETY: the contract is that of this function.
-        let at = |field| unsafe { word(object, field) };
-        let is_plain = at(self.extra) == 0 && dim <= self.most_dimensions;
-        is_plain.then(|| Words {
-            kind: at(self.kind) & KIND,
-            keys: at(self.keys),
-            element_bytes,
-        })
-    }
-
-    /// Where a tensor lies that has these words and extents, which are the shape and then the strides,
-    /// or 0 if its memory was taken away; none if that cannot be said in this way.
-    ///
-    /// # Safety
-    /// As for [`Self::words`], and its storage is not exchanged meanwhile.
+    /// As for [`Words::of`], and its storage is not exchanged meanwhile.
     #[inline]
-    pub(super) unsafe fn address_if(
-        &self,
-        object: *const c_void,
-        words: &Words,
-        extents: &[i64],
-    ) -> Option<u64> {
+    pub(super) unsafe fn address_if(&self, object: *const c_void, words: &Words) -> Option<u64> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
         // It has neither names nor symbolic sizes, and the dispatch keys say what else it is not: sparse,
         // nested, quantized, a conjugate or a negative, of a subclass or a transform.
-        let is_like = at(self.extra) == 0
-            && at(self.keys) == words.keys
-            && at(self.kind) & KIND == words.kind;
-        let (shape, strides) = extents.split_at(extents.len() / 2);
-        let has = |first: usize, numbers: &[i64]| {
-            let mut numbers = numbers.iter().enumerate();
-            numbers.all(|(i, number)| at(first + WORD * i) == number.cast_unsigned())
-        };
+        let is_like = at(EXTRA) == 0
+            && at(KEYS) == words.keys
+            && at(KIND) & OF_KIND == words.kind
+            && at(DIM) == words.dim as u64;
+        let mut extents = words.extents.iter().take(words.dim).enumerate();
         let is_same = is_like
-            && at(self.dim) == shape.len() as u64
-            && has(self.sizes, shape)
-            && has(self.strides, strides);
+            && extents.all(|(i, [size, stride])| {
+                at(SIZES + WORD * i) == *size && at(STRIDES + WORD * i) == *stride
+            });
         if !is_same {
             return None;
         }
@@ -166,7 +149,7 @@ impl Fields {
     #[inline]
     pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<[u64; 3]> {
         // SAFETY: the contract is that of this function.
-        let kind = unsafe { word(object, self.kind) } & KIND;
+        let kind = unsafe { word(object, KIND) } & OF_KIND;
         // SAFETY: the contract is that of this function.
         let [data, offset] = unsafe { self.place(object) }?;
         Some([kind, data, offset])
@@ -181,24 +164,50 @@ impl Fields {
     unsafe fn place(&self, object: *const c_void) -> Option<[u64; 2]> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
-        let storage = at(self.storage) as *const c_void;
+        let storage = at(STORAGE) as *const c_void;
         if storage.is_null() {
             return None;
         }
         // SAFETY: the tensor holds this storage, which is not exchanged meanwhile.
         let of_storage = |field| unsafe { word(storage, field) };
-        let is_free = of_storage(self.flags) & self.guard == 0;
-        is_free.then(|| [of_storage(self.data), at(self.offset)])
+        let is_free = of_storage(FLAGS) & self.guard == 0;
+        is_free.then(|| [of_storage(DATA), at(OFFSET)])
     }
 
     /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
     ///
     /// # Safety
-    /// As for [`Self::words`].
+    /// As for [`Words::of`].
     #[inline]
-    pub(super) unsafe fn has_no_history(&self, object: *const c_void) -> bool {
+    pub(super) unsafe fn has_no_history(object: *const c_void) -> bool {
         // SAFETY: the contract is that of this function.
-        unsafe { word(object, self.autograd) == 0 }
+        unsafe { word(object, AUTOGRAD) == 0 }
+    }
+}
+
+impl Words {
+    /// What others are compared with; none for more dimensions, and for names or symbolic sizes.
+    ///
+    /// # Safety
+    /// The object is the `c10::TensorImpl` of a tensor that is alive and [strided](Fields::is_strided).
+    pub(super) unsafe fn of(object: *const c_void, element_bytes: u64) -> Option<Self> {
+        // SAFETY: the contract is that of this function.
+        let at = |field| unsafe { word(object, field) };
+        let dim = usize::try_from(at(DIM)).ok()?;
+        if at(EXTRA) != 0 || dim > MOST_DIMENSIONS {
+            return None;
+        }
+        let mut extents = [[0; 2]; MOST_DIMENSIONS];
+        for (i, extent) in extents[..dim].iter_mut().enumerate() {
+            *extent = [at(SIZES + WORD * i), at(STRIDES + WORD * i)];
+        }
+        Some(Self {
+            kind: at(KIND) & OF_KIND,
+            keys: at(KEYS),
+            element_bytes,
+            dim,
+            extents,
+        })
     }
 }
 

@@ -27,11 +27,12 @@ pub(crate) struct ReadPlain {
     has_failed: AtomicBool,
 }
 
-/// What a tensor is, but for its extents and its address.
+/// What tensors are compared with by their fields.
 #[derive(Debug)]
-pub(crate) struct Kind {
-    form: Form,
-    words: Option<Words>,
+pub(crate) struct Likeness {
+    /// The address of one of [`ReadPlain::classes`].
+    class: usize,
+    words: Words,
 }
 
 /// Where a tensor is.
@@ -41,7 +42,7 @@ pub(crate) struct Spot {
     words: Option<[u64; 3]>,
 }
 
-/// How a tensor compares with a kind and extents.
+/// How a tensor compares with a form and extents.
 pub(crate) enum Seen {
     /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
     /// if that is known.
@@ -87,20 +88,37 @@ impl ReadPlain {
         }))
     }
 
-    /// The kind of a tensor; none if [`Self::look`] could not tell of such tensors.
-    pub(crate) fn kind(&self, tensor: &Bound<'_, PyAny>, element_bytes: u64) -> Option<Kind> {
+    /// What [`Self::look`] compares others with; none if it could not tell of such tensors.
+    pub(crate) fn form(&self, tensor: &Bound<'_, PyAny>) -> Option<Form> {
         let handle = self
             .handle(tensor)
             .filter(|_| self.functions.lazy.is_some())?;
         // SAFETY: the handle is the tensor's.
-        let form = self.noted(unsafe { self.functions.form(handle) })??;
-        // SAFETY: as above.
+        self.ask(|functions| unsafe { functions.form(handle) })?
+    }
+
+    /// What [`Self::place`] compares others with; none if it could not tell of such tensors.
+    pub(crate) fn likeness(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        element_bytes: u64,
+    ) -> Option<Likeness> {
+        let handle = self.handle(tensor).filter(|_| self.has_fields())?;
+        // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
-        let fields = self.fields.as_ref();
         // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields.
-        let words = |fields: &Fields| unsafe { fields.words(object, form.dim, element_bytes) };
-        let words = fields.and_then(words);
-        Some(Kind { form, words })
+        let words = unsafe { Words::of(object, element_bytes) }?;
+        let class = tensor.get_type_ptr().addr();
+        Some(Likeness { class, words })
+    }
+
+    /// The same for tensors of another class; none if that is not known.
+    pub(crate) fn of_class(&self, like: &Likeness, class: &Bound<'_, PyType>) -> Option<Likeness> {
+        let is_known = self.classes.iter().any(|known| known.is(class));
+        is_known.then(|| Likeness {
+            class: class.as_ptr().addr(),
+            words: like.words.clone(),
+        })
     }
 
     /// Whether fields are looked at.
@@ -108,25 +126,42 @@ impl ReadPlain {
         self.fields.is_some()
     }
 
-    /// Compares a tensor with a kind and with extents, which are the shape and then the strides.
+    /// Where a tensor lies that is alike, and whether it requires a gradient, if that is known; none
+    /// where the fields do not say that it is.
     #[inline]
-    pub(crate) fn look(&self, tensor: &Bound<'_, PyAny>, kind: &Kind, extents: &[i64]) -> Seen {
+    pub(crate) fn place(
+        &self,
+        tensor: &Bound<'_, PyAny>,
+        like: &Likeness,
+    ) -> Option<(u64, Option<bool>)> {
+        let fields = self.fields.as_ref()?;
+        if tensor.get_type_ptr().addr() != like.class {
+            return None;
+        }
+        // SAFETY: the class is one of `classes`, as that of the tensor that `likeness` was made of.
+        let handle = unsafe { self.handle_of(tensor) };
+        // SAFETY: the handle is the tensor's.
+        let object = unsafe { object(handle) };
+        // SAFETY: the object is the tensor's.
+        if !unsafe { fields.is_strided(object) } {
+            return None;
+        }
+        // SAFETY: the object is the tensor's, and strided. No Python code runs here, which might exchange
+        // its storage; who does that on another thread races with torch's own functions, too.
+        let address = unsafe { fields.address_if(object, &like.words) }?;
+        // SAFETY: the object is the tensor's.
+        Some((address, unsafe { self.asks_gradient(object) }))
+    }
+
+    /// Compares a tensor with a form and with extents, which are the shape and then the strides.
+    #[inline(never)]
+    pub(crate) fn look(&self, tensor: &Bound<'_, PyAny>, form: &Form, extents: &[i64]) -> Seen {
         let Some(handle) = self.handle(tensor) else {
             return Seen::Unknown;
         };
-        if let (Some(fields), Some(words)) = (&self.fields, &kind.words) {
-            // SAFETY: the handle is the tensor's.
-            let object = unsafe { object(handle) };
-            // SAFETY: the object is the tensor's, and strided, as `handle` has seen. No Python code runs
-            // here, which might exchange its storage; who does that on another thread races with
-            // torch's own functions, too.
-            if let Some(address) = unsafe { fields.address_if(object, words, extents) } {
-                // SAFETY: the object is the tensor's.
-                return Seen::At(address, unsafe { self.asks_gradient(object) });
-            }
-        }
-        // SAFETY: the handle is the tensor's; as above.
-        match self.noted(unsafe { self.ask(handle, kind, extents) }) {
+        // SAFETY: the handle is the tensor's. No Python code runs here, which might change the tensor;
+        // who does that on another thread races with torch's own functions, too.
+        match self.ask(|_| unsafe { self.compare(handle, form, extents) }) {
             Some(Some(address)) => Seen::At(address, self.requires_grad(tensor)),
             Some(None) => Seen::Other,
             None => Seen::Unknown,
@@ -163,7 +198,7 @@ impl ReadPlain {
     pub(crate) fn address(&self, tensor: &Bound<'_, PyAny>) -> Option<u64> {
         let handle = self.handle(tensor)?;
         // SAFETY: the handle is the tensor's.
-        self.noted(unsafe { self.functions.address(handle) })
+        self.ask(|functions| unsafe { functions.address(handle) })
     }
 
     /// Whether a tensor requires a gradient; none if that is not known here.
@@ -191,7 +226,7 @@ impl ReadPlain {
         functions.lazy = functions.lazy.filter(|_| lazy_agree);
     }
 
-    /// Whether a tensor could not be read, so that none is any more.
+    /// Whether the functions could not read a tensor, so that they are asked about none any more.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
@@ -202,13 +237,11 @@ impl ReadPlain {
         let class = tensor.get_type_ptr();
         let mut classes = self.classes.iter();
         let is_known = classes.any(|one| one.as_ptr().cast() == class);
-        if !is_known || self.has_failed() {
+        if !is_known {
             return None;
         }
-        // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
-        // tensor of this class there; for these functions that is the address of an `at::Tensor`,
-        // and all of torch's classes begin alike.
-        let handle = unsafe { tensor.as_ptr().byte_add(self.offset) }.cast();
+        // SAFETY: the class is known.
+        let handle = unsafe { self.handle_of(tensor) };
         let Some(fields) = &self.fields else {
             return Some(handle);
         };
@@ -219,15 +252,24 @@ impl ReadPlain {
         unsafe { fields.is_strided(object) }.then_some(handle)
     }
 
+    /// # Safety
+    /// The tensor is of one of [`Self::classes`].
+    #[inline]
+    unsafe fn handle_of(&self, tensor: &Bound<'_, PyAny>) -> *mut c_void {
+        // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
+        // tensor of this class there; for these functions that is the address of an `at::Tensor`,
+        // and all of torch's classes begin alike.
+        unsafe { tensor.as_ptr().byte_add(self.offset) }.cast()
+    }
+
     /// [`Self::requires_grad`] of a tensor's object.
     ///
     /// # Safety
     /// It is the `c10::TensorImpl` of a tensor that is alive.
     #[inline]
     unsafe fn asks_gradient(&self, object: *const c_void) -> Option<bool> {
-        let fields = self.fields.as_ref();
         // SAFETY: the contract is that of this function.
-        if fields.is_some_and(|fields| unsafe { fields.has_no_history(object) }) {
+        if self.has_fields() && unsafe { Fields::has_no_history(object) } {
             return Some(false);
         }
         let function = self.functions.requires_grad?;
@@ -239,10 +281,14 @@ impl ReadPlain {
     ///
     /// # Safety
     /// The handle is a tensor's, and nothing changes the tensor meanwhile.
-    #[inline(never)]
-    unsafe fn ask(&self, handle: *mut c_void, kind: &Kind, extents: &[i64]) -> Answer<Option<u64>> {
+    unsafe fn compare(
+        &self,
+        handle: *mut c_void,
+        form: &Form,
+        extents: &[i64],
+    ) -> Answer<Option<u64>> {
         // SAFETY: the contract is that of this function; so below.
-        if !unsafe { self.functions.is_like(handle, &kind.form, extents) }? {
+        if !unsafe { self.functions.is_like(handle, form, extents) }? {
             return Ok(None);
         }
         let mut lazy = self.functions.lazy.iter().flatten();
@@ -263,12 +309,17 @@ impl ReadPlain {
         unsafe { self.functions.address(handle) }.map(Some)
     }
 
+    /// Asks functions that may fail; none if they do, or have.
     #[inline]
-    fn noted<T>(&self, read: Answer<T>) -> Option<T> {
-        if read.is_err() {
+    fn ask<T>(&self, with: impl FnOnce(&Functions) -> Answer<T>) -> Option<T> {
+        if self.has_failed() {
+            return None;
+        }
+        let answer = with(&self.functions);
+        if answer.is_err() {
             self.has_failed.store(true, Ordering::Relaxed);
         }
-        read.ok()
+        answer.ok()
     }
 }
 

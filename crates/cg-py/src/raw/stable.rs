@@ -41,8 +41,8 @@ pub(super) struct Functions {
 
 /// What the functions say of a tensor, but for its extents and its address.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Form {
-    pub(super) dim: usize,
+pub(crate) struct Form {
+    dim: usize,
     scalar_type: i32,
     device_type: i32,
     device_index: i32,
