@@ -123,7 +123,7 @@ def test_where_no_function_tells_the_layout_fields_do(lab: Lab) -> None:
     with pytest.raises(ArgumentError, match="that cannot be read"):
         check(reader, static, live.to_sparse())
     # Asking torch for what a sparse tensor has not would have ended this.
-    assert reader.uses_fields
+    assert reader.uses_stable_functions
 
 
 @pytest.mark.parametrize("name", [*tensor_fields()])

@@ -220,7 +220,8 @@ def test_the_memory_of_inductors_trees_goes_with_them() -> None:
     with cgraph.patch_torch(), counted() as counts:
         run()
         assert counts["captures"] > 0
-    assert left() == before
+    # What an earlier test has left may go meanwhile.
+    assert all(now <= then for now, then in zip(left(), before, strict=True))
 
 
 def test_transformers_generates_the_same_tokens_with_static_cache_and_compiled_decode() -> None:
