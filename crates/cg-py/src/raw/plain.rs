@@ -27,7 +27,7 @@ pub(crate) struct ReadPlain {
     has_failed: AtomicBool,
 }
 
-/// What tensors are compared with by their fields.
+/// What tensors are compared with by their fields; for the reader that has made it.
 #[derive(Debug)]
 pub(crate) struct Likeness {
     /// The address of one of [`ReadPlain::classes`].
@@ -138,7 +138,8 @@ impl ReadPlain {
         if tensor.get_type_ptr().addr() != like.class {
             return None;
         }
-        // SAFETY: the class is one of `classes`, as that of the tensor that `likeness` was made of.
+        // SAFETY: the class is one of `classes`: `likeness` and `of_class`, which alone make a `Likeness`, have
+        // found it there, and `Quick`, which alone keeps one, has it beside the reader that it asked.
         let handle = unsafe { self.handle_of(tensor) };
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
