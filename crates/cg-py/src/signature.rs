@@ -283,7 +283,7 @@ impl Signature {
 
     /// The same without the fastest way.
     #[inline(never)]
-    pub(crate) fn matches_slowly(
+    fn matches_slowly(
         &self,
         value: &Bound<'_, PyAny>,
         requires_grad: bool,

@@ -23,8 +23,8 @@ pub(super) struct Fields {
     guard: u64,
 }
 
-// Where they are, in bytes: a call reads fifteen of each tensor, and reads no more than these as they are
-// constants.
+// Where they are, in bytes: constants, so that a call that reads a dozen or more of each tensor reads no
+// offsets beside them.
 const STORAGE: usize = 16;
 const AUTOGRAD: usize = 24;
 const EXTRA: usize = 32;
@@ -189,7 +189,8 @@ impl Words {
     /// What others are compared with; none for more dimensions, and for names or symbolic sizes.
     ///
     /// # Safety
-    /// The object is the `c10::TensorImpl` of a tensor that is alive and [strided](Fields::is_strided).
+    /// The object is the `c10::TensorImpl` of a tensor that is alive and [strided](Fields::is_strided), by
+    /// [`Fields`] that were found: only then are its words where the constants say.
     pub(super) unsafe fn of(object: *const c_void, element_bytes: u64) -> Option<Self> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
@@ -212,7 +213,8 @@ impl Words {
 }
 
 /// # Safety
-/// The object is a tensor's or a storage's, and the field is one of [`Fields`] in such an object.
+/// The object is a tensor's or a storage's, and the field is [`VTABLE`] or one of [`PLACES`] in such an
+/// object.
 #[inline]
 unsafe fn word(object: *const c_void, field: usize) -> u64 {
     // SAFETY: the field lies inside of the object, by the contract.

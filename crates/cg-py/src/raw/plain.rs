@@ -150,7 +150,7 @@ impl ReadPlain {
         // SAFETY: the object is the tensor's, and strided. No Python code runs here, which might exchange
         // its storage; who does that on another thread races with torch's own functions, too.
         let address = unsafe { fields.address_if(object, &like.words) }?;
-        // SAFETY: the object is the tensor's.
+        // SAFETY: the object is the tensor's, and strided.
         Some((address, unsafe { self.asks_gradient(object) }))
     }
 
@@ -208,7 +208,7 @@ impl ReadPlain {
         let handle = self.handle(tensor)?;
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
-        // SAFETY: the object is the tensor's.
+        // SAFETY: the object is the tensor's, and strided where fields are known, as `handle` has seen.
         unsafe { self.asks_gradient(object) }
     }
 
@@ -227,7 +227,7 @@ impl ReadPlain {
         functions.lazy = functions.lazy.filter(|_| lazy_agree);
     }
 
-    /// Whether the functions could not read a tensor, so that they are asked about none any more.
+    /// Whether a function that may fail has, so that none of these is asked about a tensor any more.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
@@ -266,10 +266,10 @@ impl ReadPlain {
     /// [`Self::requires_grad`] of a tensor's object.
     ///
     /// # Safety
-    /// It is the `c10::TensorImpl` of a tensor that is alive.
+    /// It is the `c10::TensorImpl` of a tensor that is alive, and strided where fields are known.
     #[inline]
     unsafe fn asks_gradient(&self, object: *const c_void) -> Option<bool> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: fields are known, so that it is strided by the contract.
         if self.has_fields() && unsafe { Fields::has_no_history(object) } {
             return Some(false);
         }
