@@ -123,7 +123,7 @@ def test_where_no_function_tells_the_layout_fields_do(lab: Lab) -> None:
     with pytest.raises(ArgumentError, match="that cannot be read"):
         check(reader, static, live.to_sparse())
     # Asking torch for what a sparse tensor has not would have ended this.
-    assert reader.uses_stable_functions
+    assert reader.uses_fields
 
 
 @pytest.mark.parametrize("name", [*tensor_fields()])
@@ -162,3 +162,25 @@ def test_fields_that_were_found_at_other_places_are_not_looked_at(lab: Lab, name
     assert not reader.uses_fields
     x, y = fresh(lab, 3), fresh(lab, 3)
     assert check(reader, x, y) == ("copy", y.data_ptr())
+
+
+@pytest.mark.parametrize("dimensions", range(1, 8))
+def test_every_size_and_stride_counts_in_any_number_of_dimensions(
+    lab: Lab, dimensions: int
+) -> None:
+    # Up to five are compared by fields.
+    reader = reader_by_fields()
+    shape = [2, 3] * 4
+    static, live = fresh(lab, *shape[:dimensions]), fresh(lab, *shape[:dimensions])
+    assert check(reader, static, live) == ("copy", live.data_ptr())
+    assert check(reader, static, static) == ("same", static.data_ptr())
+    for dim in range(dimensions):
+        sizes = shape[:dimensions]
+        sizes[dim] += 1
+        other = fresh(lab, *sizes)
+        with pytest.raises(ArgumentError, match="expected"):
+            check(reader, static, other)
+        # The same sizes, with other strides.
+        assert check(reader, static, other.narrow(dim, 0, shape[dim])) == (
+            ("torch", 0) if dim else ("copy", other.data_ptr())
+        )

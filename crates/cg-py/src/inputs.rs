@@ -145,15 +145,8 @@ impl Inputs {
         sources: &mut Vec<Address>,
     ) -> PyResult<()> {
         sources.clear();
-        let known = self.own.iter().zip(&self.safe);
-        for (index, (Found { tensor, fit }, (own, safe))) in found.iter().zip(known).enumerate() {
-            sources.push(match fit {
-                Match::Same => *own,
-                Match::Copy(address) if safe.load(Ordering::Relaxed) == *address => {
-                    Address(*address)
-                }
-                Match::Copy(_) | Match::Torch => self.source(index, tensor, *fit)?,
-            });
+        for (index, Found { tensor, fit }) in found.iter().enumerate() {
+            sources.push(self.source(index, tensor, *fit)?);
         }
         Ok(())
     }

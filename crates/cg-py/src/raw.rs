@@ -23,7 +23,8 @@ use pyo3::types::{PyDict, PyString, PyType};
 
 pub(crate) use attached::{Attached, count};
 pub(crate) use dlpack::{CurrentWorkStream, ReadTensor};
-pub(crate) use plain::{Likeness, ReadPlain, Seen, Spot};
+pub(crate) use fields::Words;
+pub(crate) use plain::{ReadPlain, Seen, Spot};
 pub(crate) use stable::Form;
 
 /// `CU_STREAM_PER_THREAD`.

@@ -5,10 +5,9 @@ use std::ops::Range;
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::PyType;
 
 use crate::error::argument;
-use crate::raw::{Form, Likeness, Seen};
+use crate::raw::{Form, Seen, Words};
 use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 
 /// How a tensor gets into a static one.
@@ -53,7 +52,7 @@ struct Layout {
     own: Own,
     /// From the first element to the end of the last one.
     span_bytes: u64,
-    /// The shape, then the strides: side by side, as calls compare both.
+    /// The shape, then the strides: side by side, as both are compared.
     extents: Box<[i64]>,
     dtype: Dtype,
     place: Place,
@@ -123,27 +122,44 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     shape.contains(&0) || steps.iter().all(&mut fits)
 }
 
-/// What calls compare in the fastest way: all that this needs, in one piece.
+/// What calls compare in the fastest way: side by side what differs from one static tensor to the next.
 pub(crate) struct Quick {
-    like: Likeness,
+    words: Words,
     own: Own,
     reader: Py<TensorReader>,
 }
 
-impl Quick {
-    /// How a tensor gets into the static one, and whether it requires a gradient, if that is known; none
-    /// where this way does not tell.
-    #[inline]
-    fn look(&self, value: &Bound<'_, PyAny>) -> Option<(Match, Option<bool>)> {
-        let (address, asks) = self.reader.get().place(value, &self.like)?;
-        Some((self.own.from(address), asks))
-    }
+/// What the fastest way tells of a tensor.
+#[derive(Clone, Copy)]
+pub(crate) enum Told {
+    /// It gets into the static one in this way.
+    Fits(Match),
+    /// It does not, or only torch can copy it.
+    Other,
+    /// Other ways tell.
+    Unknown,
+}
 
-    /// As [`Signature::matches`], but none also where this way does not tell.
+impl Quick {
+    /// As [`Signature::matches`], as far as this way tells.
     #[inline]
-    pub(crate) fn matches(&self, value: &Bound<'_, PyAny>, requires_grad: bool) -> Option<Match> {
-        let (found, asks) = self.look(value)?;
-        (asks == Some(requires_grad) && found != Match::Torch).then_some(found)
+    pub(crate) fn tell(&self, value: &Bound<'_, PyAny>, requires_grad: bool) -> Told {
+        let place = self.reader.get().place(value, &self.words);
+        Told::of(place, self.own, requires_grad)
+    }
+}
+
+impl Told {
+    #[inline]
+    fn of(place: Option<(u64, Option<bool>)>, own: Own, requires_grad: bool) -> Self {
+        let Some((address, Some(given))) = place else {
+            return Self::Unknown;
+        };
+        match own.from(address) {
+            Match::Torch => Self::Other,
+            found if given == requires_grad => Self::Fits(found),
+            Match::Same | Match::Copy(_) => Self::Other,
+        }
     }
 }
 
@@ -153,7 +169,7 @@ pub(crate) struct Signature {
     layout: Layout,
     /// The same for the reader, which compares by them in faster ways; none where it cannot, or where
     /// there are no elements.
-    quick: Option<Quick>,
+    words: Option<Words>,
     form: Option<Form>,
     /// torch's objects, for messages.
     dtype: Py<PyAny>,
@@ -186,13 +202,9 @@ impl Signature {
             );
         }
         let read = (layout.own.bytes > 0).then_some(reader.get());
-        let like = read.and_then(|read| read.likeness(tensor, element_bytes));
+        let words = read.and_then(|read| read.words(tensor, element_bytes, &layout.extents));
         Ok(Self {
-            quick: like.map(|like| Quick {
-                like,
-                own: layout.own,
-                reader: reader.clone().unbind(),
-            }),
+            words,
             form: read.and_then(|read| read.form(tensor)),
             layout,
             dtype: tensor.getattr(intern!(py, "dtype"))?.unbind(),
@@ -241,10 +253,8 @@ impl Signature {
     /// How a tensor gets into the static one.
     #[inline]
     pub(crate) fn fit(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<Match> {
-        if let Some(quick) = &self.quick
-            && let Some((found, _)) = quick.look(tensor)
-        {
-            return Ok(found);
+        if let Some((address, _)) = self.place(tensor) {
+            return Ok(self.layout.own.from(address));
         }
         match self.look(tensor) {
             Seen::At(address, _) => Ok(self.layout.own.from(address)),
@@ -274,10 +284,22 @@ impl Signature {
         value: &Bound<'_, PyAny>,
         requires_grad: bool,
     ) -> PyResult<Option<Match>> {
-        let quick = self.quick.as_ref();
-        match quick.and_then(|quick| quick.matches(value, requires_grad)) {
-            Some(found) => Ok(Some(found)),
-            None => self.matches_slowly(value, requires_grad),
+        let told = Told::of(self.place(value), self.layout.own, requires_grad);
+        self.matches_after(told, value, requires_grad)
+    }
+
+    /// The same after [`Quick::tell`].
+    #[inline]
+    pub(crate) fn matches_after(
+        &self,
+        told: Told,
+        value: &Bound<'_, PyAny>,
+        requires_grad: bool,
+    ) -> PyResult<Option<Match>> {
+        match told {
+            Told::Fits(found) => Ok(Some(found)),
+            Told::Other => Ok(None),
+            Told::Unknown => self.matches_slowly(value, requires_grad),
         }
     }
 
@@ -302,14 +324,12 @@ impl Signature {
         Ok(found.filter(|_| is_same))
     }
 
-    /// The fastest way for tensors of a class; none where there is none.
-    pub(crate) fn quick(&self, class: &Bound<'_, PyType>) -> Option<Quick> {
-        let quick = self.quick.as_ref()?;
-        let reader = quick.reader.bind(class.py());
+    /// The fastest way, for who compares at each call; none where there is none.
+    pub(crate) fn quick(&self, py: Python<'_>) -> Option<Quick> {
         Some(Quick {
-            like: reader.get().of_class(&quick.like, class)?,
-            own: quick.own,
-            reader: reader.clone().unbind(),
+            words: self.words.clone()?,
+            own: self.layout.own,
+            reader: self.reader.clone_ref(py),
         })
     }
 
@@ -327,6 +347,12 @@ impl Signature {
         };
         let is_plain = lazy != Lazy::Unknown || found.is_none() || !is_lazy(value)?;
         Ok(found.filter(|_| is_plain))
+    }
+
+    #[inline]
+    fn place(&self, tensor: &Bound<'_, PyAny>) -> Option<(u64, Option<bool>)> {
+        let words = self.words.as_ref()?;
+        self.reader.get().place(tensor, words)
     }
 
     fn look(&self, tensor: &Bound<'_, PyAny>) -> Seen {

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{self, Form, Likeness, ReadPlain, ReadTensor, Seen, Spot};
+use crate::raw::{self, Form, ReadPlain, ReadTensor, Seen, Spot, Words};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -62,7 +62,7 @@ pub(crate) struct TensorReader {
 impl TensorReader {
     /// `tensor_type` is `torch.Tensor`, `exchange_api` its `__dlpack_c_exchange_api__` or `None`,
     /// `functions` the addresses of torch's stable functions, by their names. These read what is of
-    /// just the classes of the samples. `fields` are the offsets of what is read without them.
+    /// just the classes of the samples. `fields` are where what is read without them was found.
     #[new]
     #[pyo3(signature = (tensor_type, exchange_api, functions=None, samples=Vec::new(), fields=HashMap::new()))]
     #[expect(
@@ -102,7 +102,8 @@ impl TensorReader {
     /// Whether tensors are read by their fields where they can.
     #[getter]
     fn uses_fields(&self) -> bool {
-        self.plain.as_ref().is_some_and(ReadPlain::has_fields)
+        let plain = self.plain.as_ref();
+        self.uses_stable_functions() && plain.is_some_and(ReadPlain::has_fields)
     }
 
     /// Whether a tensor requires a gradient.
@@ -156,29 +157,26 @@ impl TensorReader {
         self.plain.as_ref()?.form(tensor)
     }
 
-    /// What [`Self::place`] compares others with; none if it could not tell of them.
-    pub(crate) fn likeness(
+    /// What [`Self::place`] compares others with, which have these extents; none if it could not tell of
+    /// them.
+    pub(crate) fn words(
         &self,
         tensor: &Bound<'_, PyAny>,
         element_bytes: u64,
-    ) -> Option<Likeness> {
-        self.plain.as_ref()?.likeness(tensor, element_bytes)
+        extents: &[i64],
+    ) -> Option<Words> {
+        self.plain.as_ref()?.words(tensor, element_bytes, extents)
     }
 
-    /// The same for tensors of another class.
-    pub(crate) fn of_class(&self, like: &Likeness, class: &Bound<'_, PyType>) -> Option<Likeness> {
-        self.plain.as_ref()?.of_class(like, class)
-    }
-
-    /// Where a tensor lies that is alike, and whether it requires a gradient, if that is known: in the
-    /// fastest way, and none where that does not tell.
+    /// Where a tensor lies that has these words, and whether it requires a gradient, if that is known: in
+    /// the fastest way, and none where that does not tell.
     #[inline]
     pub(crate) fn place(
         &self,
         tensor: &Bound<'_, PyAny>,
-        like: &Likeness,
+        words: &Words,
     ) -> Option<(u64, Option<bool>)> {
-        self.plain.as_ref()?.place(tensor, like)
+        self.plain.as_ref()?.place(tensor, words)
     }
 
     /// Compares a tensor with the form and the extents of another one, in the next fastest way.

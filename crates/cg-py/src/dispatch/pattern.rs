@@ -8,7 +8,7 @@ use pyo3::types::{PyDict, PyFloat, PyList, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::error::argument;
-use crate::signature::{Match, Quick, Signature};
+use crate::signature::{Match, Quick, Signature, Told};
 
 /// A tensor of a call, and how it gets into its static one.
 pub(crate) struct Found<'a, 'py> {
@@ -64,7 +64,7 @@ pub(crate) struct Slot {
     requires_grad: bool,
     /// Whether it has no history, where that matters.
     is_leaf: Option<bool>,
-    /// What tells in most calls; none where nothing is faster, and where a history matters.
+    /// What tells in most calls.
     quick: Option<Quick>,
     signature: Py<Signature>,
     class: Py<PyType>,
@@ -83,18 +83,12 @@ impl Pattern {
         };
         let slot = || -> PyResult<Slot> {
             let signature = value.cast::<Signature>()?;
-            let class = from.get_item(4)?.cast_into::<PyType>()?;
-            let is_leaf: Option<bool> = from.get_item(3)?.extract()?;
             Ok(Slot {
                 requires_grad: from.get_item(2)?.extract()?,
-                is_leaf,
-                quick: if is_leaf.is_none() {
-                    signature.get().quick(&class)
-                } else {
-                    None
-                },
+                is_leaf: from.get_item(3)?.extract()?,
+                quick: signature.get().quick(value.py()),
                 signature: signature.clone().unbind(),
-                class: class.unbind(),
+                class: from.get_item(4)?.extract()?,
             })
         };
         Ok(match kind.as_str() {
@@ -127,34 +121,37 @@ impl Pattern {
         value: Argument<'a, 'py>,
         found: &mut Vec<Found<'a, 'py>>,
     ) -> PyResult<bool> {
-        if let Self::Tensor(slot) = self
-            && let Some(fit) = slot.fits_quickly(&value)
-        {
-            found.push(Found { tensor: value, fit });
-            return Ok(true);
-        }
-        self.fits_slowly(value, found)
+        let told = match self {
+            Self::Tensor(slot) => match slot.tell(&value) {
+                Told::Fits(fit) if slot.is_leaf.is_none() => {
+                    found.push(Found { tensor: value, fit });
+                    return Ok(true);
+                }
+                told => told,
+            },
+            Self::Fixed(slot) => slot.tell(&value),
+            _ => Told::Unknown,
+        };
+        self.fits_after(told, value, found)
     }
 
-    /// The same where the fastest way does not tell that a tensor fits.
+    /// The same after [`Slot::tell`]: apart, as it calls itself, and calls of tensors end before it.
     #[inline(never)]
-    fn fits_slowly<'a, 'py>(
+    fn fits_after<'a, 'py>(
         &self,
+        told: Told,
         value: Argument<'a, 'py>,
         found: &mut Vec<Found<'a, 'py>>,
     ) -> PyResult<bool> {
         match self {
             Self::Tensor(slot) => {
-                let Some(fit) = slot.fits_slowly(&value)? else {
+                let Some(fit) = slot.fits_after(told, &value)? else {
                     return Ok(false);
                 };
                 found.push(Found { tensor: value, fit });
                 Ok(true)
             }
-            Self::Fixed(slot) => Ok(match slot.fits_quickly(&value) {
-                Some(fit) => fit == Match::Same,
-                None => slot.fits_slowly(&value)? == Some(Match::Same),
-            }),
+            Self::Fixed(slot) => Ok(slot.fits_after(told, &value)? == Some(Match::Same)),
             Self::Constant(constant) => Ok(equals(&value, constant.bind(value.py()))),
             Self::Same(same) => Ok(value.is(same)),
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
@@ -262,22 +259,22 @@ pub(crate) fn fits_dict<'py>(
 }
 
 impl Slot {
-    /// How a tensor gets into the static one, in the fastest way; none where that does not tell.
+    /// What the fastest way tells of a value.
     #[inline]
-    fn fits_quickly(&self, value: &Bound<'_, PyAny>) -> Option<Match> {
-        let quick = self.quick.as_ref()?;
-        quick.matches(value, self.requires_grad)
-    }
-
-    /// The same in any way; none where it does not fit.
-    fn fits_slowly(&self, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
+    fn tell(&self, value: &Bound<'_, PyAny>) -> Told {
         // A function may do something else with one of a derived class.
         if value.get_type_ptr().cast() != self.class.as_ptr() {
-            return Ok(None);
+            return Told::Other;
         }
-        let signature = self.signature.get();
+        let quick = self.quick.as_ref();
         // Without gradients as well: a function may ask a leaf for it, or record some itself.
-        let fit = signature.matches(value, self.requires_grad)?;
+        quick.map_or(Told::Unknown, |quick| quick.tell(value, self.requires_grad))
+    }
+
+    /// How it gets into the static one; none where it does not fit.
+    fn fits_after(&self, told: Told, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
+        let signature = self.signature.get();
+        let fit = signature.matches_after(told, value, self.requires_grad)?;
         if let (Some(_), Some(is_leaf)) = (fit, self.is_leaf) {
             let is_same = is_leaf == self::is_leaf(value)?;
             return Ok(fit.filter(|_| is_same));

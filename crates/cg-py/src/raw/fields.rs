@@ -55,7 +55,7 @@ const PLACES: [(&str, usize); 11] = [
 /// What tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look
 /// at one for each tensor.
 #[derive(Debug, Clone)]
-pub(super) struct Words {
+pub(crate) struct Words {
     kind: u64,
     keys: u64,
     element_bytes: u64,
@@ -109,11 +109,46 @@ impl Fields {
         unsafe { word(object, VTABLE) == self.vtable }
     }
 
+    /// What others are compared with that have these extents, the shape and then the strides; none for
+    /// more dimensions, and for names or symbolic sizes.
+    ///
+    /// # Safety
+    /// The object is the `c10::TensorImpl` of a tensor that is alive and [strided](Self::is_strided).
+    #[expect(
+        clippy::unused_self,
+        reason = "only where there are fields are the words where the constants say"
+    )]
+    pub(super) unsafe fn words(
+        &self,
+        object: *const c_void,
+        element_bytes: u64,
+        extents: &[i64],
+    ) -> Option<Words> {
+        // SAFETY: the contract is that of this function.
+        let at = |field| unsafe { word(object, field) };
+        let dim = extents.len() / 2;
+        if at(EXTRA) != 0 || dim > MOST_DIMENSIONS {
+            return None;
+        }
+        let (shape, strides) = extents.split_at(dim);
+        let mut words = Words {
+            kind: at(KIND) & OF_KIND,
+            keys: at(KEYS),
+            element_bytes,
+            dim,
+            extents: [[0; 2]; MOST_DIMENSIONS],
+        };
+        for (extent, (size, stride)) in words.extents.iter_mut().zip(shape.iter().zip(strides)) {
+            *extent = [size.cast_unsigned(), stride.cast_unsigned()];
+        }
+        Some(words)
+    }
+
     /// Where a tensor lies that has these words, or 0 if its memory was taken away; none if that cannot
     /// be said in this way.
     ///
     /// # Safety
-    /// As for [`Words::of`], and its storage is not exchanged meanwhile.
+    /// As for [`Self::words`], and its storage is not exchanged meanwhile.
     #[inline]
     pub(super) unsafe fn address_if(&self, object: *const c_void, words: &Words) -> Option<u64> {
         // SAFETY: the contract is that of this function.
@@ -177,44 +212,18 @@ impl Fields {
     /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
     ///
     /// # Safety
-    /// As for [`Words::of`].
+    /// As for [`Self::words`].
     #[inline]
-    pub(super) unsafe fn has_no_history(object: *const c_void) -> bool {
+    #[expect(clippy::unused_self, reason = "as for `words`")]
+    pub(super) unsafe fn has_no_history(&self, object: *const c_void) -> bool {
         // SAFETY: the contract is that of this function.
         unsafe { word(object, AUTOGRAD) == 0 }
     }
 }
 
-impl Words {
-    /// What others are compared with; none for more dimensions, and for names or symbolic sizes.
-    ///
-    /// # Safety
-    /// The object is the `c10::TensorImpl` of a tensor that is alive and [strided](Fields::is_strided), by
-    /// [`Fields`] that were found: only then are its words where the constants say.
-    pub(super) unsafe fn of(object: *const c_void, element_bytes: u64) -> Option<Self> {
-        // SAFETY: the contract is that of this function.
-        let at = |field| unsafe { word(object, field) };
-        let dim = usize::try_from(at(DIM)).ok()?;
-        if at(EXTRA) != 0 || dim > MOST_DIMENSIONS {
-            return None;
-        }
-        let mut extents = [[0; 2]; MOST_DIMENSIONS];
-        for (i, extent) in extents[..dim].iter_mut().enumerate() {
-            *extent = [at(SIZES + WORD * i), at(STRIDES + WORD * i)];
-        }
-        Some(Self {
-            kind: at(KIND) & OF_KIND,
-            keys: at(KEYS),
-            element_bytes,
-            dim,
-            extents,
-        })
-    }
-}
-
 /// # Safety
-/// The object is a tensor's or a storage's, and the field is [`VTABLE`] or one of [`PLACES`] in such an
-/// object.
+/// There are [`Fields`]. The object is a tensor's or a storage's, and the field is [`VTABLE`], one of
+/// [`PLACES`] in such an object, or one of the [`MOST_DIMENSIONS`] words there of sizes or of strides.
 #[inline]
 unsafe fn word(object: *const c_void, field: usize) -> u64 {
     // SAFETY: the field lies inside of the object, by the contract.

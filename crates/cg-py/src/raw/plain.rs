@@ -27,14 +27,6 @@ pub(crate) struct ReadPlain {
     has_failed: AtomicBool,
 }
 
-/// What tensors are compared with by their fields; for the reader that has made it.
-#[derive(Debug)]
-pub(crate) struct Likeness {
-    /// The address of one of [`ReadPlain::classes`].
-    class: usize,
-    words: Words,
-}
-
 /// Where a tensor is.
 pub(crate) struct Spot {
     address: u64,
@@ -94,31 +86,22 @@ impl ReadPlain {
             .handle(tensor)
             .filter(|_| self.functions.lazy.is_some())?;
         // SAFETY: the handle is the tensor's.
-        self.ask(|functions| unsafe { functions.form(handle) })?
+        self.noted(unsafe { self.functions.form(handle) })?
     }
 
-    /// What [`Self::place`] compares others with; none if it could not tell of such tensors.
-    pub(crate) fn likeness(
+    /// What [`Self::place`] compares others with, which have these extents, the shape and then the
+    /// strides; none if it could not tell of such tensors.
+    pub(crate) fn words(
         &self,
         tensor: &Bound<'_, PyAny>,
         element_bytes: u64,
-    ) -> Option<Likeness> {
-        let handle = self.handle(tensor).filter(|_| self.has_fields())?;
+        extents: &[i64],
+    ) -> Option<Words> {
+        let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields.
-        let words = unsafe { Words::of(object, element_bytes) }?;
-        let class = tensor.get_type_ptr().addr();
-        Some(Likeness { class, words })
-    }
-
-    /// The same for tensors of another class; none if that is not known.
-    pub(crate) fn of_class(&self, like: &Likeness, class: &Bound<'_, PyType>) -> Option<Likeness> {
-        let is_known = self.classes.iter().any(|known| known.is(class));
-        is_known.then(|| Likeness {
-            class: class.as_ptr().addr(),
-            words: like.words.clone(),
-        })
+        unsafe { fields.words(object, element_bytes, extents) }
     }
 
     /// Whether fields are looked at.
@@ -126,43 +109,34 @@ impl ReadPlain {
         self.fields.is_some()
     }
 
-    /// Where a tensor lies that is alike, and whether it requires a gradient, if that is known; none
-    /// where the fields do not say that it is.
+    /// Where a tensor lies that has these words, and whether it requires a gradient, if that is known;
+    /// none where the fields do not say that it has.
     #[inline]
     pub(crate) fn place(
         &self,
         tensor: &Bound<'_, PyAny>,
-        like: &Likeness,
+        words: &Words,
     ) -> Option<(u64, Option<bool>)> {
-        let fields = self.fields.as_ref()?;
-        if tensor.get_type_ptr().addr() != like.class {
-            return None;
-        }
-        // SAFETY: the class is one of `classes`: `likeness` and `of_class`, which alone make a `Likeness`, have
-        // found it there, and `Quick`, which alone keeps one, has it beside the reader that it asked.
-        let handle = unsafe { self.handle_of(tensor) };
+        let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
-        // SAFETY: the object is the tensor's.
-        if !unsafe { fields.is_strided(object) } {
-            return None;
-        }
-        // SAFETY: the object is the tensor's, and strided. No Python code runs here, which might exchange
-        // its storage; who does that on another thread races with torch's own functions, too.
-        let address = unsafe { fields.address_if(object, &like.words) }?;
-        // SAFETY: the object is the tensor's, and strided.
+        // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields. No Python
+        // code runs here, which might exchange its storage; who does that on another thread races with
+        // torch's own functions, too.
+        let address = unsafe { fields.address_if(object, words) }?;
+        // SAFETY: as above.
         Some((address, unsafe { self.asks_gradient(object) }))
     }
 
-    /// Compares a tensor with a form and with extents, which are the shape and then the strides.
-    #[inline(never)]
+    /// Compares a tensor with a form and with extents, which are the shape and then the strides, by
+    /// torch's functions.
     pub(crate) fn look(&self, tensor: &Bound<'_, PyAny>, form: &Form, extents: &[i64]) -> Seen {
         let Some(handle) = self.handle(tensor) else {
             return Seen::Unknown;
         };
         // SAFETY: the handle is the tensor's. No Python code runs here, which might change the tensor;
         // who does that on another thread races with torch's own functions, too.
-        match self.ask(|_| unsafe { self.compare(handle, form, extents) }) {
+        match self.noted(unsafe { self.ask(handle, form, extents) }) {
             Some(Some(address)) => Seen::At(address, self.requires_grad(tensor)),
             Some(None) => Seen::Other,
             None => Seen::Unknown,
@@ -199,7 +173,7 @@ impl ReadPlain {
     pub(crate) fn address(&self, tensor: &Bound<'_, PyAny>) -> Option<u64> {
         let handle = self.handle(tensor)?;
         // SAFETY: the handle is the tensor's.
-        self.ask(|functions| unsafe { functions.address(handle) })
+        self.noted(unsafe { self.functions.address(handle) })
     }
 
     /// Whether a tensor requires a gradient; none if that is not known here.
@@ -227,7 +201,7 @@ impl ReadPlain {
         functions.lazy = functions.lazy.filter(|_| lazy_agree);
     }
 
-    /// Whether a function that may fail has, so that none of these is asked about a tensor any more.
+    /// Whether a tensor could not be read, so that none is any more.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
@@ -238,11 +212,13 @@ impl ReadPlain {
         let class = tensor.get_type_ptr();
         let mut classes = self.classes.iter();
         let is_known = classes.any(|one| one.as_ptr().cast() == class);
-        if !is_known {
+        if !is_known || self.has_failed() {
             return None;
         }
-        // SAFETY: the class is known.
-        let handle = unsafe { self.handle_of(tensor) };
+        // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
+        // tensor of this class there; for these functions that is the address of an `at::Tensor`,
+        // and all of torch's classes begin alike.
+        let handle = unsafe { tensor.as_ptr().byte_add(self.offset) }.cast();
         let Some(fields) = &self.fields else {
             return Some(handle);
         };
@@ -253,24 +229,15 @@ impl ReadPlain {
         unsafe { fields.is_strided(object) }.then_some(handle)
     }
 
-    /// # Safety
-    /// The tensor is of one of [`Self::classes`].
-    #[inline]
-    unsafe fn handle_of(&self, tensor: &Bound<'_, PyAny>) -> *mut c_void {
-        // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
-        // tensor of this class there; for these functions that is the address of an `at::Tensor`,
-        // and all of torch's classes begin alike.
-        unsafe { tensor.as_ptr().byte_add(self.offset) }.cast()
-    }
-
     /// [`Self::requires_grad`] of a tensor's object.
     ///
     /// # Safety
     /// It is the `c10::TensorImpl` of a tensor that is alive, and strided where fields are known.
     #[inline]
     unsafe fn asks_gradient(&self, object: *const c_void) -> Option<bool> {
-        // SAFETY: fields are known, so that it is strided by the contract.
-        if self.has_fields() && unsafe { Fields::has_no_history(object) } {
+        let fields = self.fields.as_ref();
+        // SAFETY: the contract is that of this function.
+        if fields.is_some_and(|fields| unsafe { fields.has_no_history(object) }) {
             return Some(false);
         }
         let function = self.functions.requires_grad?;
@@ -282,12 +249,7 @@ impl ReadPlain {
     ///
     /// # Safety
     /// The handle is a tensor's, and nothing changes the tensor meanwhile.
-    unsafe fn compare(
-        &self,
-        handle: *mut c_void,
-        form: &Form,
-        extents: &[i64],
-    ) -> Answer<Option<u64>> {
+    unsafe fn ask(&self, handle: *mut c_void, form: &Form, extents: &[i64]) -> Answer<Option<u64>> {
         // SAFETY: the contract is that of this function; so below.
         if !unsafe { self.functions.is_like(handle, form, extents) }? {
             return Ok(None);
@@ -310,17 +272,12 @@ impl ReadPlain {
         unsafe { self.functions.address(handle) }.map(Some)
     }
 
-    /// Asks functions that may fail; none if they do, or have.
     #[inline]
-    fn ask<T>(&self, with: impl FnOnce(&Functions) -> Answer<T>) -> Option<T> {
-        if self.has_failed() {
-            return None;
-        }
-        let answer = with(&self.functions);
-        if answer.is_err() {
+    fn noted<T>(&self, read: Answer<T>) -> Option<T> {
+        if read.is_err() {
             self.has_failed.store(true, Ordering::Relaxed);
         }
-        answer.ok()
+        read.ok()
     }
 }
 
