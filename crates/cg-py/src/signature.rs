@@ -5,9 +5,10 @@ use std::ops::Range;
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::types::PyType;
 
 use crate::error::argument;
-use crate::raw::{Form, Seen, Words};
+use crate::raw::{Form, Known, Places, Seen, Words};
 use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 
 /// How a tensor gets into a static one.
@@ -26,9 +27,13 @@ pub(crate) enum Match {
 struct Own {
     address: u64,
     bytes: u64,
-    /// Whether the elements fill `bytes` bytes with no gap and no overlap.
-    is_dense: bool,
+    /// How far from there another one must begin for its bytes to be copied: so many as this has, and
+    /// further than there is memory where the elements do not fill these with no gap and no overlap.
+    apart: u64,
 }
+
+/// No two addresses are so far from each other.
+const NOWHERE: u64 = u64::MAX;
 
 impl Own {
     /// How a tensor of the same layout that lies there gets into this one.
@@ -38,9 +43,7 @@ impl Own {
             // No memory of its own: torch, or the tensor's class, knows where the values are.
             0 => Match::Torch,
             _ if address == self.address => Match::Same,
-            _ if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
-                Match::Copy(address)
-            }
+            _ if address.abs_diff(self.address) >= self.apart => Match::Copy(address),
             _ => Match::Torch,
         }
     }
@@ -61,11 +64,13 @@ struct Layout {
 impl Layout {
     fn of(view: &View<'_>) -> Self {
         let elements: u64 = view.shape.iter().map(|size| size.unsigned_abs()).product();
+        let bytes = elements * view.element_bytes;
+        let is_dense = is_dense(view.shape, view.strides);
         Self {
             own: Own {
                 address: view.address,
-                bytes: elements * view.element_bytes,
-                is_dense: is_dense(view.shape, view.strides),
+                bytes,
+                apart: if is_dense { bytes } else { NOWHERE },
             },
             span_bytes: if elements == 0 {
                 0
@@ -124,9 +129,11 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
 
 /// What calls compare in the fastest way: side by side what differs from one static tensor to the next.
 pub(crate) struct Quick {
+    /// Of the tensors that it tells of.
+    class: Known,
     words: Words,
     own: Own,
-    reader: Py<TensorReader>,
+    requires_grad: bool,
 }
 
 /// What the fastest way tells of a tensor.
@@ -141,11 +148,32 @@ pub(crate) enum Told {
 }
 
 impl Quick {
-    /// As [`Signature::matches`], as far as this way tells.
-    #[inline]
-    pub(crate) fn tell(&self, value: &Bound<'_, PyAny>, requires_grad: bool) -> Told {
-        let place = self.reader.get().place(value, &self.words);
-        Told::of(place, self.own, requires_grad)
+    /// As [`Signature::matches`], as far as this way tells; a value of another class is another one.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `Places::of`")]
+    pub(crate) fn tell(&self, places: &Places, value: &Bound<'_, PyAny>) -> Told {
+        match self.class.member(value) {
+            Some(tensor) => Told::of(places.of(tensor, &self.words), self.own, self.requires_grad),
+            None => Told::Other,
+        }
+    }
+
+    /// The same where nothing has to be called for it: how a tensor gets into the static one, and none
+    /// where [`Self::tell`] is to be asked.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `Places::of`")]
+    pub(crate) fn tell_plain(&self, places: &Places, value: &Bound<'_, PyAny>) -> Option<Match> {
+        let address = places.of_plain(self.class.member(value)?, &self.words)?;
+        let found = self.own.from(address);
+        (!self.requires_grad && found != Match::Torch).then_some(found)
+    }
+
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self {
+            class: self.class.clone_ref(py),
+            words: self.words.clone(),
+            ..*self
+        }
     }
 }
 
@@ -239,7 +267,7 @@ impl Signature {
     /// Whether the elements lie side by side, so that a copy of bytes is a copy of the tensor.
     #[getter]
     pub(crate) fn is_dense(&self) -> bool {
-        self.layout.own.is_dense
+        self.layout.own.apart != NOWHERE
     }
 }
 
@@ -324,13 +352,19 @@ impl Signature {
         Ok(found.filter(|_| is_same))
     }
 
-    /// The fastest way, for who compares at each call; none where there is none.
-    pub(crate) fn quick(&self, py: Python<'_>) -> Option<Quick> {
+    /// The fastest way for tensors of a class, for who compares at each call; none where there is none.
+    pub(crate) fn quick(&self, class: &Bound<'_, PyType>, requires_grad: bool) -> Option<Quick> {
         Some(Quick {
+            class: self.reader.get().know(class)?,
             words: self.words.clone()?,
             own: self.layout.own,
-            reader: self.reader.clone_ref(py),
+            requires_grad,
         })
+    }
+
+    /// Who reads the tensors that it is compared with.
+    pub(crate) fn reader(&self) -> &Py<TensorReader> {
+        &self.reader
     }
 
     /// As [`Self::matches`] by torch's other functions, whether or not it requires a gradient.
@@ -351,8 +385,8 @@ impl Signature {
 
     #[inline]
     fn place(&self, tensor: &Bound<'_, PyAny>) -> Option<(u64, Option<bool>)> {
-        let words = self.words.as_ref()?;
-        self.reader.get().place(tensor, words)
+        let (words, reader) = (self.words.as_ref()?, self.reader.get());
+        reader.places()?.of(reader.member(tensor)?, words)
     }
 
     fn look(&self, tensor: &Bound<'_, PyAny>) -> Seen {

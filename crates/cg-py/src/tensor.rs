@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{self, Form, ReadPlain, ReadTensor, Seen, Spot, Words};
+use crate::raw::{self, Form, Known, Member, Places, ReadPlain, ReadTensor, Seen, Spot, Words};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -157,7 +157,7 @@ impl TensorReader {
         self.plain.as_ref()?.form(tensor)
     }
 
-    /// What [`Self::place`] compares others with, which have these extents; none if it could not tell of
+    /// What [`Self::places`] compares others with, which have these extents; none if it could not tell of
     /// them.
     pub(crate) fn words(
         &self,
@@ -168,15 +168,21 @@ impl TensorReader {
         self.plain.as_ref()?.words(tensor, element_bytes, extents)
     }
 
-    /// Where a tensor lies that has these words, and whether it requires a gradient, if that is known: in
-    /// the fastest way, and none where that does not tell.
+    /// What tells where tensors lie in the fastest way; none where there is none.
     #[inline]
-    pub(crate) fn place(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        words: &Words,
-    ) -> Option<(u64, Option<bool>)> {
-        self.plain.as_ref()?.place(tensor, words)
+    pub(crate) fn places(&self) -> Option<Places> {
+        self.plain.as_ref()?.places()
+    }
+
+    /// A class whose tensors [`Self::places`] tells of; none for another one.
+    pub(crate) fn know(&self, class: &Bound<'_, PyType>) -> Option<Known> {
+        self.plain.as_ref()?.know(class)
+    }
+
+    /// A tensor, if [`Self::places`] tells of its class.
+    #[inline]
+    pub(crate) fn member<'a, 'py>(&self, tensor: &'a Bound<'py, PyAny>) -> Option<Member<'a, 'py>> {
+        self.plain.as_ref()?.member(tensor)
     }
 
     /// Compares a tensor with the form and the extents of another one, in the next fastest way.

@@ -8,11 +8,12 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::fixed::Fixed;
 use super::flags::Flags;
+use super::front::Front;
 use super::held::Arguments;
 use super::lane::Lane;
 use super::modes::Mode;
 use super::outputs::{Outputs, Returned};
-use super::pattern::{Argument, Found, Pattern, all_fit, fits_dict, has_order};
+use super::pattern::{Argument, Found, FoundAll, Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
 use super::written::Written;
 use crate::error::state;
@@ -27,6 +28,8 @@ use crate::signature::Match;
 #[pyclass(frozen, weakref, module = "cgraph._core")]
 pub(crate) struct Entry {
     args: Vec<Pattern>,
+    /// What tells of the first of them.
+    front: Front,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
     /// Whether keyword arguments must come in this order.
     is_in_order: bool,
@@ -84,6 +87,7 @@ impl Entry {
         reason = "keywords, given once for each capture"
     )]
     fn new(
+        py: Python<'_>,
         args: &Bound<'_, PyList>,
         kwargs: &Bound<'_, PyList>,
         is_in_order: bool,
@@ -125,6 +129,7 @@ impl Entry {
             pattern.add_bytes(&mut bytes);
         }
         Ok(Self {
+            front: Front::of(py, &args),
             args,
             kwargs,
             is_in_order,
@@ -232,12 +237,21 @@ impl Entry {
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut Vec<Found<'a, 'py>>,
+        found: &mut FoundAll<'a, 'py>,
     ) -> PyResult<bool> {
         let py = args.py();
-        let positional = args.iter_borrowed().map(Argument::Positional);
-        if !self.mode.equals(mode, py)? || !all_fit(&self.args, args.len(), positional, found)? {
+        if args.len() != self.args.len() || !self.mode.equals(mode, py)? {
             return Ok(false);
+        }
+        let Some(place) = self.front.fit(args, found) else {
+            return Ok(false);
+        };
+        if place < args.len() {
+            let others = args.iter_borrowed().skip(place).map(Argument::Positional);
+            let patterns = &self.args[place..];
+            if !all_fit(patterns, patterns.len(), others, found)? {
+                return Ok(false);
+            }
         }
         let kwargs_fit = match kwargs {
             Some(kwargs) if self.is_in_order && !has_order(&self.kwargs, kwargs) => false,

@@ -5,6 +5,7 @@ mod entry;
 mod fixed;
 mod flags;
 mod followers;
+mod front;
 mod held;
 mod lane;
 mod modes;
@@ -32,6 +33,7 @@ pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
 pub(crate) use neighbours::Neighbours;
 pub(crate) use pattern::Found;
+use pattern::FoundAll;
 pub(crate) use turn::Turn;
 
 use crate::raw::Attached;
@@ -92,7 +94,7 @@ impl Dispatcher {
     ) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
-        let mut found: Vec<Found<'_, '_>> = Vec::with_capacity(args.len());
+        let mut found = FoundAll::new();
         let is_followed = this.followers.are_there(py)?;
         while !is_followed
             && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
@@ -164,7 +166,7 @@ impl Dispatcher {
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut Vec<Found<'a, 'py>>,
+        found: &mut FoundAll<'a, 'py>,
     ) -> PyResult<Option<(usize, Bound<'py, Entry>)>> {
         let py = args.py();
         for (place, entry) in self.entries.get(py).bind(py).iter_borrowed().enumerate() {

@@ -6,15 +6,20 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyList, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
+use smallvec::SmallVec;
 
 use crate::error::argument;
 use crate::signature::{Match, Quick, Signature, Told};
+use crate::tensor::TensorReader;
 
 /// A tensor of a call, and how it gets into its static one.
 pub(crate) struct Found<'a, 'py> {
     pub(crate) tensor: Argument<'a, 'py>,
     pub(crate) fit: Match,
 }
+
+/// The tensors of a call that are copied, in order. So many have room without an allocation.
+pub(crate) type FoundAll<'a, 'py> = SmallVec<[Found<'a, 'py>; 64]>;
 
 /// Something among the arguments of a call.
 pub(crate) enum Argument<'a, 'py> {
@@ -61,6 +66,7 @@ pub(crate) enum Pattern {
 
 /// What a tensor is compared with.
 pub(crate) struct Slot {
+    /// Without gradients as well: a function may ask a leaf for it, or record some itself.
     requires_grad: bool,
     /// Whether it has no history, where that matters.
     is_leaf: Option<bool>,
@@ -83,12 +89,14 @@ impl Pattern {
         };
         let slot = || -> PyResult<Slot> {
             let signature = value.cast::<Signature>()?;
+            let class = from.get_item(4)?.cast_into::<PyType>()?;
+            let requires_grad = from.get_item(2)?.extract()?;
             Ok(Slot {
-                requires_grad: from.get_item(2)?.extract()?,
+                requires_grad,
                 is_leaf: from.get_item(3)?.extract()?,
-                quick: signature.get().quick(value.py()),
+                quick: signature.get().quick(&class, requires_grad),
                 signature: signature.clone().unbind(),
-                class: from.get_item(4)?.extract()?,
+                class: class.unbind(),
             })
         };
         Ok(match kind.as_str() {
@@ -119,7 +127,7 @@ impl Pattern {
     pub(crate) fn fits<'a, 'py>(
         &self,
         value: Argument<'a, 'py>,
-        found: &mut Vec<Found<'a, 'py>>,
+        found: &mut FoundAll<'a, 'py>,
     ) -> PyResult<bool> {
         let told = match self {
             Self::Tensor(slot) => match slot.tell(&value) {
@@ -141,7 +149,7 @@ impl Pattern {
         &self,
         told: Told,
         value: Argument<'a, 'py>,
-        found: &mut Vec<Found<'a, 'py>>,
+        found: &mut FoundAll<'a, 'py>,
     ) -> PyResult<bool> {
         match self {
             Self::Tensor(slot) => {
@@ -172,6 +180,16 @@ impl Pattern {
                 Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, found),
                 _ => Ok(false),
             },
+        }
+    }
+
+    /// The fastest way, if that is enough for each tensor that it can tell of, and who reads them.
+    pub(super) fn quick(&self) -> Option<(&Quick, &Py<TensorReader>)> {
+        match self {
+            Self::Tensor(slot) if slot.is_leaf.is_none() => {
+                Some((slot.quick.as_ref()?, slot.signature.get().reader()))
+            }
+            _ => None,
         }
     }
 
@@ -215,7 +233,7 @@ pub(crate) fn all_fit<'a, 'py>(
     patterns: &[Pattern],
     count: usize,
     values: impl Iterator<Item = Argument<'a, 'py>>,
-    found: &mut Vec<Found<'a, 'py>>,
+    found: &mut FoundAll<'a, 'py>,
 ) -> PyResult<bool> {
     if count != patterns.len() {
         return Ok(false);
@@ -242,7 +260,7 @@ pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDi
 pub(crate) fn fits_dict<'py>(
     patterns: &[(Py<PyAny>, Pattern)],
     dict: &Bound<'py, PyDict>,
-    found: &mut Vec<Found<'_, 'py>>,
+    found: &mut FoundAll<'_, 'py>,
 ) -> PyResult<bool> {
     if dict.len() != patterns.len() {
         return Ok(false);
@@ -262,13 +280,17 @@ impl Slot {
     /// What the fastest way tells of a value.
     #[inline]
     fn tell(&self, value: &Bound<'_, PyAny>) -> Told {
-        // A function may do something else with one of a derived class.
-        if value.get_type_ptr().cast() != self.class.as_ptr() {
-            return Told::Other;
+        if let Some(quick) = &self.quick
+            && let Some(places) = self.signature.get().reader().get().places()
+        {
+            return quick.tell(&places, value);
         }
-        let quick = self.quick.as_ref();
-        // Without gradients as well: a function may ask a leaf for it, or record some itself.
-        quick.map_or(Told::Unknown, |quick| quick.tell(value, self.requires_grad))
+        // A function may do something else with one of a derived class.
+        if value.get_type().is(&self.class) {
+            Told::Unknown
+        } else {
+            Told::Other
+        }
     }
 
     /// How it gets into the static one; none where it does not fit.

@@ -16,6 +16,7 @@ use crate::error::argument;
 ///
 /// `cgraph._torch.fields` has found them where the constants say, has compared each with what torch says
 /// of samples, and knows no others than the versions of torch that it was written for.
+#[derive(Clone, Copy)]
 pub(super) struct Fields {
     /// Of torch's own class of such objects; those of sparse tensors, for example, have another one.
     vtable: u64,
@@ -52,9 +53,10 @@ const PLACES: [(&str, usize); 11] = [
     ("flags", FLAGS),
 ];
 
-/// What tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look
-/// at one for each tensor.
+/// What tensors of a dtype, a device, a shape and strides have in common: in one piece and in this order,
+/// as calls look at one for each tensor, most of which have few dimensions.
 #[derive(Debug, Clone)]
+#[repr(C)]
 pub(crate) struct Words {
     kind: u64,
     keys: u64,
@@ -149,7 +151,8 @@ impl Fields {
     ///
     /// # Safety
     /// As for [`Self::words`], and its storage is not exchanged meanwhile.
-    #[inline]
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `ReadPlain::place`")]
     pub(super) unsafe fn address_if(&self, object: *const c_void, words: &Words) -> Option<u64> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
@@ -159,13 +162,13 @@ impl Fields {
             && at(KEYS) == words.keys
             && at(KIND) & OF_KIND == words.kind
             && at(DIM) == words.dim as u64;
-        let mut extents = words.extents.iter().take(words.dim).enumerate();
-        let is_same = is_like
-            && extents.all(|(i, [size, stride])| {
-                at(SIZES + WORD * i) == *size && at(STRIDES + WORD * i) == *stride
-            });
-        if !is_same {
+        if !is_like {
             return None;
+        }
+        for (i, [size, stride]) in words.extents.iter().take(words.dim).enumerate() {
+            if at(SIZES + WORD * i) != *size || at(STRIDES + WORD * i) != *stride {
+                return None;
+            }
         }
         // SAFETY: the contract is that of this function.
         let [data, offset] = unsafe { self.place(object) }?;

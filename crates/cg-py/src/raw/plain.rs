@@ -13,6 +13,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::fields::{Fields, Words};
+use super::places::{self, Known, Member, Places, object};
 use super::stable::{Answer, Form, Functions};
 
 /// Reads tensors of just some classes: by their fields where these are known, else by torch's stable
@@ -109,23 +110,26 @@ impl ReadPlain {
         self.fields.is_some()
     }
 
-    /// Where a tensor lies that has these words, and whether it requires a gradient, if that is known;
-    /// none where the fields do not say that it has.
+    /// A class, if its tensors are read.
+    pub(crate) fn know(&self, class: &Bound<'_, PyType>) -> Option<Known> {
+        Known::among(&self.classes, class)
+    }
+
+    /// A tensor, if its class is one of those that are read.
     #[inline]
-    pub(crate) fn place(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        words: &Words,
-    ) -> Option<(u64, Option<bool>)> {
-        let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
-        // SAFETY: the handle is the tensor's.
-        let object = unsafe { object(handle) };
-        // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields. No Python
-        // code runs here, which might exchange its storage; who does that on another thread races with
-        // torch's own functions, too.
-        let address = unsafe { fields.address_if(object, words) }?;
-        // SAFETY: as above.
-        Some((address, unsafe { self.asks_gradient(object) }))
+    pub(crate) fn member<'a, 'py>(&self, tensor: &'a Bound<'py, PyAny>) -> Option<Member<'a, 'py>> {
+        Member::among(&self.classes, tensor)
+    }
+
+    /// What tells where tensors lie without their functions; none where fields are not looked at.
+    #[inline]
+    pub(crate) fn places(&self) -> Option<Places> {
+        let fields = self.fields.filter(|_| !self.has_failed())?;
+        Some(Places {
+            fields,
+            offset: self.offset,
+            requires_grad: self.functions.requires_grad,
+        })
     }
 
     /// Compares a tensor with a form and with extents, which are the shape and then the strides, by
@@ -183,7 +187,7 @@ impl ReadPlain {
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's, and strided where fields are known, as `handle` has seen.
-        unsafe { self.asks_gradient(object) }
+        unsafe { places::requires_grad(self.fields.as_ref(), self.functions.requires_grad, object) }
     }
 
     /// Whether a tensor's bytes are the conjugates of its values, and whether they are the negatives;
@@ -209,16 +213,10 @@ impl ReadPlain {
     /// What the functions take for a tensor of a known class; it is strided where fields are known.
     #[inline]
     fn handle(&self, tensor: &Bound<'_, PyAny>) -> Option<*mut c_void> {
-        let class = tensor.get_type_ptr();
-        let mut classes = self.classes.iter();
-        let is_known = classes.any(|one| one.as_ptr().cast() == class);
-        if !is_known || self.has_failed() {
-            return None;
-        }
-        // SAFETY: the offset is within the objects of this class. `new` has found the handle of a
-        // tensor of this class there; for these functions that is the address of an `at::Tensor`,
-        // and all of torch's classes begin alike.
-        let handle = unsafe { tensor.as_ptr().byte_add(self.offset) }.cast();
+        let tensor = self.member(tensor).filter(|_| !self.has_failed())?;
+        // `new` has found the handles of such tensors there. For these functions that is the address of an
+        // `at::Tensor`.
+        let handle = tensor.handle(self.offset);
         let Some(fields) = &self.fields else {
             return Some(handle);
         };
@@ -227,22 +225,6 @@ impl ReadPlain {
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's.
         unsafe { fields.is_strided(object) }.then_some(handle)
-    }
-
-    /// [`Self::requires_grad`] of a tensor's object.
-    ///
-    /// # Safety
-    /// It is the `c10::TensorImpl` of a tensor that is alive, and strided where fields are known.
-    #[inline]
-    unsafe fn asks_gradient(&self, object: *const c_void) -> Option<bool> {
-        let fields = self.fields.as_ref();
-        // SAFETY: the contract is that of this function.
-        if fields.is_some_and(|fields| unsafe { fields.has_no_history(object) }) {
-            return Some(false);
-        }
-        let function = self.functions.requires_grad?;
-        // SAFETY: a method of such objects, which only reads it.
-        Some(unsafe { function(object) })
     }
 
     /// [`Self::look`] by torch's functions: where the tensor lies, none if it is another one.
@@ -279,16 +261,6 @@ impl ReadPlain {
         }
         read.ok()
     }
-}
-
-/// The `c10::TensorImpl` of a tensor.
-///
-/// # Safety
-/// The handle is a tensor's.
-#[inline]
-unsafe fn object(handle: *mut c_void) -> *const c_void {
-    // SAFETY: an `at::Tensor`, which the handle points at, is a pointer to one.
-    unsafe { handle.cast::<*const c_void>().read() }
 }
 
 /// Where in a tensor's object the pointer is that torch calls its `_cdata`.

@@ -20,7 +20,7 @@ pub(super) type Answer<T> = std::result::Result<T, Failed>;
 type Get<T> = unsafe extern "C" fn(*mut c_void, *mut T) -> i32;
 
 /// A method of `c10::TensorImpl`, or a function that takes an `at::Tensor`.
-type Is = unsafe extern "C" fn(*const c_void) -> bool;
+pub(super) type Is = unsafe extern "C" fn(*const c_void) -> bool;
 
 /// The functions. What they take, a handle, is the address of an `at::Tensor`.
 pub(super) struct Functions {

@@ -1,0 +1,139 @@
+//! `Places`: where tensors lie, as a call asks for each of its own.
+#![expect(
+    unsafe_code,
+    reason = "torch hands over pointers; this file says what it relies on"
+)]
+
+use std::ffi::c_void;
+
+use pyo3::prelude::*;
+use pyo3::types::PyType;
+
+use super::fields::{Fields, Words};
+use super::stable::Is;
+
+/// A class whose tensors are read.
+pub(crate) struct Known(Py<PyType>);
+
+/// A tensor of just such a class.
+#[derive(Clone, Copy)]
+pub(crate) struct Member<'a, 'py>(&'a Bound<'py, PyAny>);
+
+/// Tells where tensors lie by their fields, as long as these are looked at: a call asks its reader once.
+#[derive(Clone, Copy)]
+pub(crate) struct Places {
+    pub(super) fields: Fields,
+    /// See [`Member::handle`].
+    pub(super) offset: usize,
+    pub(super) requires_grad: Option<Is>,
+}
+
+impl Known {
+    /// One of the classes of a reader; none if it is not among them.
+    pub(super) fn among(classes: &[Py<PyType>], class: &Bound<'_, PyType>) -> Option<Self> {
+        let known = classes.iter().find(|one| class.is(*one))?;
+        Some(Self(known.clone_ref(class.py())))
+    }
+
+    /// A value as a tensor of this class; none if it is no such one.
+    #[inline]
+    pub(crate) fn member<'a, 'py>(&self, value: &'a Bound<'py, PyAny>) -> Option<Member<'a, 'py>> {
+        let is_one = value.get_type_ptr().cast() == self.0.as_ptr();
+        is_one.then_some(Member(value))
+    }
+
+    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
+        Self(self.0.clone_ref(py))
+    }
+}
+
+impl<'a, 'py> Member<'a, 'py> {
+    /// A value as a tensor of one of the classes of a reader; none if it is no such one.
+    #[inline]
+    pub(super) fn among(classes: &[Py<PyType>], value: &'a Bound<'py, PyAny>) -> Option<Self> {
+        let class = value.get_type_ptr();
+        let mut classes = classes.iter();
+        let is_known = classes.any(|one| one.as_ptr().cast() == class);
+        is_known.then_some(Self(value))
+    }
+
+    /// What torch's functions take for it, which some reader has found so many bytes behind the begin of
+    /// the object.
+    #[inline]
+    pub(super) fn handle(self, offset: usize) -> *mut c_void {
+        self.0.as_ptr().wrapping_byte_add(offset).cast()
+    }
+}
+
+impl Places {
+    /// Where a tensor lies that has these words, and whether it requires a gradient, if that is known;
+    /// none where the fields do not say that it has.
+    #[inline(always)]
+    #[expect(
+        clippy::inline_always,
+        reason = "calls ask for up to hundreds of tensors one after the other"
+    )]
+    pub(crate) fn of(&self, tensor: Member<'_, '_>, words: &Words) -> Option<(u64, Option<bool>)> {
+        let object = self.strided(tensor)?;
+        // SAFETY: the object is the tensor's, and strided. No Python code runs here, which might exchange
+        // its storage; who does that on another thread races with torch's own functions, too.
+        let address = unsafe { self.fields.address_if(object, words) }?;
+        // SAFETY: as above.
+        let asks = unsafe { requires_grad(Some(&self.fields), self.requires_grad, object) };
+        Some((address, asks))
+    }
+
+    /// The same for those alone of which nothing is noted for autograd, as of most: they require no
+    /// gradient, and nothing has to be called for that.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `of`")]
+    pub(crate) fn of_plain(&self, tensor: Member<'_, '_>, words: &Words) -> Option<u64> {
+        let object = self.strided(tensor)?;
+        // SAFETY: the object is the tensor's, and strided.
+        if !unsafe { self.fields.has_no_history(object) } {
+            return None;
+        }
+        // SAFETY: as in `of`.
+        unsafe { self.fields.address_if(object, words) }
+    }
+
+    /// A tensor's object, if it is strided.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `of`")]
+    fn strided(&self, tensor: Member<'_, '_>) -> Option<*const c_void> {
+        // SAFETY: the handle is the tensor's: the offset is that of the classes of the reader, whose tensors
+        // have it there. Members of another reader's classes do as well, as all of torch's begin alike.
+        let object = unsafe { object(tensor.handle(self.offset)) };
+        // SAFETY: the object is the tensor's.
+        unsafe { self.fields.is_strided(object) }.then_some(object)
+    }
+}
+
+/// Whether a tensor requires a gradient, by its fields where these are known and else by a method of
+/// torch's; none if that is not known either.
+///
+/// # Safety
+/// The object is the tensor's, and strided where fields are known.
+#[inline]
+pub(super) unsafe fn requires_grad(
+    fields: Option<&Fields>,
+    method: Option<Is>,
+    object: *const c_void,
+) -> Option<bool> {
+    // SAFETY: the contract is that of this function.
+    if fields.is_some_and(|fields| unsafe { fields.has_no_history(object) }) {
+        return Some(false);
+    }
+    // SAFETY: a method of such objects, which only reads it.
+    method.map(|method| unsafe { method(object) })
+}
+
+/// The `c10::TensorImpl` of a tensor.
+///
+/// # Safety
+/// The handle is a tensor's.
+#[inline]
+pub(super) unsafe fn object(handle: *mut c_void) -> *const c_void {
+    // SAFETY: an `at::Tensor`, which the handle points at, is a pointer to one.
+    unsafe { handle.cast::<*const c_void>().read() }
+}
