@@ -153,7 +153,10 @@ impl Quick {
     #[expect(clippy::inline_always, reason = "as for `Places::of`")]
     pub(crate) fn tell(&self, places: &Places, value: &Bound<'_, PyAny>) -> Told {
         match self.class.member(value) {
-            Some(tensor) => Told::of(places.of(tensor, &self.words), self.own, self.requires_grad),
+            Some(tensor) => {
+                let seen = places.of(tensor, &self.words);
+                Told::of(&seen, self.own, self.requires_grad)
+            }
             None => Told::Other,
         }
     }
@@ -179,9 +182,11 @@ impl Quick {
 
 impl Told {
     #[inline]
-    fn of(place: Option<(u64, Option<bool>)>, own: Own, requires_grad: bool) -> Self {
-        let Some((address, Some(given))) = place else {
-            return Self::Unknown;
+    fn of(seen: &Seen, own: Own, requires_grad: bool) -> Self {
+        let (address, given) = match *seen {
+            Seen::At(address, Some(given)) => (address, given),
+            Seen::Other => return Self::Other,
+            Seen::At(_, None) | Seen::Unknown => return Self::Unknown,
         };
         match own.from(address) {
             Match::Torch => Self::Other,
@@ -281,7 +286,7 @@ impl Signature {
     /// How a tensor gets into the static one.
     #[inline]
     pub(crate) fn fit(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<Match> {
-        if let Some((address, _)) = self.place(tensor) {
+        if let Seen::At(address, _) = self.see(tensor) {
             return Ok(self.layout.own.from(address));
         }
         match self.look(tensor) {
@@ -312,7 +317,7 @@ impl Signature {
         value: &Bound<'_, PyAny>,
         requires_grad: bool,
     ) -> PyResult<Option<Match>> {
-        let told = Told::of(self.place(value), self.layout.own, requires_grad);
+        let told = Told::of(&self.see(value), self.layout.own, requires_grad);
         self.matches_after(told, value, requires_grad)
     }
 
@@ -383,12 +388,17 @@ impl Signature {
         Ok(found.filter(|_| is_plain))
     }
 
+    /// The fastest way.
     #[inline]
-    fn place(&self, tensor: &Bound<'_, PyAny>) -> Option<(u64, Option<bool>)> {
-        let (words, reader) = (self.words.as_ref()?, self.reader.get());
-        reader.places()?.of(reader.member(tensor)?, words)
+    fn see(&self, tensor: &Bound<'_, PyAny>) -> Seen {
+        let reader = self.reader.get();
+        match (&self.words, reader.places(), reader.member(tensor)) {
+            (Some(words), Some(places), Some(tensor)) => places.of(tensor, words),
+            _ => Seen::Unknown,
+        }
     }
 
+    /// The next fastest one.
     fn look(&self, tensor: &Bound<'_, PyAny>) -> Seen {
         let form = self.form.as_ref();
         form.map_or(Seen::Unknown, |form| {

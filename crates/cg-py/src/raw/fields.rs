@@ -66,6 +66,16 @@ pub(crate) struct Words {
     extents: [[u64; 2]; MOST_DIMENSIONS],
 }
 
+/// How a tensor compares with [`Words`].
+pub(super) enum Likeness {
+    /// It has them, and lies there; 0 if its memory was taken away.
+    At(u64),
+    /// It has another shape.
+    None,
+    /// That cannot be said in this way.
+    Unknown,
+}
+
 /// Of more dimensions the extents lie elsewhere.
 const MOST_DIMENSIONS: usize = 5;
 
@@ -146,34 +156,42 @@ impl Fields {
         Some(words)
     }
 
-    /// Where a tensor lies that has these words, or 0 if its memory was taken away; none if that cannot
-    /// be said in this way.
+    /// Compares a tensor with these words.
     ///
     /// # Safety
     /// As for [`Self::words`], and its storage is not exchanged meanwhile.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ReadPlain::place`")]
-    pub(super) unsafe fn address_if(&self, object: *const c_void, words: &Words) -> Option<u64> {
+    #[expect(clippy::inline_always, reason = "as for `Places::of`")]
+    pub(super) unsafe fn compare(&self, object: *const c_void, words: &Words) -> Likeness {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
-        // It has neither names nor symbolic sizes, and the dispatch keys say what else it is not: sparse,
-        // nested, quantized, a conjugate or a negative, of a subclass or a transform.
-        let is_like = at(EXTRA) == 0
-            && at(KEYS) == words.keys
-            && at(KIND) & OF_KIND == words.kind
-            && at(DIM) == words.dim as u64;
-        if !is_like {
-            return None;
+        // It has neither names nor symbolic sizes.
+        if at(EXTRA) != 0 {
+            return Likeness::Unknown;
+        }
+        if at(DIM) != words.dim as u64 {
+            return Likeness::None;
         }
         for (i, [size, stride]) in words.extents.iter().take(words.dim).enumerate() {
-            if at(SIZES + WORD * i) != *size || at(STRIDES + WORD * i) != *stride {
-                return None;
+            if at(SIZES + WORD * i) != *size {
+                return Likeness::None;
+            }
+            // That of a dimension of size one means nothing.
+            if at(STRIDES + WORD * i) != *stride {
+                return Likeness::Unknown;
             }
         }
+        // The dispatch keys say what else it is not: sparse, nested, quantized, a conjugate or a
+        // negative, of a subclass or a transform.
+        if at(KEYS) != words.keys || at(KIND) & OF_KIND != words.kind {
+            return Likeness::Unknown;
+        }
         // SAFETY: the contract is that of this function.
-        let [data, offset] = unsafe { self.place(object) }?;
+        let Some([data, offset]) = (unsafe { self.place(object) }) else {
+            return Likeness::Unknown;
+        };
         let inside = offset.wrapping_mul(words.element_bytes);
-        Some(if data == 0 {
+        Likeness::At(if data == 0 {
             0
         } else {
             data.wrapping_add(inside)
@@ -183,7 +201,7 @@ impl Fields {
     /// Dtype and device, memory and offset in elements of a tensor; none where torch must be asked.
     ///
     /// # Safety
-    /// As for [`Self::address_if`].
+    /// As for [`Self::compare`].
     #[inline]
     pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<[u64; 3]> {
         // SAFETY: the contract is that of this function.
@@ -197,7 +215,7 @@ impl Fields {
     /// asked, as for memory that is shared until somebody does.
     ///
     /// # Safety
-    /// As for [`Self::address_if`].
+    /// As for [`Self::compare`].
     #[inline]
     unsafe fn place(&self, object: *const c_void) -> Option<[u64; 2]> {
         // SAFETY: the contract is that of this function.

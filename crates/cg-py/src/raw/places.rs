@@ -9,7 +9,8 @@ use std::ffi::c_void;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::fields::{Fields, Words};
+use super::fields::{Fields, Likeness, Words};
+use super::plain::Seen;
 use super::stable::Is;
 
 /// A class whose tensors are read.
@@ -66,25 +67,31 @@ impl<'a, 'py> Member<'a, 'py> {
 }
 
 impl Places {
-    /// Where a tensor lies that has these words, and whether it requires a gradient, if that is known;
-    /// none where the fields do not say that it has.
+    /// Compares a tensor with the words of another one.
     #[inline(always)]
     #[expect(
         clippy::inline_always,
         reason = "calls ask for up to hundreds of tensors one after the other"
     )]
-    pub(crate) fn of(&self, tensor: Member<'_, '_>, words: &Words) -> Option<(u64, Option<bool>)> {
-        let object = self.strided(tensor)?;
+    pub(crate) fn of(&self, tensor: Member<'_, '_>, words: &Words) -> Seen {
+        let Some(object) = self.strided(tensor) else {
+            return Seen::Unknown;
+        };
         // SAFETY: the object is the tensor's, and strided. No Python code runs here, which might exchange
         // its storage; who does that on another thread races with torch's own functions, too.
-        let address = unsafe { self.fields.address_if(object, words) }?;
-        // SAFETY: as above.
-        let asks = unsafe { requires_grad(Some(&self.fields), self.requires_grad, object) };
-        Some((address, asks))
+        match unsafe { self.fields.compare(object, words) } {
+            Likeness::At(address) => {
+                // SAFETY: as above.
+                let asks = unsafe { requires_grad(Some(&self.fields), self.requires_grad, object) };
+                Seen::At(address, asks)
+            }
+            Likeness::None => Seen::Other,
+            Likeness::Unknown => Seen::Unknown,
+        }
     }
 
-    /// The same for those alone of which nothing is noted for autograd, as of most: they require no
-    /// gradient, and nothing has to be called for that.
+    /// Where a tensor lies that has these words, and of which nothing is noted for autograd, as of most:
+    /// they require no gradient, and nothing has to be called for that. None for all others.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `of`")]
     pub(crate) fn of_plain(&self, tensor: Member<'_, '_>, words: &Words) -> Option<u64> {
@@ -94,7 +101,10 @@ impl Places {
             return None;
         }
         // SAFETY: as in `of`.
-        unsafe { self.fields.address_if(object, words) }
+        match unsafe { self.fields.compare(object, words) } {
+            Likeness::At(address) => Some(address),
+            Likeness::None | Likeness::Unknown => None,
+        }
     }
 
     /// A tensor's object, if it is strided.
