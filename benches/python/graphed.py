@@ -73,7 +73,10 @@ def shapes_in_turn(count: int) -> list[str]:
 
     ours = cgraph.graphed(total)
     for sample in samples:
+        # Ahead of time: many new shapes in a row are taken for ones that never come again.
+        ours.capture(sample, progress=False)
         assert torch.equal(ours(sample), by_torch(sample)), "graphed and torch differ"
+    assert ours.report().captured == count, ours.report()
     turn = [[sample] for sample in samples]
     torch_us, our_us = calls_us([(by_torch, turn), (ours, turn)])
     return [str(count), f"{torch_us:.2f}", f"{our_us:.2f}", f"{torch_us / our_us:.1f}"]
