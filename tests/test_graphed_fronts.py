@@ -28,28 +28,39 @@ def row(lab: Lab, *shape: int) -> Tensor:
 
 
 # Tensors with and without anything that is noted for autograd, of several classes and dimensions.
+# The last one has so many that it is compared in another way.
 MIXED: list[Callable[[Lab], Tensor]] = [
     lambda lab: fresh(lab, 4),
-    lambda lab: row(lab, 2, 2),
+    lambda lab: row(lab, 2, 3, 2),
     lambda lab: nn.Parameter(fresh(lab, 3), requires_grad=False),
-    lambda lab: fresh(lab, 2, 1, 2, 1, 2, 2),
     lambda lab: fresh(lab, 2, 3).t(),
     lambda lab: row(lab),
+    lambda lab: fresh(lab, 2, 1, 2, 1, 2, 2),
 ]
 
 
-def of_other_class(copy: Tensor, one: Tensor) -> Tensor:
-    is_parameter = isinstance(one, nn.Parameter)
-    return copy if is_parameter else nn.Parameter(copy, requires_grad=False)
+def of_other_class(one: Tensor) -> Tensor:
+    copy = one.detach().clone()
+    return copy if isinstance(one, nn.Parameter) else nn.Parameter(copy, requires_grad=False)
 
 
+# What is another key in the place of a tensor. There is no size in a scalar.
 OTHERS: list[Callable[[Tensor], Tensor | float]] = [
     lambda one: one.double(),
     lambda one: one.clone().unsqueeze(0),
-    lambda one: of_other_class(one.detach().clone(), one),
+    lambda one: torch.cat([one, one]) if one.dim() else one.half(),
+    lambda one: torch.cat([one, one, one], -1) if one.dim() else one.long(),
+    of_other_class,
     lambda one: one.detach().clone().requires_grad_(),
     lambda one: one.sum().item(),
 ]
+
+# What fits in the place of a tensor [1, 4], and is not read in the fastest way.
+ODD: dict[str, Callable[[Tensor], Tensor]] = {
+    "a stride that means nothing": lambda one: one.as_strided((1, 4), (99, 1)),
+    "memory that is shared until it is written": torch._lazy_clone,
+    "a view": lambda one: one[:],
+}
 
 
 def mixed(lab: Lab) -> list[Tensor]:
@@ -83,6 +94,45 @@ def test_what_is_another_tensor_at_any_place_is_not_answered_by_the_first_graph(
         with misses() as seen:
             agree(function, weighed, *mixed(lab))
         assert not seen
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("odd", ODD)
+def test_a_tensor_that_fits_in_another_way_is_answered_by_the_graph_at_any_place(
+    lab: Lab, odd: str, place: int
+) -> None:
+    function = cgraph.graphed(weighed)
+    agree(function, weighed, *(fresh(lab, 1, 4) for _ in range(3)))
+    with misses() as seen:
+        for _ in range(3):
+            given = [fresh(lab, 1, 4) for _ in range(3)]
+            given[place] = ODD[odd](given[place])
+            agree(function, weighed, *given)
+    assert not seen
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_whether_a_tensor_requires_a_gradient_counts_in_either_order(lab: Lab, first: bool) -> None:
+    function = cgraph.graphed(weighed)
+    with torch.no_grad():
+        for number, asks in enumerate((first, not first), 1):
+            for _ in range(2):
+                given = [fresh(lab, 3).requires_grad_(asks), fresh(lab, 2)]
+                agree(function, weighed, *given)
+            assert len(states(function)) == number
+
+
+@pytest.mark.parametrize("place", range(3))
+def test_a_tensor_with_gaps_is_copied_anew_at_each_call(lab: Lab, place: int) -> None:
+    # Only on CUDA does one native call compare where tensors lie with where they lay.
+    function = cgraph.graphed(weighed)
+    given = [fresh(lab, 4, 2) for _ in range(3)]
+    agree(function, weighed, *given)
+    given[place] = fresh(lab, 4, 5)[:, 1:3]
+    for _ in range(3):
+        for one in given:
+            one.normal_()
+        agree(function, weighed, *given)
 
 
 @pytest.mark.parametrize("count", [1, 5, 63, 64, 65, 130])

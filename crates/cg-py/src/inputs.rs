@@ -145,7 +145,7 @@ impl Inputs {
         found: &[Found<'_, '_>],
         sources: &mut Vec<Address>,
     ) -> PyResult<()> {
-        if self.are_sources(found, sources) {
+        if are_sources(found.iter().map(|one| one.fit), &self.own, sources) {
             return Ok(());
         }
         sources.clear();
@@ -167,18 +167,6 @@ impl Inputs {
 }
 
 impl Inputs {
-    /// Whether a replay copies these from where one has copied before.
-    #[inline]
-    fn are_sources(&self, found: &[Found<'_, '_>], sources: &[Address]) -> bool {
-        let mut places = found.iter().zip(&self.own).zip(sources);
-        let are_same = places.all(|((one, own), source)| match one.fit {
-            Match::Same => own == source,
-            Match::Copy(address) => address == source.0,
-            Match::Torch => false,
-        });
-        are_same && found.len() == sources.len()
-    }
-
     /// Where a replay copies a tensor from; torch copies here what the kernel cannot.
     #[inline]
     fn source(&self, index: usize, tensor: &Bound<'_, PyAny>, fit: Match) -> PyResult<Address> {
@@ -244,5 +232,52 @@ fn leave_overlapping_to_torch(slots: &mut [Slot]) {
         if furthest.is_none_or(|before| spans[before].end < spans[next].end) {
             furthest = Some(next);
         }
+    }
+}
+
+/// Whether tensors that get into their own places in these ways are copied from these sources, which
+/// are those of an earlier replay: none of them has to be looked at again.
+#[inline]
+fn are_sources(
+    fits: impl ExactSizeIterator<Item = Match>,
+    own: &[Address],
+    sources: &[Address],
+) -> bool {
+    let are_as_many = fits.len() == sources.len();
+    let mut places = fits.zip(own).zip(sources);
+    are_as_many
+        && places.all(|((fit, own), source)| match fit {
+            Match::Same => own == source,
+            Match::Copy(address) => address == source.0,
+            // It must be copied again.
+            Match::Torch => false,
+        })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sources_are_those_of_the_replay_before_only_where_all_are_copied_from_there() {
+        let own = [10, 20, 30].map(Address);
+        let are = |fits: &[Match], sources: &[u64]| {
+            let sources: Vec<_> = sources.iter().copied().map(Address).collect();
+            are_sources(fits.iter().copied(), &own, &sources)
+        };
+        let fits = [Match::Same, Match::Copy(200), Match::Copy(300)];
+        assert!(are(&fits, &[10, 200, 300]));
+        assert!(are(&[], &[]));
+        // One lies elsewhere, or lay elsewhere.
+        assert!(!are(&fits, &[10, 200, 301]));
+        assert!(!are(&fits, &[100, 200, 300]));
+        // torch has copied it to its own place, and has to again; or the kernel could not copy it.
+        let torch = [Match::Same, Match::Torch, Match::Copy(300)];
+        assert!(!are(&torch, &[10, 20, 300]));
+        assert!(!are(&fits, &[10, 20, 300]));
+        // There was none before, or one with others.
+        assert!(!are(&fits, &[]));
+        assert!(!are(&fits, &[10, 200]));
+        assert!(!are(&fits[..2], &[10, 200, 300]));
     }
 }

@@ -5,9 +5,9 @@
 )]
 
 mod attached;
+mod by_fields;
 mod dlpack;
 mod fields;
-mod places;
 mod plain;
 mod stable;
 
@@ -25,9 +25,9 @@ use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 
 pub(crate) use attached::{Attached, count};
+pub(crate) use by_fields::{ByFields, Known, Member};
 pub(crate) use dlpack::{CurrentWorkStream, ReadTensor};
 pub(crate) use fields::Words;
-pub(crate) use places::{Known, Member, Places};
 pub(crate) use plain::{ReadPlain, Seen, Spot};
 pub(crate) use stable::Form;
 

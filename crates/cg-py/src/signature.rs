@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::error::argument;
-use crate::raw::{Form, Known, Places, Seen, Words};
+use crate::raw::{ByFields, Form, Known, Seen, Words};
 use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 
 /// How a tensor gets into a static one.
@@ -150,11 +150,11 @@ pub(crate) enum Told {
 impl Quick {
     /// As [`Signature::matches`], as far as this way tells; a value of another class is another one.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `Places::of`")]
-    pub(crate) fn tell(&self, places: &Places, value: &Bound<'_, PyAny>) -> Told {
+    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
+    pub(crate) fn tell(&self, by_fields: &ByFields<'_>, value: &Bound<'_, PyAny>) -> Told {
         match self.class.member(value) {
             Some(tensor) => {
-                let seen = places.of(tensor, &self.words);
+                let seen = by_fields.see(tensor, &self.words);
                 Told::of(&seen, self.own, self.requires_grad)
             }
             None => Told::Other,
@@ -164,9 +164,13 @@ impl Quick {
     /// The same where nothing has to be called for it: how a tensor gets into the static one, and none
     /// where [`Self::tell`] is to be asked.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `Places::of`")]
-    pub(crate) fn tell_plain(&self, places: &Places, value: &Bound<'_, PyAny>) -> Option<Match> {
-        let address = places.of_plain(self.class.member(value)?, &self.words)?;
+    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
+    pub(crate) fn tell_plain(
+        &self,
+        by_fields: &ByFields<'_>,
+        value: &Bound<'_, PyAny>,
+    ) -> Option<Match> {
+        let address = by_fields.plain_address(self.class.member(value)?, &self.words)?;
         let found = self.own.from(address);
         (!self.requires_grad && found != Match::Torch).then_some(found)
     }
@@ -392,8 +396,8 @@ impl Signature {
     #[inline]
     fn see(&self, tensor: &Bound<'_, PyAny>) -> Seen {
         let reader = self.reader.get();
-        match (&self.words, reader.places(), reader.member(tensor)) {
-            (Some(words), Some(places), Some(tensor)) => places.of(tensor, words),
+        match (&self.words, reader.by_fields(), reader.member(tensor)) {
+            (Some(words), Some(by_fields), Some(tensor)) => by_fields.see(tensor, words),
             _ => Seen::Unknown,
         }
     }

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{self, Form, Known, Member, Places, ReadPlain, ReadTensor, Seen, Spot, Words};
+use crate::raw::{self, ByFields, Form, Known, Member, ReadPlain, ReadTensor, Seen, Spot, Words};
 
 /// A tensor's memory and layout, borrowed from torch.
 pub(crate) struct View<'a> {
@@ -76,7 +76,8 @@ impl TensorReader {
         samples: Vec<Bound<'_, PyAny>>,
         fields: HashMap<String, usize>,
     ) -> PyResult<Self> {
-        let plain = functions.map(|known| ReadPlain::new(&known, &fields, &samples));
+        let class = tensor_type.clone().unbind();
+        let plain = functions.map(|known| ReadPlain::new(&known, &fields, &samples, &class));
         let mut plain = plain.transpose()?.flatten();
         if let Some(plain) = &mut plain {
             let flags = samples.iter().map(|one| gradient_flag(one).ok());
@@ -89,7 +90,7 @@ impl TensorReader {
         Ok(Self {
             plain,
             function: function.transpose()?,
-            class: tensor_type.clone().unbind(),
+            class,
         })
     }
 
@@ -157,7 +158,7 @@ impl TensorReader {
         self.plain.as_ref()?.form(tensor)
     }
 
-    /// What [`Self::places`] compares others with, which have these extents; none if it could not tell of
+    /// What [`Self::by_fields`] compares others with, which have these extents; none if it could not tell of
     /// them.
     pub(crate) fn words(
         &self,
@@ -168,18 +169,18 @@ impl TensorReader {
         self.plain.as_ref()?.words(tensor, element_bytes, extents)
     }
 
-    /// What tells where tensors lie in the fastest way; none where there is none.
+    /// What compares tensors in the fastest way; none where there is none.
     #[inline]
-    pub(crate) fn places(&self) -> Option<Places> {
-        self.plain.as_ref()?.places()
+    pub(crate) fn by_fields(&self) -> Option<ByFields<'_>> {
+        self.plain.as_ref()?.by_fields()
     }
 
-    /// A class whose tensors [`Self::places`] tells of; none for another one.
+    /// A class whose tensors [`Self::by_fields`] compares; none for another one.
     pub(crate) fn know(&self, class: &Bound<'_, PyType>) -> Option<Known> {
         self.plain.as_ref()?.know(class)
     }
 
-    /// A tensor, if [`Self::places`] tells of its class.
+    /// A tensor, if [`Self::by_fields`] compares those of its class.
     #[inline]
     pub(crate) fn member<'a, 'py>(&self, tensor: &'a Bound<'py, PyAny>) -> Option<Member<'a, 'py>> {
         self.plain.as_ref()?.member(tensor)

@@ -28,7 +28,7 @@ use crate::signature::Match;
 #[pyclass(frozen, weakref, module = "cgraph._core")]
 pub(crate) struct Entry {
     args: Vec<Pattern>,
-    /// What tells of the first of them.
+    /// Compares the tensors that they begin with.
     front: Front,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
     /// Whether keyword arguments must come in this order.
@@ -249,7 +249,7 @@ impl Entry {
         if place < args.len() {
             let others = args.iter_borrowed().skip(place).map(Argument::Positional);
             let patterns = &self.args[place..];
-            if !all_fit(patterns, patterns.len(), others, found)? {
+            if !all_fit(patterns, args.len() - place, others, found)? {
                 return Ok(false);
             }
         }

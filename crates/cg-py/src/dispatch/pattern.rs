@@ -18,7 +18,8 @@ pub(crate) struct Found<'a, 'py> {
     pub(crate) fit: Match,
 }
 
-/// The tensors of a call that are copied, in order. So many have room without an allocation.
+/// The tensors of a call that are copied, in order. So many have room without an allocation, which takes
+/// as long as the comparison of ten.
 pub(crate) type FoundAll<'a, 'py> = SmallVec<[Found<'a, 'py>; 64]>;
 
 /// Something among the arguments of a call.
@@ -281,12 +282,12 @@ impl Slot {
     #[inline]
     fn tell(&self, value: &Bound<'_, PyAny>) -> Told {
         if let Some(quick) = &self.quick
-            && let Some(places) = self.signature.get().reader().get().places()
+            && let Some(by_fields) = self.signature.get().reader().get().by_fields()
         {
-            return quick.tell(&places, value);
+            return quick.tell(&by_fields, value);
         }
         // A function may do something else with one of a derived class.
-        if value.get_type().is(&self.class) {
+        if value.get_type_ptr().cast() == self.class.as_ptr() {
             Told::Unknown
         } else {
             Told::Other

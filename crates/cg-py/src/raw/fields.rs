@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::PyResult;
 
+use super::plain::Seen;
 use crate::error::argument;
 
 /// What is known of the fields of a `c10::TensorImpl` and of its storage.
@@ -53,8 +54,9 @@ const PLACES: [(&str, usize); 11] = [
     ("flags", FLAGS),
 ];
 
-/// What tensors of a dtype, a device, a shape and strides have in common: in one piece and in this order,
-/// as calls look at one for each tensor, most of which have few dimensions.
+/// What tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look at
+/// one for each tensor, and in this order, so that what those of two dimensions need of it is 64 bytes
+/// side by side.
 #[derive(Debug, Clone)]
 #[repr(C)]
 pub(crate) struct Words {
@@ -64,16 +66,6 @@ pub(crate) struct Words {
     dim: usize,
     /// Size and stride of each dimension.
     extents: [[u64; 2]; MOST_DIMENSIONS],
-}
-
-/// How a tensor compares with [`Words`].
-pub(super) enum Likeness {
-    /// It has them, and lies there; 0 if its memory was taken away.
-    At(u64),
-    /// It has another shape.
-    None,
-    /// That cannot be said in this way.
-    Unknown,
 }
 
 /// Of more dimensions the extents lie elsewhere.
@@ -156,46 +148,47 @@ impl Fields {
         Some(words)
     }
 
-    /// Compares a tensor with these words.
+    /// Compares a tensor with these words, and does not say whether it requires a gradient.
     ///
     /// # Safety
     /// As for [`Self::words`], and its storage is not exchanged meanwhile.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `Places::of`")]
-    pub(super) unsafe fn compare(&self, object: *const c_void, words: &Words) -> Likeness {
+    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
+    pub(super) unsafe fn compare(&self, object: *const c_void, words: &Words) -> Seen {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
         // It has neither names nor symbolic sizes.
         if at(EXTRA) != 0 {
-            return Likeness::Unknown;
+            return Seen::Unknown;
         }
         if at(DIM) != words.dim as u64 {
-            return Likeness::None;
+            return Seen::Other;
         }
+        // All sizes first: with most of them the strides before change, too.
+        let mut apart = 0;
         for (i, [size, stride]) in words.extents.iter().take(words.dim).enumerate() {
             if at(SIZES + WORD * i) != *size {
-                return Likeness::None;
+                return Seen::Other;
             }
-            // That of a dimension of size one means nothing.
-            if at(STRIDES + WORD * i) != *stride {
-                return Likeness::Unknown;
-            }
+            apart |= at(STRIDES + WORD * i) ^ *stride;
         }
-        // The dispatch keys say what else it is not: sparse, nested, quantized, a conjugate or a
-        // negative, of a subclass or a transform.
-        if at(KEYS) != words.keys || at(KIND) & OF_KIND != words.kind {
-            return Likeness::Unknown;
+        // Other strides may mean nothing, as those of dimensions of size one. The dispatch keys say what
+        // else it is not: sparse, nested, quantized, a conjugate or a negative, of a subclass or a
+        // transform.
+        if apart != 0 || at(KEYS) != words.keys || at(KIND) & OF_KIND != words.kind {
+            return Seen::Unknown;
         }
         // SAFETY: the contract is that of this function.
         let Some([data, offset]) = (unsafe { self.place(object) }) else {
-            return Likeness::Unknown;
+            return Seen::Unknown;
         };
         let inside = offset.wrapping_mul(words.element_bytes);
-        Likeness::At(if data == 0 {
+        let address = if data == 0 {
             0
         } else {
             data.wrapping_add(inside)
-        })
+        };
+        Seen::At(address, None)
     }
 
     /// Dtype and device, memory and offset in elements of a tensor; none where torch must be asked.

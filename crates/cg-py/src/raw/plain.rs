@@ -6,15 +6,18 @@
 
 use std::collections::HashMap;
 use std::ffi::c_void;
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
+use super::by_fields::{ByFields, Known, Member, object, requires_grad};
 use super::fields::{Fields, Words};
-use super::places::{self, Known, Member, Places, object};
-use super::stable::{Answer, Form, Functions};
+use super::is_instance;
+use super::stable::{Answer, Form, Functions, Is};
+use crate::error::argument;
 
 /// Reads tensors of just some classes: by their fields where these are known, else by torch's stable
 /// functions.
@@ -35,31 +38,44 @@ pub(crate) struct Spot {
     words: Option<[u64; 3]>,
 }
 
-/// How a tensor compares with a form and extents.
+/// How a tensor compares with another one, of which are known its words, or its form and its extents.
 pub(crate) enum Seen {
     /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
-    /// if that is known.
+    /// if that is known. At 0 if its memory was taken away.
     At(u64, Option<bool>),
+    /// It has another shape or form.
     Other,
-    /// Only torch's other functions tell.
+    /// That cannot be said in this way.
     Unknown,
 }
 
 impl ReadPlain {
     /// Takes the functions from where they are, by their names, for tensors of just the classes of
     /// the samples; none if some are missing, or if the samples' objects are built in another way.
-    /// `fields` are where torch's objects have what they are, if all are known.
+    /// `fields` are where torch's objects have what they are, if all are known. `class` is
+    /// `torch.Tensor`.
     pub(crate) fn new(
         functions: &HashMap<String, usize>,
         fields: &HashMap<String, usize>,
         samples: &[Bound<'_, PyAny>],
+        class: &Py<PyType>,
     ) -> PyResult<Option<Self>> {
-        let mut offsets = samples.iter().map(handle_offset);
-        let Some(offset) = offsets.next().transpose()?.flatten() else {
+        // Of all readers, as what one of them knows another one may be asked about.
+        static OFFSET: OnceLock<usize> = OnceLock::new();
+        let Some(first) = samples.first() else {
             return Ok(None);
         };
-        for other in offsets {
-            if other? != Some(offset) {
+        for sample in samples {
+            if !is_instance(sample, class) {
+                let given = sample.get_type().name()?.to_string();
+                return Err(argument("a sample", &given, "a torch.Tensor"));
+            }
+        }
+        let Some(offset) = handle_offset(first)? else {
+            return Ok(None);
+        };
+        for sample in samples {
+            if handle_offset(sample)? != Some(*OFFSET.get_or_init(|| offset)) {
                 return Ok(None);
             }
         }
@@ -90,8 +106,7 @@ impl ReadPlain {
         self.noted(unsafe { self.functions.form(handle) })?
     }
 
-    /// What [`Self::place`] compares others with, which have these extents, the shape and then the
-    /// strides; none if it could not tell of such tensors.
+    /// What [`ByFields`] compare others with, which have these extents, the shape and then the strides; none if they could not tell of such tensors.
     pub(crate) fn words(
         &self,
         tensor: &Bound<'_, PyAny>,
@@ -112,24 +127,40 @@ impl ReadPlain {
 
     /// A class, if its tensors are read.
     pub(crate) fn know(&self, class: &Bound<'_, PyType>) -> Option<Known> {
-        Known::among(&self.classes, class)
+        Known::of(self, class)
     }
 
     /// A tensor, if its class is one of those that are read.
     #[inline]
     pub(crate) fn member<'a, 'py>(&self, tensor: &'a Bound<'py, PyAny>) -> Option<Member<'a, 'py>> {
-        Member::among(&self.classes, tensor)
+        Member::of(self, tensor)
     }
 
-    /// What tells where tensors lie without their functions; none where fields are not looked at.
+    /// What compares tensors in the fastest way; none where fields are not looked at.
     #[inline]
-    pub(crate) fn places(&self) -> Option<Places> {
-        let fields = self.fields.filter(|_| !self.has_failed())?;
-        Some(Places {
-            fields,
-            offset: self.offset,
-            requires_grad: self.functions.requires_grad,
-        })
+    pub(crate) fn by_fields(&self) -> Option<ByFields<'_>> {
+        ByFields::of(self)
+    }
+
+    #[inline]
+    pub(super) fn fields(&self) -> Option<&Fields> {
+        self.fields.as_ref()
+    }
+
+    #[inline]
+    pub(super) fn classes(&self) -> &[Py<PyType>] {
+        &self.classes
+    }
+
+    #[inline]
+    pub(super) fn offset(&self) -> usize {
+        self.offset
+    }
+
+    /// The method that tells whether a tensor requires a gradient.
+    #[inline]
+    pub(super) fn asks_gradient(&self) -> Option<Is> {
+        self.functions.requires_grad
     }
 
     /// Compares a tensor with a form and with extents, which are the shape and then the strides, by
@@ -187,7 +218,7 @@ impl ReadPlain {
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's, and strided where fields are known, as `handle` has seen.
-        unsafe { places::requires_grad(self.fields.as_ref(), self.functions.requires_grad, object) }
+        unsafe { requires_grad(self.fields(), self.asks_gradient(), object) }
     }
 
     /// Whether a tensor's bytes are the conjugates of its values, and whether they are the negatives;

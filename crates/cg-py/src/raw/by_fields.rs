@@ -1,4 +1,4 @@
-//! `Places`: where tensors lie, as a call asks for each of its own.
+//! `ByFields`: how a call compares its tensors, one right after the other.
 #![expect(
     unsafe_code,
     reason = "torch hands over pointers; this file says what it relies on"
@@ -9,30 +9,31 @@ use std::ffi::c_void;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::fields::{Fields, Likeness, Words};
-use super::plain::Seen;
+use super::fields::{Fields, Words};
+use super::plain::{ReadPlain, Seen};
 use super::stable::Is;
 
-/// A class whose tensors are read.
+/// A class whose tensors some reader reads.
 pub(crate) struct Known(Py<PyType>);
 
 /// A tensor of just such a class.
 #[derive(Clone, Copy)]
 pub(crate) struct Member<'a, 'py>(&'a Bound<'py, PyAny>);
 
-/// Tells where tensors lie by their fields, as long as these are looked at: a call asks its reader once.
+/// Compares tensors by their fields. A call asks its reader for one, which looks once at what would be
+/// looked at for each tensor.
 #[derive(Clone, Copy)]
-pub(crate) struct Places {
-    pub(super) fields: Fields,
+pub(crate) struct ByFields<'a> {
+    fields: &'a Fields,
     /// See [`Member::handle`].
-    pub(super) offset: usize,
-    pub(super) requires_grad: Option<Is>,
+    offset: usize,
+    requires_grad: Option<Is>,
 }
 
 impl Known {
-    /// One of the classes of a reader; none if it is not among them.
-    pub(super) fn among(classes: &[Py<PyType>], class: &Bound<'_, PyType>) -> Option<Self> {
-        let known = classes.iter().find(|one| class.is(*one))?;
+    /// A class; none if the reader does not read its tensors.
+    pub(super) fn of(reader: &ReadPlain, class: &Bound<'_, PyType>) -> Option<Self> {
+        let known = reader.classes().iter().find(|one| class.is(*one))?;
         Some(Self(known.clone_ref(class.py())))
     }
 
@@ -49,16 +50,16 @@ impl Known {
 }
 
 impl<'a, 'py> Member<'a, 'py> {
-    /// A value as a tensor of one of the classes of a reader; none if it is no such one.
+    /// A value as a tensor of one of the reader's classes; none if it is no such one.
     #[inline]
-    pub(super) fn among(classes: &[Py<PyType>], value: &'a Bound<'py, PyAny>) -> Option<Self> {
+    pub(super) fn of(reader: &ReadPlain, value: &'a Bound<'py, PyAny>) -> Option<Self> {
         let class = value.get_type_ptr();
-        let mut classes = classes.iter();
+        let mut classes = reader.classes().iter();
         let is_known = classes.any(|one| one.as_ptr().cast() == class);
         is_known.then_some(Self(value))
     }
 
-    /// What torch's functions take for it, which some reader has found so many bytes behind the begin of
+    /// What torch's functions take for it, which readers have found so many bytes behind the begin of
     /// the object.
     #[inline]
     pub(super) fn handle(self, offset: usize) -> *mut c_void {
@@ -66,53 +67,64 @@ impl<'a, 'py> Member<'a, 'py> {
     }
 }
 
-impl Places {
-    /// Compares a tensor with the words of another one.
+impl<'a> ByFields<'a> {
+    /// That of a reader; none if it does not look at fields.
+    #[inline]
+    pub(super) fn of(reader: &'a ReadPlain) -> Option<Self> {
+        let fields = reader.fields().filter(|_| !reader.has_failed())?;
+        Some(Self {
+            fields,
+            offset: reader.offset(),
+            requires_grad: reader.asks_gradient(),
+        })
+    }
+
+    /// Compares a tensor with words.
     #[inline(always)]
     #[expect(
         clippy::inline_always,
         reason = "calls ask for up to hundreds of tensors one after the other"
     )]
-    pub(crate) fn of(&self, tensor: Member<'_, '_>, words: &Words) -> Seen {
+    pub(crate) fn see(&self, tensor: Member<'_, '_>, words: &Words) -> Seen {
         let Some(object) = self.strided(tensor) else {
             return Seen::Unknown;
         };
         // SAFETY: the object is the tensor's, and strided. No Python code runs here, which might exchange
         // its storage; who does that on another thread races with torch's own functions, too.
         match unsafe { self.fields.compare(object, words) } {
-            Likeness::At(address) => {
+            Seen::At(address, _) => {
                 // SAFETY: as above.
-                let asks = unsafe { requires_grad(Some(&self.fields), self.requires_grad, object) };
+                let asks = unsafe { requires_grad(Some(self.fields), self.requires_grad, object) };
                 Seen::At(address, asks)
             }
-            Likeness::None => Seen::Other,
-            Likeness::Unknown => Seen::Unknown,
+            other => other,
         }
     }
 
     /// Where a tensor lies that has these words, and of which nothing is noted for autograd, as of most:
-    /// they require no gradient, and nothing has to be called for that. None for all others.
+    /// they require no gradient. None for all others. A loop with a call of torch's in it, as
+    /// [`Self::see`] makes one for the others, keeps less in registers and takes half as long again.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `of`")]
-    pub(crate) fn of_plain(&self, tensor: Member<'_, '_>, words: &Words) -> Option<u64> {
+    #[expect(clippy::inline_always, reason = "as for `see`")]
+    pub(crate) fn plain_address(&self, tensor: Member<'_, '_>, words: &Words) -> Option<u64> {
         let object = self.strided(tensor)?;
         // SAFETY: the object is the tensor's, and strided.
         if !unsafe { self.fields.has_no_history(object) } {
             return None;
         }
-        // SAFETY: as in `of`.
+        // SAFETY: as in `see`.
         match unsafe { self.fields.compare(object, words) } {
-            Likeness::At(address) => Some(address),
-            Likeness::None | Likeness::Unknown => None,
+            Seen::At(address, _) => Some(address),
+            Seen::Other | Seen::Unknown => None,
         }
     }
 
     /// A tensor's object, if it is strided.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `of`")]
+    #[expect(clippy::inline_always, reason = "as for `see`")]
     fn strided(&self, tensor: Member<'_, '_>) -> Option<*const c_void> {
-        // SAFETY: the handle is the tensor's: the offset is that of the classes of the reader, whose tensors
-        // have it there. Members of another reader's classes do as well, as all of torch's begin alike.
+        // SAFETY: the handle is the tensor's. Each reader's classes are derived from `torch.Tensor`, and
+        // all readers have found the handle at the same offset, as `ReadPlain::new` sees to.
         let object = unsafe { object(tensor.handle(self.offset)) };
         // SAFETY: the object is the tensor's.
         unsafe { self.fields.is_strided(object) }.then_some(object)
