@@ -150,8 +150,10 @@ def test_fields_are_not_looked_for_in_a_torch_that_is_not_known(
 
 
 def test_samples_that_are_no_tensors_are_refused() -> None:
-    with pytest.raises(AttributeError, match="_cdata"):
-        _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), [object()])
+    # A storage has a number of torch's as well, of another object.
+    for given in (object(), torch.empty(1).untyped_storage()):
+        with pytest.raises(ArgumentError, match=r"a sample is \w+, expected a torch\.Tensor"):
+            _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), [given])
 
 
 @pytest.mark.skipif(not tensor_fields(), reason="the fields of this torch are not known")
