@@ -27,13 +27,9 @@ pub(crate) enum Match {
 struct Own {
     address: u64,
     bytes: u64,
-    /// How far from there another one must begin for its bytes to be copied: so many as this has, and
-    /// further than there is memory where the elements do not fill these with no gap and no overlap.
-    apart: u64,
+    /// Whether the elements fill `bytes` bytes with no gap and no overlap.
+    is_dense: bool,
 }
-
-/// No two addresses are so far from each other.
-const NOWHERE: u64 = u64::MAX;
 
 impl Own {
     /// How a tensor of the same layout that lies there gets into this one.
@@ -43,7 +39,9 @@ impl Own {
             // No memory of its own: torch, or the tensor's class, knows where the values are.
             0 => Match::Torch,
             _ if address == self.address => Match::Same,
-            _ if address.abs_diff(self.address) >= self.apart => Match::Copy(address),
+            _ if self.is_dense && address.abs_diff(self.address) >= self.bytes => {
+                Match::Copy(address)
+            }
             _ => Match::Torch,
         }
     }
@@ -64,13 +62,11 @@ struct Layout {
 impl Layout {
     fn of(view: &View<'_>) -> Self {
         let elements: u64 = view.shape.iter().map(|size| size.unsigned_abs()).product();
-        let bytes = elements * view.element_bytes;
-        let is_dense = is_dense(view.shape, view.strides);
         Self {
             own: Own {
                 address: view.address,
-                bytes,
-                apart: if is_dense { bytes } else { NOWHERE },
+                bytes: elements * view.element_bytes,
+                is_dense: is_dense(view.shape, view.strides),
             },
             span_bytes: if elements == 0 {
                 0
@@ -276,7 +272,7 @@ impl Signature {
     /// Whether the elements lie side by side, so that a copy of bytes is a copy of the tensor.
     #[getter]
     pub(crate) fn is_dense(&self) -> bool {
-        self.layout.own.apart != NOWHERE
+        self.layout.own.is_dense
     }
 }
 

@@ -33,7 +33,7 @@ pub(crate) struct ByFields<'a> {
 impl Known {
     /// A class; none if the reader does not read its tensors.
     pub(super) fn of(reader: &ReadPlain, class: &Bound<'_, PyType>) -> Option<Self> {
-        let known = reader.classes().iter().find(|one| class.is(*one))?;
+        let known = reader.classes.iter().find(|one| class.is(*one))?;
         Some(Self(known.clone_ref(class.py())))
     }
 
@@ -54,7 +54,7 @@ impl<'a, 'py> Member<'a, 'py> {
     #[inline]
     pub(super) fn of(reader: &ReadPlain, value: &'a Bound<'py, PyAny>) -> Option<Self> {
         let class = value.get_type_ptr();
-        let mut classes = reader.classes().iter();
+        let mut classes = reader.classes.iter();
         let is_known = classes.any(|one| one.as_ptr().cast() == class);
         is_known.then_some(Self(value))
     }
@@ -71,11 +71,11 @@ impl<'a> ByFields<'a> {
     /// That of a reader; none if it does not look at fields.
     #[inline]
     pub(super) fn of(reader: &'a ReadPlain) -> Option<Self> {
-        let fields = reader.fields().filter(|_| !reader.has_failed())?;
+        let fields = reader.fields.as_ref().filter(|_| !reader.has_failed())?;
         Some(Self {
             fields,
-            offset: reader.offset(),
-            requires_grad: reader.asks_gradient(),
+            offset: reader.offset,
+            requires_grad: reader.functions.requires_grad,
         })
     }
 

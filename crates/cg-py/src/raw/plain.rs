@@ -16,17 +16,17 @@ use pyo3::types::PyType;
 use super::by_fields::{ByFields, Known, Member, object, requires_grad};
 use super::fields::{Fields, Words};
 use super::is_instance;
-use super::stable::{Answer, Form, Functions, Is};
+use super::stable::{Answer, Form, Functions};
 use crate::error::argument;
 
 /// Reads tensors of just some classes: by their fields where these are known, else by torch's stable
 /// functions.
 pub(crate) struct ReadPlain {
-    functions: Functions,
-    fields: Option<Fields>,
-    classes: Box<[Py<PyType>]>,
+    pub(super) functions: Functions,
+    pub(super) fields: Option<Fields>,
+    pub(super) classes: Box<[Py<PyType>]>,
     /// Where in a tensor's object the functions' handle is, in bytes.
-    offset: usize,
+    pub(super) offset: usize,
     /// torch writes a trace to stderr for each failure: after one there are no more.
     has_failed: AtomicBool,
 }
@@ -106,7 +106,8 @@ impl ReadPlain {
         self.noted(unsafe { self.functions.form(handle) })?
     }
 
-    /// What [`ByFields`] compare others with, which have these extents, the shape and then the strides; none if they could not tell of such tensors.
+    /// What [`Self::by_fields`] compares others with, which have these extents, the shape and then the
+    /// strides; none if it could not tell of such tensors.
     pub(crate) fn words(
         &self,
         tensor: &Bound<'_, PyAny>,
@@ -140,27 +141,6 @@ impl ReadPlain {
     #[inline]
     pub(crate) fn by_fields(&self) -> Option<ByFields<'_>> {
         ByFields::of(self)
-    }
-
-    #[inline]
-    pub(super) fn fields(&self) -> Option<&Fields> {
-        self.fields.as_ref()
-    }
-
-    #[inline]
-    pub(super) fn classes(&self) -> &[Py<PyType>] {
-        &self.classes
-    }
-
-    #[inline]
-    pub(super) fn offset(&self) -> usize {
-        self.offset
-    }
-
-    /// The method that tells whether a tensor requires a gradient.
-    #[inline]
-    pub(super) fn asks_gradient(&self) -> Option<Is> {
-        self.functions.requires_grad
     }
 
     /// Compares a tensor with a form and with extents, which are the shape and then the strides, by
@@ -218,7 +198,7 @@ impl ReadPlain {
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's, and strided where fields are known, as `handle` has seen.
-        unsafe { requires_grad(self.fields(), self.asks_gradient(), object) }
+        unsafe { requires_grad(self.fields.as_ref(), self.functions.requires_grad, object) }
     }
 
     /// Whether a tensor's bytes are the conjugates of its values, and whether they are the negatives;
