@@ -9,7 +9,8 @@ P8: a 16-layer decode model at 51 batch sizes, captured by ``.capture`` and by a
 ``torch.cuda.graph``, both after one call at the largest size, nine times in turn. Then every size
 is compared with eager, and so are sizes between them, which are padded; beside that stands how far
 two eager calls of the same size are apart, as some of torch's kernels add up in any order. A call
-of one size, which looks at 149 tensors of 133 modules, is measured beside torch's copies and replay.
+of one size, which looks at 149 tensors of 133 modules, is measured beside torch's copies and
+replay.
 
     python benches/python/graphed.py [--markdown results.md]
 """
