@@ -98,4 +98,7 @@ def _own_garbage() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    torch.manual_seed(int.from_bytes(os.urandom(4), "little"))
+    """Other numbers each time; a failure's report shows which, under "Captured stdout setup"."""
+    seed = int.from_bytes(os.urandom(4), "little")
+    print(f"torch.manual_seed({seed})")
+    torch.manual_seed(seed)
