@@ -109,7 +109,9 @@ def graphed(
     so does one that changes settings or counts of an optimizer, as a learning rate scheduler does,
     or a number or text that its code names in an attribute, a dictionary, a closure, a global or a
     class, and the first call of one that only then changes one, or that writes to tensors which it
-    makes then and keeps as attributes; what it changes elsewhere, as in lists, is not noticed. A
+    makes then and keeps as attributes, or that adds a tensor to a list; what it changes elsewhere,
+    as other items of lists, is not noticed. Calls with an object that pytree does not know and that
+    has tensors, itself or in what it has, run eagerly, and so do functions that return one. A
     copied argument has no ``.grad``, and one with attributes of its own runs eagerly, unless they
     came after the capture. What it raises in a warm-up call is raised, and the next call tries
     again. One that seeds a generator, or sets its state, runs eagerly as well.
@@ -145,7 +147,9 @@ def graphed(
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
             in any loop. One that the call returns again gets memory of its own, unless with
-            ``"ignore"``. ``"clone"`` warns of views; those of results with gradients are not seen.
+            ``"ignore"``. ``"clone"`` warns of views; those of results with gradients are not seen,
+            nor is what was exported (DLPack, ``__cuda_array_interface__``): it stays in the graph's
+            memory. A call that raises in a break has overwritten the variable's result by then.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.

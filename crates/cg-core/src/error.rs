@@ -23,7 +23,7 @@ pub enum Error {
         "out of memory: {requested} bytes requested, {in_use} in use, {reserved} reserved, limit {limit}"
     )]
     OutOfMemory {
-        /// Bytes that were asked for.
+        /// Bytes that were asked for; of a pool with a limit those of the segment that they need.
         requested: u64,
         /// Bytes in use by the device or pool.
         in_use: u64,

@@ -37,7 +37,7 @@ from cgraph.segments import SegmentedGraph
 
 __all__ = ["Ended", "recorded_alone"]
 
-_NOTHING = Found([], [], [], [], [], [])
+_NOTHING = Found([], [], [], [], [], [], [])
 
 
 @dataclass

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -14,7 +13,8 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._state.constants import Constant, Same, as_now, is_compared_here, is_loose
-from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
+from cgraph._state.hidden import is_opaque
+from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import ArgumentError
 
 __all__ = [
@@ -24,7 +24,6 @@ __all__ = [
     "Mode",
     "as_argument",
     "copied",
-    "hides_tensors",
 ]
 
 # So many letters of a constant are shown.
@@ -480,21 +479,3 @@ def _pattern(leaf: Leaf, copied: Iterator[_core.Signature], grad: bool) -> Patte
     # See :meth:`Leaf.needs_grad`.
     is_leaf = tensor.is_leaf if tensor.requires_grad and not grad else None
     return leaf.kind, signature, tensor.requires_grad, is_leaf, type(tensor)
-
-
-def is_opaque(value: Any) -> bool:
-    """Whether a value that is no tensor cannot be told apart from others of its class."""
-    return isinstance(value, Iterator) or hides_tensors(value)
-
-
-def hides_tensors(value: Any) -> bool:
-    """Whether an object has tensors that pytree does not find in it."""
-    if isinstance(value, torch.Tensor | torch.nn.Module | torch.optim.Optimizer | type):
-        return False
-    if callable(value):
-        return False
-    if dataclasses.is_dataclass(value):
-        held = [getattr(value, field.name, None) for field in dataclasses.fields(value)]
-    else:
-        held = list(getattr(value, "__dict__", {}).values())
-    return any(isinstance(one, torch.Tensor) for one in tree_iter(held))

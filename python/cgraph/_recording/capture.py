@@ -21,6 +21,7 @@ from cgraph._recording.conditions import (
     NotReadyError,
     WarmupError,
     put_back_attributes,
+    require_none_kept,
     require_same_numbers,
     require_state,
     require_unmoved,
@@ -186,6 +187,8 @@ def _record(
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
                     )
+                if isinstance(graph, CUDAGraph):
+                    require_none_kept(held)
             except (CaptureError, NotReadyError):
                 gradients.captures_again()
                 graph.reset()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cgraph._recording.plan import Plan
 from cgraph._state.attributes import Attributes, changed_numbers
-from cgraph._state.holders import put_back_numbers
+from cgraph._state.holders import kept_in, put_back_lists, put_back_numbers
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph.errors import CaptureError
@@ -14,6 +14,7 @@ __all__ = [
     "WarmupError",
     "has_moved",
     "put_back_attributes",
+    "require_none_kept",
     "require_same_numbers",
     "require_state",
     "require_unmoved",
@@ -65,6 +66,7 @@ def put_back_attributes(
     if error is not None:
         has_raised = issubclass(error, WarmupError)
         attributes.put_back_others(numbers=not has_raised)
+        put_back_lists(found.lists)
         if not has_raised:
             put_back_numbers(found.numbers)
 
@@ -77,6 +79,16 @@ def require_same_numbers(attributes: Attributes, found: Found) -> None:
         found: Where others were.
     """
     if (reason := attributes.changed or changed_numbers(found.numbers)) is not None:
+        raise NotReadyError(reason)
+
+
+def require_none_kept(found: Found) -> None:
+    """Refuse a function that keeps a tensor in a list or a slot where there was none.
+
+    Args:
+        found: Where lists and slots were, and what they had.
+    """
+    if (reason := kept_in(found.lists, found.numbers)) is not None:
         raise NotReadyError(reason)
 
 

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import warnings
+from collections import deque
 from collections.abc import Iterator, MappingView, Sequence
 from typing import Any
 
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._recording.calls import Call, hides_tensors
+from cgraph._recording.calls import Call
 from cgraph._recording.recorded import Recorded
 from cgraph._source import levels_to_user
 from cgraph._state.constants import is_array
+from cgraph._state.hidden import hides_tensors
 from cgraph._state.reach import Surroundings
 from cgraph._state.surroundings import tensors_of
 from cgraph.errors import CaptureError
@@ -94,15 +96,15 @@ def require_known_classes(outputs: Sequence[Any]) -> None:
     """
     for leaf in (one for one in outputs if not isinstance(one, torch.Tensor)):
         kind = type(leaf).__qualname__
-        if isinstance(leaf, set | bytearray | Iterator | MappingView) or is_array(leaf):
-            raise ResultError(
-                f"the result has a {kind}, and replays would return that of the capture again:"
-                " return tensors, numbers, strings and tuples of them"
-            )
         if hides_tensors(leaf) or _closes_over_tensors(leaf):
             raise ResultError(
                 f"the result has a {kind}, whose tensors cannot be told apart from it: return"
                 " tuples, lists, dictionaries or classes that pytree knows"
+            )
+        if isinstance(leaf, _CHANGING) or is_array(leaf):
+            raise ResultError(
+                f"the result has a {kind}, and replays would return that of the capture again:"
+                " return tensors, numbers, strings and tuples of them"
             )
 
 
@@ -155,6 +157,10 @@ def is_of_old_torch(error: Exception) -> bool:
     One that was made after the mode was entered, as by a first import of torch's compiler.
     """
     return isinstance(error, NotImplementedError) and "no rule registered for HOP" in str(error)
+
+
+# Lists and dictionaries are of classes that pytree does not know, or they would not come whole.
+_CHANGING = (list, dict, deque, set, bytearray, Iterator, MappingView)
 
 
 def _closes_over_tensors(value: object) -> bool:

@@ -20,6 +20,7 @@ from cgraph._recording.conditions import (
     NotReadyError,
     WarmupError,
     put_back_attributes,
+    require_none_kept,
     require_same_numbers,
     require_state,
     require_unmoved,
@@ -300,6 +301,7 @@ def train(
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
                     require_same_numbers(attributes, found)
+                    require_none_kept(found)
             graphed_of(surface).stand_for(parameters)
             return surface
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import argparse
 import dis
 import functools
 import inspect
 import sys
+import threading
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import torch
 
 from cgraph import _core
 
-__all__ = ["globals_in", "is_users", "names_in"]
+__all__ = ["globals_in", "is_looked_into", "is_users", "names_in", "names_in_methods"]
 
 # Their code and classes are not looked into: there is no end to what they refer to.
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
@@ -27,15 +29,39 @@ def names_in(function: object, parts: Iterable[torch.nn.Module]) -> frozenset[st
         function: The function.
         parts: Modules, whose forward counts as well.
     """
+    kinds = {type(one) for one in parts}
+    return _names_of([(function, None), *((kind.forward, kind) for kind in kinds)])
+
+
+def names_in_methods(names: Collection[str], kinds: Iterable[type]) -> frozenset[str]:
+    """The names in methods of classes of the user's that code names, or that operators call.
+
+    Args:
+        names: Those that the code has.
+        kinds: The classes, of objects that it may call them on.
+    """
+    methods = [
+        (value, kind)
+        for kind in kinds
+        for base in kind.__mro__
+        if is_users(base.__module__)
+        for name, value in vars(base).items()
+        if (name in names or name.startswith("__")) and name not in _NOT_CALLED
+    ]
+    return _names_of(methods)
+
+
+def _names_of(functions: Iterable[tuple[object, type | None]]) -> frozenset[str]:
+    """The names in functions, each with the class whose method it is, and in what they call."""
     found: set[str] = set()
     # What was seen stays alive, as long as it is known by its number.
-    seen: dict[int, object] = {}
-    waiting = [(function, None), *((kind.forward, kind) for kind in {type(one) for one in parts})]
+    seen: dict[tuple[int, type | None], object] = {}
+    waiting = [*functions]
     while waiting:
         one, owner = waiting.pop()
-        if id(one) in seen:
+        if (id(one), owner) in seen:
             continue
-        seen[id(one)] = one
+        seen[id(one), owner] = one
         if isinstance(one, types.FunctionType):
             found.update(_names_in(one.__code__))
         waiting += _called_by(one, owner)
@@ -45,6 +71,11 @@ def names_in(function: object, parts: Iterable[torch.nn.Module]) -> frozenset[st
 def is_users(module: object) -> bool:
     """Whether a module's name is that of one of the user's."""
     return isinstance(module, str) and module.partition(".")[0] not in _NOT_USERS
+
+
+def is_looked_into(kind: type) -> bool:
+    """Whether objects of a class have attributes that a user's code sets, and that count."""
+    return issubclass(kind, _NAMESPACES) or is_users(vars(kind).get("__module__"))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -97,7 +128,17 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     return frozenset(code.co_names).union(words, *map(_names_in, inner))
 
 
+# What makes an object is called before anybody has it, and what shows and compares one names all
+# that it has.
+_NOT_CALLED = frozenset(
+    {
+        *("__init__", "__new__", "__post_init__", "__del__", "__repr__", "__str__", "__eq__"),
+        *("__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__getstate__", "__setstate__"),
+        *("__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__", "__replace__"),
+    }
+)
 # Longer texts are no names.
 _LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _UNASSIGNED = types.CellType()
+_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import threading
-import types
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
-from cgraph._state.code import is_users, names_in
+from cgraph._state.code import is_looked_into, is_users, names_in, names_in_methods
 from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.surroundings import LEAVES, PLAIN, STEPPING, held_by, of_kind
 
@@ -31,14 +28,16 @@ class Found(NamedTuple):
             names.
         dictionaries: The other ones on such ways.
         given: As the holders, behind objects among the arguments.
+        lists: The lists on such ways, each with what it has.
         numbers: Where numbers and texts are that the function, or one that it names, closes over or
-            names, or that classes have which it names, or slots on such ways.
+            names, or that classes have which it names, or slots on such ways; there also None.
         stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
     """
 
     holders: list[Holder]
     attributes: list[dict[str, Any]]
     dictionaries: list[dict[Any, Any]]
+    lists: list[tuple[list[Any], list[Any]]]
     given: list[Holder]
     numbers: list[Holder]
     stepping: list[Any]
@@ -82,6 +81,22 @@ def found_tensors(
     """
     parts = [part for module in modules for part in module.modules()]
     names = names_in(function, parts)
+    while True:
+        found, kinds = _found(function, parts, given, names)
+        # What methods name of objects that it may call them on leads further.
+        more = names | names_in_methods(names, kinds)
+        if more == names:
+            return found
+        names = more
+
+
+def _found(
+    function: object,
+    parts: Sequence[torch.nn.Module],
+    given: Mapping[str, object],
+    names: frozenset[str],
+) -> tuple[Found, set[type]]:
+    """The same by these names, and the classes of objects on ways that have them."""
     # The likely ways first: there may be too many.
     named: deque[_Way] = deque()
     others: deque[_Way] = deque()
@@ -99,6 +114,8 @@ def found_tensors(
     behind_given: list[Holder] = []
     attributes: dict[int, dict[str, Any]] = {}
     dictionaries: dict[int, dict[Any, Any]] = {}
+    lists: dict[int, tuple[list[Any], list[Any]]] = {}
+    kinds: set[type] = set()
     stepping: dict[int, Any] = {}
     left = _MOST_ITEMS
     while named or others:
@@ -123,15 +140,18 @@ def found_tensors(
         if len(items) > left:
             continue
         left -= len(items)
-        if holder.is_named and is_object and not is_module and _is_looked_into(type(value)):
+        if holder.is_named and is_object and not is_module and is_looked_into(type(value)):
+            kinds.add(type(value))
             attributes[id(vars_of(value))] = vars_of(value)
             numbers += [
                 holder._replace(value=one, path=(*holder.path, slot))
                 for slot, one in slots_of(value)
-                if issubclass(type(one), PLAIN) and one is not None
+                if issubclass(type(one), PLAIN)
             ]
         elif holder.is_named and issubclass(type(value), dict):
             dictionaries[id(value)] = value
+        elif holder.is_named and issubclass(type(value), list):
+            lists[id(value)] = value, [*list.__iter__(value)]
         around |= {id(value)}
         for name, one in items:
             step = Holder(
@@ -144,14 +164,16 @@ def found_tensors(
                 holder.functions,
             )
             (named if step.is_named else others).append((step, around))
-    return Found(
+    found = Found(
         holders,
         [*attributes.values()],
         [*dictionaries.values()],
+        [*lists.values()],
         behind_given,
         numbers,
         [*stepping.values()],
     )
+    return found, kinds
 
 
 _Way = tuple[Holder, frozenset[int]]
@@ -231,7 +253,7 @@ def _attributes_in(value: object) -> list[tuple[Any, Any]]:
         values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
     elif issubclass(kind, (*LEAVES, type)):
         return []
-    elif _is_looked_into(kind):
+    elif is_looked_into(kind):
         return [item for item in (*slots_of(value), *vars_of(value).items()) if _may_lead(item[1])]
     else:
         return []
@@ -243,11 +265,5 @@ def _may_lead(value: object) -> bool:
     return not issubclass(type(value), PLAIN)
 
 
-def _is_looked_into(kind: type) -> bool:
-    """Whether objects of a class have attributes that a user's code sets, and that count."""
-    return issubclass(kind, _NAMESPACES) or is_users(vars(kind).get("__module__"))
-
-
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
 # What each module keeps its parts and hooks in.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

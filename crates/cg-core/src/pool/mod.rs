@@ -224,7 +224,7 @@ impl Shared {
             let reserved = book.taken();
             if bytes > limit.saturating_sub(reserved) {
                 return Err(Error::OutOfMemory {
-                    requested,
+                    requested: bytes,
                     in_use: book.in_use,
                     reserved,
                     limit,

@@ -14,6 +14,7 @@ from cgraph._functions.padding.rows import Fit
 from cgraph._recording.noise import Noise, is_near, same_rows
 from cgraph._recording.options import Pad
 from cgraph._recording.recorded import Recorded
+from cgraph._state.constants import Constant
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
@@ -209,7 +210,7 @@ def leaks(
     ):
         if not isinstance(one, torch.Tensor) or not isinstance(right, torch.Tensor):
             for value in (one, its_other):
-                if type(value) is not type(right) or value != right:
+                if Constant(value) != Constant(right):
                     text = f"{name} is {value!r:.40} for {size} rows, {right!r:.40} for"
                     return [], Leak(f"{text} {rows}")
             batched.append(None)

@@ -1,0 +1,354 @@
+"""Tensors inside of objects that pytree does not know: in arguments, in results, and in caches."""
+
+from __future__ import annotations
+
+import gc
+import types
+import weakref
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from lab import Lab, fresh
+
+# Each of these functions runs eagerly, and says so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
+
+
+class Layer:
+    """What is kept for one layer. It begins as nothing."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.calls = 0
+
+    def update(self, keys: Tensor) -> Tensor:
+        """Keep more keys; all of them."""
+        self.keys = keys if self.keys is None else torch.cat([self.keys, keys])
+        return self.keys
+
+    def count(self) -> int:
+        """How often it was asked."""
+        self.calls += 1
+        return self.calls
+
+
+class Cache:
+    """As those of libraries: code that uses it names a method alone."""
+
+    def __init__(self) -> None:
+        self.layers = [Layer(), Layer()]
+
+    def update(self, keys: Tensor) -> Tensor:
+        """Keep more keys; all of them."""
+        return self.layers[1].update(keys)
+
+    def __getitem__(self, place: int) -> Tensor:
+        """The keys of a layer; more of them each time."""
+        return self.layers[place].update(torch.ones(1, 3))
+
+    def count(self) -> int:
+        """How often it was asked."""
+        return self.layers[0].count()
+
+
+class Attention(nn.Module):
+    """A module with a cache of its own, or one that it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.cache = Cache()
+
+    def forward(self, x: Tensor, cache: Cache | None = None) -> Tensor:
+        """The sum of all keys."""
+        return (cache or self.cache).update(x).sum(0)
+
+    def method(self, x: Tensor) -> Tensor:
+        """The same, as a method."""
+        return self.cache.update(x).sum(0)
+
+
+class Slot:
+    """A cache without a dictionary."""
+
+    __slots__ = ("keys",)
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+
+
+def in_argument() -> tuple[Callable[..., Tensor], Any]:
+    return (lambda x, cache: cache.update(x).sum(0)), Cache()
+
+
+def in_keyword() -> tuple[Callable[..., Tensor], Any]:
+    return Attention(), Cache()
+
+
+def in_closure() -> tuple[Callable[..., Tensor], Any]:
+    cache = Cache()
+    return (lambda x: cache.update(x).sum(0)), None
+
+
+def in_module() -> tuple[Callable[..., Tensor], Any]:
+    return Attention(), None
+
+
+def in_method() -> tuple[Callable[..., Tensor], Any]:
+    return Attention().method, None
+
+
+def in_slot() -> tuple[Callable[..., Tensor], Any]:
+    def function(x: Tensor, cache: Slot) -> Tensor:
+        cache.keys = x if cache.keys is None else torch.cat([cache.keys, x])
+        return cache.keys.sum(0)
+
+    return function, Slot()
+
+
+def in_list() -> tuple[Callable[..., Tensor], Any]:
+    kept: list[Tensor | None] = [None]
+
+    def function(x: Tensor) -> Tensor:
+        kept[0] = x if kept[0] is None else torch.cat([kept[0], x])
+        return kept[0].sum(0)
+
+    return function, None
+
+
+def in_longer_list() -> tuple[Callable[..., Tensor], Any]:
+    kept: list[Tensor] = []
+
+    def function(x: Tensor) -> Tensor:
+        kept.append(x * 1)
+        return torch.cat(kept).sum(0)
+
+    return function, None
+
+
+def in_longer_list_beside_a_host_read() -> tuple[Callable[..., Tensor], Any]:
+    kept: list[Tensor] = []
+
+    def function(x: Tensor) -> Tensor:
+        kept.append(x * 1)
+        return torch.cat(kept).sum(0) * float(x.sum().item())
+
+    return function, None
+
+
+CACHES = [
+    in_argument,
+    in_keyword,
+    in_closure,
+    in_module,
+    in_method,
+    in_slot,
+    in_list,
+    in_longer_list,
+    in_longer_list_beside_a_host_read,
+]
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("make", CACHES)
+def test_a_cache_that_begins_empty_has_what_eager_puts_there(
+    lab: Lab, make: Callable[[], tuple[Callable[..., Tensor], Any]], warmup: int
+) -> None:
+    (function, mine), (eager, others) = make(), make()
+    graphed = cgraph.graphed(function, warmup=warmup)
+    with torch.no_grad():
+        for _ in range(4):
+            x = fresh(lab, 1, 3)
+            given = (x,) if mine is None else (x, mine)
+            expected = eager(x) if others is None else eager(x, others)
+            torch.testing.assert_close(graphed(*given), expected)
+
+
+def test_a_refused_capture_leaves_an_empty_cache_empty(lab: Lab) -> None:
+    cache = Cache()
+    graphed = cgraph.graphed(lambda x: cache.update(x) * float(x.sum().item()), on_fail="raise")
+    with torch.no_grad(), pytest.raises(Exception, match="from the device"):
+        graphed(fresh(lab, 1, 3))
+    assert cache.layers[1].keys is None
+
+
+def test_a_number_that_methods_of_an_argument_change_is_changed_by_each_call(lab: Lab) -> None:
+    graphed, cache = cgraph.graphed(lambda x, cache: x * cache.count()), Cache()
+    for number in range(1, 5):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x, cache), x * number)
+
+
+def test_what_a_function_notes_in_a_list_stays_there(lab: Lab) -> None:
+    notes: list[str] = []
+
+    def function(x: Tensor) -> Tensor:
+        notes.append("called")
+        return x * float(x.sum().item())
+
+    graphed = cgraph.graphed(function)
+    x = fresh(lab, 3)
+    torch.testing.assert_close(graphed(x), function(x))
+    assert len(notes) >= 2 and set(notes) == {"called"}
+
+
+class Deep:
+    """A tensor two steps away."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.parts = [types.SimpleNamespace(tensor=tensor)]
+
+    @property
+    def tensor(self) -> Tensor:
+        """It."""
+        return self.parts[0].tensor
+
+
+class Slotted:
+    """A tensor in a slot."""
+
+    __slots__ = ("tensor",)
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor
+
+
+@dataclass
+class Inner:
+    """A dataclass with a tensor."""
+
+    tensor: Tensor
+
+
+@dataclass
+class Meta:
+    """A dataclass with such a dataclass, compared by its one number where that has one element."""
+
+    inner: Inner
+
+    @property
+    def tensor(self) -> Tensor:
+        """That of the inner one."""
+        return self.inner.tensor
+
+
+class Named(dict[str, Tensor]):
+    """A dictionary that pytree does not know."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__(tensor=tensor)
+
+    @property
+    def tensor(self) -> Tensor:
+        """Its item."""
+        return self["tensor"]
+
+
+class Listed(list[Tensor]):
+    """A list that pytree does not know."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        super().__init__([tensor])
+
+    @property
+    def tensor(self) -> Tensor:
+        """Its item."""
+        return self[0]
+
+
+OBJECTS = [Deep, Slotted, lambda tensor: Meta(Inner(tensor)), Named, Listed]
+
+
+@pytest.mark.parametrize("make", OBJECTS)
+def test_tensors_deep_inside_an_argument_are_read_where_they_are(
+    lab: Lab, make: Callable[[Tensor], Any]
+) -> None:
+    graphed = cgraph.graphed(lambda x, one: x * one.tensor)
+    objects = [make(fresh(lab, 1)) for _ in range(2)]
+    for one in objects * 2:
+        x = fresh(lab, 1)
+        torch.testing.assert_close(graphed(x, one), x * one.tensor)
+    if isinstance(objects[0], Deep):
+        objects[0].parts[0].tensor = fresh(lab, 1)
+        torch.testing.assert_close(graphed(x, objects[0]), x * objects[0].tensor)
+
+
+@pytest.mark.parametrize("make", OBJECTS)
+def test_writes_to_tensors_inside_an_argument_reach_those_of_the_call(
+    lab: Lab, make: Callable[[Tensor], Any]
+) -> None:
+    def function(x: Tensor, one: Any) -> Tensor:
+        one.tensor.add_(1)
+        return x * one.tensor
+
+    graphed = cgraph.graphed(function)
+    for _ in range(4):
+        tensor, x = fresh(lab, 1), fresh(lab, 1)
+        expected = tensor + 1
+        torch.testing.assert_close(graphed(x, make(tensor)), x * expected)
+        torch.testing.assert_close(tensor, expected)
+
+
+def test_objects_with_tensors_among_the_arguments_are_not_kept(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, one: x * one.tensor)
+    alive = []
+    for _ in range(20):
+        one = Deep(fresh(lab, 3))
+        for _ in range(3):
+            graphed(fresh(lab, 3), one)
+        alive.append(weakref.ref(one))
+        del one
+    gc.collect()
+    assert not any(one() is not None for one in alive)
+
+
+class Odd:
+    """Something that cannot be compared."""
+
+    def __eq__(self, other: object) -> bool:
+        raise TypeError("not to be compared")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+RESULTS: dict[str, tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]] = {
+    "deep": (Deep, lambda one: one.tensor),
+    "slotted": (Slotted, lambda one: one.tensor),
+    "dictionary": (Named, lambda one: one.tensor),
+    "list": (Listed, lambda one: one.tensor),
+    "proxy": (lambda y: types.MappingProxyType({1: y}), lambda one: one[1]),
+    "frozen set": (lambda y: frozenset([y]), lambda one: next(iter(one))),
+    "odd": (lambda y: (y, Odd()), lambda one: one[0]),
+}
+
+
+@pytest.mark.parametrize("options", [{"outputs": "clone"}, {"sizes": [4]}, {"on_held": "raise"}])
+@pytest.mark.parametrize("kind", RESULTS)
+def test_results_inside_unknown_objects_are_those_of_eager(
+    lab: Lab, kind: str, options: dict[str, Any]
+) -> None:
+    make, tensor = RESULTS[kind]
+    graphed = cgraph.graphed(lambda x: make(x * 2), **options)
+    first, second = fresh(lab, 3, 2), fresh(lab, 3, 2)
+    kept = tensor(graphed(first))
+    if "on_held" in options and kind == "odd":
+        kept = kept.clone()
+    later = graphed(second)
+    torch.testing.assert_close(kept, first * 2)
+    torch.testing.assert_close(tensor(later), second * 2)
+
+
+@pytest.mark.parametrize("kind", [dict, list])
+def test_a_result_of_an_unknown_container_is_a_new_one_in_each_call(
+    lab: Lab, kind: type[Any]
+) -> None:
+    unknown = type("Unknown", (kind,), {})
+    graphed = cgraph.graphed(lambda x: (x * 2, unknown()))
+    first, second = (graphed(fresh(lab, 3))[1] for _ in range(2))
+    assert type(first) is unknown
+    assert first is not second
