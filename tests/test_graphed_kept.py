@@ -230,20 +230,24 @@ def test_a_loss_that_a_scaler_scales_inside_is_captured(
         for scaler in scalers:
             scaler.scale(fresh(lab, 1))
 
-    def scaled(place: int, x: Tensor) -> Tensor:
+    def scaled(place: int) -> Callable[[Tensor], Tensor]:
         (net, optimizer), scaler = pairs[place], scalers[place]
-        if is_inside:
-            optimizer.zero_grad()
-        loss = scaler.scale(net(x).square().sum())
-        if not is_inside:
-            return loss
-        loss.backward()
-        return loss.detach()
 
-    graphed = cgraph.graphed(lambda x: scaled(0, x), **OPTIONS[name])
+        def function(x: Tensor) -> Tensor:
+            if is_inside:
+                optimizer.zero_grad()
+            loss = scaler.scale(net(x).square().sum())
+            if not is_inside:
+                return loss
+            loss.backward()
+            return loss.detach()
+
+        return function
+
+    graphed = cgraph.graphed(scaled(0), **OPTIONS[name])
     for _ in range(4):
         x = fresh(lab, 2, 3)
-        for place, call in enumerate((graphed, lambda x: scaled(1, x))):
+        for place, call in enumerate((graphed, scaled(1))):
             (_, optimizer), scaler = pairs[place], scalers[place]
             result = call(x)
             if not is_inside:

@@ -127,7 +127,8 @@ def test_gradients_of_a_pass_inside_outlast_replays_of_other_keys(lab: Lab) -> N
         require_same(net, other)
         ours.step()
         theirs.step()
-    assert states(graphed) == ["captured"] * 2
+    # Of the same function, which clears gradients, the first call has found none.
+    assert states(graphed) == ["captured"] * 3
 
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")

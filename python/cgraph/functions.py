@@ -122,7 +122,10 @@ def graphed(
     but for ``warmup=0, preserve_state=False``: then it has to be compiled before.
 
     One thread at a time captures or replays a function; others wait. So the function must not wait
-    for a thread that calls it. While a call with gradients captures, its modules have other
+    for a thread that calls it. Gradients that a backward pass outside hands on lie in the graph's
+    memory until they are added up: where several threads run backward passes at the same time, give
+    ``outputs="clone"``. Weights that are written between a call and its backward pass are not
+    noticed there, where eager raises: it computes with the new ones. While a call with gradients captures, its modules have other
     parameters of the same memory: other threads must not run backward passes through them.
 
     Args:

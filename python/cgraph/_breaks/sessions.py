@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,6 +18,7 @@ from cgraph._breaks.modes import Modes
 from cgraph._captures.sim_pools import SimMemPool
 from cgraph._driver import Pool, Recording
 from cgraph._source import user_line
+from cgraph._state.gradients import AtBreak
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import Work
 from cgraph.cudagraph import CUDAGraph
@@ -34,6 +36,7 @@ class Session:
         mode: Their error mode.
         generators: What random numbers are drawn from besides the default generator.
         flow: How gradients get back through breaks.
+        at_break: Gives what a break finds of gradients, to which the capture comes.
 
     Attributes:
         driver: The driver in force.
@@ -50,6 +53,7 @@ class Session:
         mode: str,
         generators: Sequence[torch.Generator],
         flow: type[Flow] = InnerFlow,
+        at_break: Callable[[], AtBreak] | None = None,
     ) -> None:
         self.driver = _driver.current()
         self.stream = stream
@@ -64,6 +68,7 @@ class Session:
         self._last: Recording | None = None
         self.flows: list[Flow] = []
         self._flow = flow
+        self._at_break = at_break
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -88,8 +93,14 @@ class Session:
             with self.driver.stream(self.stream):
                 with _torch.modes_aside(self._modes_inside):
                     self._end(is_last=False)
+                is_own = work.is_pause or work.is_backward
+                there = None if is_own or self._at_break is None else self._at_break()
+                if there is not None:
+                    work = replace(work, fn=there.work(work.fn))
                 found = self._new_break(work, args, kwargs)
                 result = found.first()
+                if there is not None:
+                    there.require_kept(work.name)
                 self._steps.append(found)
                 # The capture's own modes lie below those that the function is in.
                 with _torch.modes_aside(self._modes_outside):

@@ -134,8 +134,8 @@ class Capturing:
         """The key of a call, which may be a new one."""
         self._reached = self.surroundings(call)
         identity = self.identity(call, self._reached)
-        if identity not in self.keys:
-            # Looking for modules that were not there takes time, so only new keys have it done.
+        if not self._is_settled(identity):
+            # Looking for modules that were not there takes time, so only such keys have it done.
             earlier, self._reached = self._reached, self._reach.now(call.modules, self._reached)
             if self._reached is not earlier:
                 identity = self.identity(call, self._reached)
@@ -147,6 +147,11 @@ class Capturing:
             words.append(f"{plural(len(identity.gradients), 'gradient')} before")
         words = [one for one in words if one]
         return self._remember(identity, Key(", ".join(words), sorted(words)))
+
+    def _is_settled(self, identity: Identity) -> bool:
+        """Whether a key is known, and what its graph reads besides the arguments is in place."""
+        key = self.keys.get(identity)
+        return key is not None and (key.surroundings is None or key.surroundings.moved is None)
 
     def free_key(self, call: Call, is_frozen: bool) -> Key:
         """The key of a call, or where that has an open call, another one for the same calls.
@@ -300,7 +305,7 @@ class Capturing:
         full: list[Holder] = []
         if not isinstance(recorded, Trained):
             gradients = recorded.gradients
-            self._note_without(gradients.made)
+            self._note_without([*gradients.made, *gradients.asked])
             full = [*recorded.states, *gradients.followed()]
         # Where the call itself has moved something, the next one captures anew.
         if (recorded.used or full) and surroundings.moved is None:

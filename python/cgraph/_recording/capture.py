@@ -33,7 +33,7 @@ from cgraph._recording.unchanged import Unchanged
 from cgraph._source import levels_to_user
 from cgraph._state.attributes import Attributes, registered_in
 from cgraph._state.drawing import draws_on
-from cgraph._state.gradients import Gradients, detached
+from cgraph._state.gradients import AtBreak, Gradients, detached
 from cgraph._state.holders import put_back_tensors, require_none_replaced, used_of
 from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
@@ -162,9 +162,14 @@ def _record(
                     rollback.rewind()
 
                 capture = functools.partial(
-                    capture_once, run, plan, call, statics, driver, drawn, again
+                    capture_once, run, plan, call, statics, driver, drawn, again, gradients.at_break
                 )
-                graph, result = _compiled(capture, plan, rollback, again)
+                try:
+                    graph, result = _compiled(capture, plan, rollback, again)
+                except BaseException:
+                    # Nothing has computed those of the capture.
+                    gradients.captures_again()
+                    raise
             outputs, spec = tree_flatten(result)
             rollback.leave_alone(outputs, statics)
             try:
@@ -174,7 +179,11 @@ def _record(
                 require_unmoved(plan)
                 rollback.require_one_device()
                 gradients.note(
-                    statics, call.names, rollback.captures_use, rollback.captures_gradient
+                    statics,
+                    call.names,
+                    rollback.captures_use,
+                    rollback.captures_gradient,
+                    asks=begin.looks_at_gradients or steps.are_there,
                 )
                 writes = rollback.captured_writes(statics)
                 if (reason := call.reason_beside(writes)) is not None:
@@ -367,6 +376,7 @@ def capture_once(
     driver: _driver.Driver,
     generators: Sequence[torch.Generator],
     again: Callable[[], None],
+    at_break: Callable[[], AtBreak],
     ends: Callable[[CUDAGraph], None],
 ) -> Captured:
     """Capture on the current stream; in segments, if there is a break.
@@ -379,6 +389,7 @@ def capture_once(
         driver: The driver in force.
         generators: Those that it may draw from besides the default one.
         again: Lets all be as before a capture that is thrown away.
+        at_break: Gives the gradients that a break finds.
         ends: Ends a capture that is whole.
     """
     graph = CUDAGraph(keep_graph=plan.keep_template)
@@ -406,8 +417,9 @@ def capture_once(
     # Nothing has computed the gradients that it has made.
     again()
     # Only a function with a break is captured in segments, which costs more.
-    return SegmentedGraph.capture(
+    return SegmentedGraph._of_step(
         run,
+        at_break,
         pool=plan.pool,
         stream=plan.stream,
         capture_error_mode=plan.mode,

@@ -234,6 +234,7 @@ def train(
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Found] = []
+        taken: set[int] = set()
         before: list[Attributes] = []
         values: list[Attributes] = []
 
@@ -271,7 +272,7 @@ def train(
             require_unmoved(plan)
             threads = on_one_thread() if is_divided else nullcontext()
             with stand_ins(modules) as parameters, breakable(passes), threads:
-                made = (one for module in modules for one in module.parameters())
+                made = [one for module in modules for one in module.parameters()]
                 alone = noted([*leaves, *made])
                 callables_on(
                     stream,
@@ -290,6 +291,8 @@ def train(
                 require_in_place(modules, parameters)
                 for found in held:
                     require_none_replaced(found.all_holders, rollback.captures_name)
+                used = (one for one in made if rollback.captures_name(one))
+                taken.update(id(parameters[id(one)]) for one in used if id(one) in parameters)
             if not is_divided:
                 passes.require_none()
             require_state(steps)
@@ -343,7 +346,11 @@ def train(
         raise NotReadyError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-    trained.used = used_of(held[0].followed, rollback.captures_name)
+
+    def uses(tensor: torch.Tensor) -> bool:
+        return rollback.captures_name(tensor) or id(tensor) in taken
+
+    trained.used = used_of(held[0].followed, uses)
     trained.writes = writes
     return trained
 

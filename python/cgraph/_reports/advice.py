@@ -33,8 +33,6 @@ FIXES = {
     " before and behind the break on its own",
     "no rows": "nothing: there is no work to save",
     "the result has": "return tensors, numbers, strings, and tuples, lists or dictionaries of them",
-    "raised in the capture: OutOfMemoryError": "let tensors or graphs go that nobody needs, or"
-    " raise the limit of the pool, and call reset()",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
     " cgraph.explain(fn, *args) lists all that a capture refuses",
     "padding": "let padding rows write nothing that others read, give sizes= without gaps, or"

@@ -16,7 +16,14 @@ import torch
 
 from cgraph import _core
 
-__all__ = ["globals_in", "is_looked_into", "is_users", "names_in", "names_in_methods"]
+__all__ = [
+    "globals_in",
+    "is_looked_into",
+    "is_users",
+    "looks_at_gradients",
+    "names_in",
+    "names_in_methods",
+]
 
 # Their code and classes are not looked into: there is no end to what they refer to.
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
@@ -68,6 +75,11 @@ def _names_of(functions: Iterable[tuple[object, type | None]]) -> frozenset[str]
     return frozenset(found)
 
 
+def looks_at_gradients(names: Iterable[str]) -> bool:
+    """Whether code with these names may ask which tensors have gradients, or clear them."""
+    return not _OF_GRADIENTS.isdisjoint(names)
+
+
 def is_users(module: object) -> bool:
     """Whether a module's name is that of one of the user's."""
     return isinstance(module, str) and module.partition(".")[0] not in _NOT_USERS
@@ -105,6 +117,8 @@ def _called_by(one: Any, owner: type | None) -> Iterator[tuple[object, type | No
         yield one.__func__, owner
     elif issubclass(kind, types.FunctionType):
         if not is_users(one.__globals__.get("__name__")):
+            # That of a decorator, as of `torch.no_grad()`.
+            yield vars(one).get("__wrapped__"), owner
             return
         yield from ((one.__globals__.get(name), None) for name in globals_in(one.__code__))
         cells = (cell for cell in one.__closure__ or () if cell != _UNASSIGNED)
@@ -136,6 +150,9 @@ _NOT_CALLED = frozenset(
         *("__lt__", "__le__", "__gt__", "__ge__", "__hash__", "__getstate__", "__setstate__"),
         *("__reduce__", "__reduce_ex__", "__copy__", "__deepcopy__", "__replace__"),
     }
+)
+_OF_GRADIENTS = frozenset(
+    {"grad", "zero_grad", "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "unscale_"}
 )
 # Longer texts are no names.
 _LONG = 100

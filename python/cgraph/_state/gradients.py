@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -13,7 +14,7 @@ from cgraph import _torch
 from cgraph._state.holders import Holder
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["Gradients", "detached", "gradients_there", "noted", "require_left_alone"]
+__all__ = ["AtBreak", "Gradients", "detached", "gradients_there", "noted", "require_left_alone"]
 
 
 # The gradients that captures add to in place, by their numbers.
@@ -31,6 +32,7 @@ class Gradients:
             leaf, the attribute's name, and the gradient.
         made: Leaves that had no gradient before the capture and have one since. With one there, a
             call might add to it.
+        asked: Those that had none and have none, and of which the function may ask for it.
     """
 
     def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
@@ -45,6 +47,7 @@ class Gradients:
         # Those of them that had none before the capture, and have none since.
         self._without: list[torch.Tensor] = []
         self.made: list[torch.Tensor] = []
+        self.asked: list[torch.Tensor] = []
         # What the leaves get; made by the first replay.
         self._given: list[torch.Tensor | None] | None = None
 
@@ -61,7 +64,8 @@ class Gradients:
         for one in self.added_to:
             _added_to[id(one.value)] = _torch.TensorWeakRef(one.value)
         hooks = [Holder(*hooks) for leaf in leaves for hooks in _torch.hooks_of_leaf(leaf)]
-        none = [Holder(leaf, "grad", None) for leaf in (*self._without, *self.made)]
+        without = *self._without, *self.made, *self.asked
+        none = [Holder(leaf, "grad", None) for leaf in without]
         return [*self.added_to, *none, *hooks]
 
     @property
@@ -95,6 +99,11 @@ class Gradients:
         for (leaf, _), (before, _) in zip(self._old, self._before, strict=True):
             leaf.grad = before
 
+    def at_break(self) -> AtBreak:
+        """The gradients that a break finds, to which the capture comes now."""
+        pairs = zip(self._old, self._before, strict=True)
+        return AtBreak([(leaf, leaf.grad, before) for (leaf, _), (before, _) in pairs])
+
     def forget_before(self) -> None:
         """Let go of what no replay needs."""
         self._old, self._at_call, self._before = [], [], []
@@ -105,6 +114,7 @@ class Gradients:
         names: Sequence[str],
         is_used: Callable[[torch.Tensor], bool],
         gets_gradient: Callable[[torch.Tensor], bool],
+        asks: bool,
     ) -> None:
         """Note at the end of the capture what it has done.
 
@@ -114,6 +124,7 @@ class Gradients:
             is_used: Whether the capture reads or writes one of those that were there before.
             gets_gradient: Whether a backward pass inside may have given a leaf one, which may be
                 gone by now.
+            asks: Whether the function may ask which leaves have gradients, as an optimizer does.
 
         Raises:
             CaptureError: An argument would have another gradient, or the graph would go on with one
@@ -125,6 +136,8 @@ class Gradients:
             if leaf.requires_grad and id(leaf) not in arguments and gets_gradient(leaf):
                 self._in_backward.append(leaf)
                 self._without += [leaf] if now is before is None else []
+            elif asks and leaf.requires_grad and id(leaf) not in arguments:
+                self.asked += [leaf] if now is before is None else []
             if now is not before:
                 has_used = before is not None and (is_used(before) or before._version != version)
                 if has_used and now is None:
@@ -180,6 +193,53 @@ class Gradients:
         for given, (leaf, _) in zip(self._given, self._replaced, strict=True):
             if leaf.grad is not given:
                 leaf.grad = given
+
+
+class AtBreak:
+    """The gradients that a break finds, in the capture and in each replay.
+
+    What the graph has computed before is in the memory that it goes on with.
+
+    Args:
+        found: Each leaf, its gradient now, and the one when the capture began.
+    """
+
+    def __init__(
+        self, found: Sequence[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+    ) -> None:
+        self._found = [(leaf, now) for leaf, now, _ in found]
+        self._made = [(leaf, now) for leaf, now, before in found if now is not before]
+
+    def work(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """The break, which finds them in each replay as well."""
+        if not self._made:
+            return fn
+
+        @functools.wraps(fn)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for leaf, made in self._made:
+                if leaf.grad is not made:
+                    leaf.grad = made
+            return fn(*args, **kwargs)
+
+        return call
+
+    def require_kept(self, name: str) -> None:
+        """Refuse a break that has put others in their places, which no segment behind it knows.
+
+        Args:
+            name: What it is called.
+
+        Raises:
+            CaptureError: It has.
+        """
+        for leaf, known in self._found:
+            if leaf.grad is not known and leaf.grad is not None:
+                raise CaptureError(
+                    f"the break {name} gives a tensor of shape {list(leaf.shape)} another gradient,"
+                    " which the segments behind it would not find in replays: let it write to"
+                    " .grad in place"
+                )
 
 
 def detached(result: Any) -> Any:

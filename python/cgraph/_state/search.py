@@ -8,7 +8,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgraph._state.code import is_looked_into, is_users, names_in, names_in_methods
+from cgraph._state.code import (
+    is_looked_into,
+    is_users,
+    looks_at_gradients,
+    names_in,
+    names_in_methods,
+)
 from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.surroundings import LEAVES, PLAIN, STEPPING, held_by, of_kind
 
@@ -32,6 +38,7 @@ class Found(NamedTuple):
         numbers: Where numbers and texts are that the function, or one that it names, closes over or
             names, or that classes have which it names, or slots on such ways; there also None.
         stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
+        looks_at_gradients: Whether code that the function has, or what it may call, names them.
     """
 
     holders: list[Holder]
@@ -41,6 +48,7 @@ class Found(NamedTuple):
     given: list[Holder]
     numbers: list[Holder]
     stepping: list[Any]
+    looks_at_gradients: bool = False
 
     @property
     def all_dictionaries(self) -> list[dict[Any, Any]]:
@@ -86,7 +94,7 @@ def found_tensors(
         # What methods name of objects that it may call them on leads further.
         more = names | names_in_methods(names, kinds)
         if more == names:
-            return found
+            return found._replace(looks_at_gradients=looks_at_gradients(names))
         names = more
 
 

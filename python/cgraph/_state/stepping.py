@@ -108,6 +108,11 @@ class Steps:
             return "a gradient scaler makes its scale at its first call"
         return None
 
+    @property
+    def are_there(self) -> bool:
+        """Whether there was one."""
+        return bool(self._before)
+
     def states(self) -> list[Holder]:
         """Where states, settings and hooks of the optimizers are that have stepped."""
         found: list[Holder] = []
@@ -116,6 +121,13 @@ class Steps:
             # With the place that the next group gets, where nothing is.
             groups = enumerate([*optimizer.param_groups, None])
             found += [Holder(optimizer, "param_groups", one, (place,)) for place, one in groups]
+            for place, group in enumerate(optimizer.param_groups):
+                # The last parameter, and that there is none behind it.
+                ends = [*enumerate([*group["params"], None])][-2:]
+                found += [
+                    Holder(optimizer, "param_groups", one, (place, "params", index))
+                    for index, one in ends
+                ]
             hooks = [(name, getattr(optimizer, name, None)) for name in HOOKS_OF_STEPS]
             found += [Holder(optimizer, *one) for one in hooks if isinstance(one[1], dict)]
         return found

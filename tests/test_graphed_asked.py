@@ -1,0 +1,235 @@
+"""What a training function asks for besides its arguments, and what changes of it between calls."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from lab import Lab, fresh
+
+
+def are_alike(one: nn.Module, other: nn.Module) -> bool:
+    """Whether parameters and gradients of two modules are."""
+
+    def near(a: Tensor | None, b: Tensor | None) -> bool:
+        return a is b if a is None or b is None else torch.allclose(a, b, rtol=1e-4, atol=1e-6)
+
+    pairs = zip(one.parameters(), other.parameters(), strict=True)
+    return all(near(a, b) and near(a.grad, b.grad) for a, b in pairs)
+
+
+def twins(lab: Lab, net: nn.Module) -> tuple[nn.Module, nn.Module]:
+    """A module, and a copy of it."""
+    net = net.to(lab.device)
+    return net, copy.deepcopy(net)
+
+
+@pytest.mark.parametrize("is_ahead", [False, True])
+@pytest.mark.parametrize("what", ["step", "zero_grad", "zeros"])
+def test_gradients_that_come_after_a_first_call_without_any_are_used(
+    lab: Lab, what: str, is_ahead: bool
+) -> None:
+    mine, other = twins(lab, nn.Linear(3, 2))
+
+    def make(net: nn.Module) -> Callable[[], Any]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+        if what == "step":
+            return optimizer.step
+        return lambda: optimizer.zero_grad(set_to_none=what == "zero_grad")
+
+    eager, graphed = make(other), cgraph.graphed(make(mine))
+    if is_ahead:
+        graphed.capture(progress=False)
+    else:
+        graphed()
+        eager()
+    for _ in range(4):
+        x = fresh(lab, 4, 3)
+        for net in (mine, other):
+            net(x).square().mean().backward()
+        graphed()
+        eager()
+        assert are_alike(mine, other)
+    assert graphed.report().captured == 2
+
+
+class Tasks(nn.Module):
+    """One body, two heads."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body = nn.Linear(6, 6)
+        self.heads = nn.ModuleList(nn.Linear(6, 3) for _ in range(2))
+
+
+def test_tasks_that_take_turns_clear_the_gradients_of_one_another(lab: Lab) -> None:
+    mine, other = twins(lab, Tasks())
+
+    def make(net: Any, is_graphed: bool) -> tuple[torch.optim.Optimizer, list[Any]]:
+        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+        def of(head: nn.Module) -> Any:
+            def task(x: Tensor) -> None:
+                optimizer.zero_grad()
+                head(net.body(x)).square().mean().backward()
+
+            return cgraph.graphed(task) if is_graphed else task
+
+        return optimizer, [of(head) for head in net.heads]
+
+    (first, graphed), (second, eager) = make(mine, True), make(other, False)
+    for turn in range(8):
+        x = fresh(lab, 4, 6)
+        graphed[turn % 2](x)
+        eager[turn % 2](x)
+        assert are_alike(mine, other)
+        first.step()
+        second.step()
+    assert all(task.report().keys[-1].replays >= 3 for task in graphed)
+
+
+class Stack:
+    """Modules in a container of Python's."""
+
+    def __init__(self, lab: Lab, kind: str) -> None:
+        self.lab, self.kind = lab, kind
+        self.layers: Any = None
+        self.renew()
+
+    def made(self) -> nn.Module:
+        """Another layer."""
+        return nn.Linear(3, 3).to(self.lab.device)
+
+    def renew(self) -> None:
+        """Let it have another container with other layers."""
+        made = self.made(), self.made()
+        self.layers = {"list": list, "tuple": tuple}.get(self.kind, lambda x: dict(enumerate(x)))(
+            made
+        )
+
+    def exchange(self) -> None:
+        """Let it have another first layer."""
+        if self.kind == "tuple":
+            self.renew()
+        else:
+            self.layers[0] = self.made()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """Go through both."""
+        return self.layers[1](self.layers[0](x))
+
+
+@pytest.mark.parametrize("kind", ["list", "tuple", "dict"])
+def test_modules_in_containers_that_are_exchanged_are_those_of_the_call(
+    lab: Lab, kind: str
+) -> None:
+    stack = Stack(lab, kind)
+    graphed = cgraph.graphed(stack.__call__)
+    for change in (lambda: None, stack.renew, lambda: None, stack.exchange, lambda: None):
+        change()
+        x = fresh(lab, 4, 3)
+        result = graphed(x)
+        assert torch.allclose(result, stack(x), atol=1e-6)
+        result.square().sum().backward()
+        for place in (0, 1):
+            weight = stack.layers[place].weight
+            (expected,) = torch.autograd.grad(stack(x).square().sum(), [weight])
+            assert torch.allclose(weight.grad, expected, rtol=1e-4, atol=1e-5)
+            stack.layers[place].zero_grad()
+    (key,) = graphed.report().keys
+    assert key.state == "captured"
+
+
+@pytest.mark.parametrize("change", ["longer", "shorter", "last"])
+def test_parameters_of_a_group_that_come_and_go_are_those_of_the_call(
+    lab: Lab, change: str
+) -> None:
+    mine, other = twins(lab, nn.ModuleList([nn.Linear(3, 2), nn.Linear(3, 2)]))
+
+    def make(net: Any) -> tuple[torch.optim.Optimizer, Callable[[Tensor], None]]:
+        first, second = net
+        more = () if change == "longer" else second.parameters()
+        optimizer = torch.optim.SGD([*first.parameters(), *more], lr=0.1)
+
+        def step(x: Tensor) -> None:
+            net.zero_grad()
+            (first(x) + second(x)).square().mean().backward()
+            optimizer.step()
+
+        return optimizer, step
+
+    (optimizer, step), (others, eager) = make(mine), make(other)
+    graphed = cgraph.graphed(step)
+    for call in range(5):
+        if call == 2:
+            for one, net in ((optimizer, mine), (others, other)):
+                group = one.param_groups[0]["params"]
+                if change == "longer":
+                    group.extend(net[1].parameters())
+                elif change == "shorter":
+                    del group[2:]
+                else:
+                    group[-1] = nn.Parameter(torch.ones(2, device=lab.device))
+        x = fresh(lab, 4, 3)
+        graphed(x)
+        eager(x)
+        assert are_alike(mine, other)
+
+
+class Own:
+    """An optimizer as users write them."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters, self.state = list(parameters), {"steps": 0}
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """One step, each smaller than the one before."""
+        self.state["steps"] += 1
+        for one in self.parameters:
+            one.sub_(one.grad / self.state["steps"])
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly.*changes steps")
+def test_a_count_in_a_method_with_a_decorator_of_torch_is_noticed(lab: Lab) -> None:
+    mine, other = twins(lab, nn.Linear(3, 2))
+
+    def make(net: nn.Module) -> Callable[[Tensor], None]:
+        optimizer = Own(net.parameters())
+
+        def step(x: Tensor) -> None:
+            net.zero_grad()
+            net(x).square().mean().backward()
+            optimizer.step()
+
+        return step
+
+    graphed, eager = cgraph.graphed(make(mine)), make(other)
+    for _ in range(4):
+        x = fresh(lab, 4, 3)
+        graphed(x)
+        eager(x)
+        assert are_alike(mine, other)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_a_capture_that_fails_leaves_no_gradient_of_its_own(lab: Lab, warmup: int) -> None:
+    net = nn.Linear(3, 2).to(lab.device)
+
+    def step(x: Tensor) -> Tensor:
+        loss = net(x).square().mean()
+        loss.backward()
+        loss.item()
+        return loss.detach()
+
+    graphed = cgraph.graphed(step, preserve_state=False, warmup=warmup)
+    graphed(fresh(lab, 4, 3))
+    assert net.weight.grad is not None
+    assert bool(net.weight.grad.isfinite().all())
