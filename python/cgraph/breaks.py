@@ -101,9 +101,9 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     module, does not show in it. Tensors that a break only leaves somewhere, as in an attribute or
     in a list among its arguments, are not bridged: the list is the first call's in each call. It
     must not let a parameter or another tensor that segments read lie elsewhere, as ``.data = ...``
-    does: they read it where it lay. Behind a backward pass inside of a graphed function it finds the
-    gradients of that call in ``.grad``, and may write to them in place, as collectives and clipping
-    do. A break that is called by another one just runs. The warm-up
+    does: they read it where it lay. Behind a backward pass inside of a graphed function it finds
+    the gradients of that call in ``.grad``, and may write to them in place, as collectives and
+    clipping do. A break that is called by another one just runs. The warm-up
     calls of a graphed function call it as well.
 
     Gradients get back through a break, in the backward pass of what a graphed function returns and

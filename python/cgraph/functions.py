@@ -125,8 +125,9 @@ def graphed(
     for a thread that calls it. Gradients that a backward pass outside hands on lie in the graph's
     memory until they are added up: where several threads run backward passes at the same time, give
     ``outputs="clone"``. Weights that are written between a call and its backward pass are not
-    noticed there, where eager raises: it computes with the new ones. While a call with gradients captures, its modules have other
-    parameters of the same memory: other threads must not run backward passes through them.
+    noticed there, where eager raises: it computes with the new ones. While a call with gradients
+    captures, its modules have other parameters of the same memory: other threads must not run
+    backward passes through them.
 
     Args:
         fn: The function. Without it, a decorator is returned.

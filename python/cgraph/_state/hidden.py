@@ -38,16 +38,21 @@ def hides_tensors(value: Any) -> bool:
     seen, left = {id(value): value}, _MOST_PARTS
     while waiting:
         one, steps = waiting.popleft()
-        for part in (leaf for held in _held_by(one) for leaf in tree_iter(held)):
+        for part in _held_by(one):
             if isinstance(part, torch.Tensor):
                 return True
+            if not _may_hide(part) or id(part) in seen:
+                continue
             left -= 1
             if left < 0:
                 return False
-            is_further = isinstance(part, _CONTAINERS) or is_looked_into(type(part))
-            if is_further and steps < _MOST_STEPS and _may_hide(part) and id(part) not in seen:
-                seen[id(part)] = part
-                waiting.append((part, steps + 1))
+            seen[id(part)] = part
+            is_container = isinstance(part, _CONTAINERS)
+            if is_container or is_looked_into(type(part)):
+                if steps < _MOST_STEPS:
+                    waiting.append((part, steps + (not is_container)))
+            elif any(isinstance(leaf, torch.Tensor) for leaf in tree_iter(part)):
+                return True
     return False
 
 
