@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -161,7 +163,7 @@ def near(one: Tensor | None, other: Tensor | None) -> bool:
     return torch.allclose(one, other, rtol=1e-4, atol=1e-6)
 
 
-@pytest.mark.filterwarnings("ignore:.*runs eagerly.*another gradient")
+@pytest.mark.filterwarnings("ignore:.*runs eagerly.*goes on with a gradient")
 @pytest.mark.parametrize("warmup", [0, 3])
 @pytest.mark.parametrize("make", MAKES)
 def test_a_break_finds_the_gradients_of_its_own_call(
@@ -202,4 +204,59 @@ def test_a_break_that_raises_behind_a_backward_pass_leaves_its_gradients(lab: La
     with pytest.raises(ValueError, match="too large"):
         graphed(x)
     (expected,) = torch.autograd.grad(net(x).square().mean(), [net.weight])
-    assert near(net.weight.grad, expected)
+    kept = net.weight.grad
+    assert near(kept, expected)
+    limit[0] = 100.0
+    graphed(fresh(lab, 4, 3))
+    assert near(kept, expected)
+
+
+@pytest.mark.parametrize("steps_behind", [False, True])
+@pytest.mark.filterwarnings("ignore:.*runs eagerly.*goes on with a gradient")
+def test_a_break_may_train_a_module_of_its_own(lab: Lab, steps_behind: bool) -> None:
+    def make(net: nn.Module, other: nn.Module) -> Callable[[Tensor], Tensor]:
+        optimizer = torch.optim.SGD(other.parameters(), lr=0.1)
+
+        @cgraph.eager_break
+        def train(x: Tensor) -> None:
+            optimizer.zero_grad()
+            other(x).square().mean().backward()
+            if not steps_behind:
+                optimizer.step()
+
+        def function(x: Tensor) -> Tensor:
+            y = net(x) * 2
+            train(x)
+            if steps_behind:
+                optimizer.step()
+            return y.detach()
+
+        return function
+
+    mine = [nn.Linear(3, 2).to(lab.device) for _ in range(2)]
+    others = copy.deepcopy(mine)
+    graphed, eager = cgraph.graphed(make(*mine)), make(*others)
+    for _ in range(5):
+        x = fresh(lab, 4, 3)
+        assert near(graphed(x), eager(x))
+        assert near(mine[1].weight, others[1].weight)
+        assert near(mine[1].weight.grad, others[1].weight.grad)
+    assert graphed.report().captured == (not steps_behind)
+
+
+def test_a_break_keeps_no_gradients_of_the_time_of_the_capture(lab: Lab) -> None:
+    net, other = (nn.Linear(3, 2).to(lab.device) for _ in range(2))
+    step = scaled(net)
+
+    def function(x: Tensor) -> None:
+        step(x)
+        assert other is not None
+
+    other(fresh(lab, 4, 3)).sum().backward()
+    graphed = cgraph.graphed(function)
+    for _ in range(3):
+        graphed(fresh(lab, 4, 3))
+    gradient = weakref.ref(other.weight.grad)
+    other.weight.grad = None
+    gc.collect()
+    assert gradient() is None

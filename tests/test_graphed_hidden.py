@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import threading
+import time
 import types
 import weakref
 from collections.abc import Callable
@@ -48,9 +50,9 @@ class Cache:
         """Keep more keys; all of them."""
         return self.layers[1].update(keys)
 
-    def __getitem__(self, place: int) -> Tensor:
-        """The keys of a layer; more of them each time."""
-        return self.layers[place].update(torch.ones(1, 3))
+    def __getitem__(self, keys: Tensor) -> Tensor:
+        """The same by an operator, which has no name in the code."""
+        return self.layers[0].update(keys)
 
     def count(self) -> int:
         """How often it was asked."""
@@ -88,6 +90,10 @@ def in_argument() -> tuple[Callable[..., Tensor], Any]:
 
 def in_keyword() -> tuple[Callable[..., Tensor], Any]:
     return Attention(), Cache()
+
+
+def by_item() -> tuple[Callable[..., Tensor], Any]:
+    return (lambda x, cache: cache[x].sum(0)), Cache()
 
 
 def in_closure() -> tuple[Callable[..., Tensor], Any]:
@@ -131,6 +137,28 @@ def in_longer_list() -> tuple[Callable[..., Tensor], Any]:
     return function, None
 
 
+def in_a_list_of_pairs() -> tuple[Callable[..., Tensor], Any]:
+    kept: list[Any] = ["begin"]
+
+    def function(x: Tensor) -> Tensor:
+        kept.append((len(kept), x * 1))
+        kept.append("text")
+        kept.append({"step": 1, "x": x})
+        return torch.cat([one[1] for one in kept if isinstance(one, tuple)]).sum(0)
+
+    return function, None
+
+
+def in_a_longer_tuple() -> tuple[Callable[..., Tensor], Any]:
+    kept: list[tuple[Tensor, ...]] = [()]
+
+    def function(x: Tensor) -> Tensor:
+        kept[0] += (x * 1,)
+        return torch.cat(kept[0]).sum(0)
+
+    return function, None
+
+
 def in_longer_list_beside_a_host_read() -> tuple[Callable[..., Tensor], Any]:
     kept: list[Tensor] = []
 
@@ -144,12 +172,15 @@ def in_longer_list_beside_a_host_read() -> tuple[Callable[..., Tensor], Any]:
 CACHES = [
     in_argument,
     in_keyword,
+    by_item,
     in_closure,
     in_module,
     in_method,
     in_slot,
     in_list,
     in_longer_list,
+    in_a_list_of_pairs,
+    in_a_longer_tuple,
     in_longer_list_beside_a_host_read,
 ]
 
@@ -195,6 +226,120 @@ def test_what_a_function_notes_in_a_list_stays_there(lab: Lab) -> None:
     x = fresh(lab, 3)
     torch.testing.assert_close(graphed(x), function(x))
     assert len(notes) >= 2 and set(notes) == {"called"}
+
+
+def test_a_function_that_raises_has_added_to_its_list_once(lab: Lab) -> None:
+    kept: list[Tensor] = []
+
+    def function(x: Tensor) -> Tensor:
+        kept.append(x * 1)
+        raise ValueError("the user's own")
+
+    graphed = cgraph.graphed(function)
+    with pytest.raises(ValueError, match="the user's own"):
+        graphed(fresh(lab, 3))
+    assert len(kept) == 1
+
+
+def test_a_list_that_another_thread_fills_keeps_what_that_has_put_there(lab: Lab) -> None:
+    shared: list[Tensor] = []
+    is_over, count = threading.Event(), [0]
+
+    def fill() -> None:
+        while not is_over.is_set():
+            shared.append(torch.ones(1))
+            count[0] += 1
+            time.sleep(0.0005)
+
+    def function(x: Tensor) -> Tensor:
+        return x * float(x.sum().item()) * min(len(shared), 1)
+
+    thread = threading.Thread(target=fill)
+    thread.start()
+    try:
+        while not shared:
+            time.sleep(0.001)
+        graphed, x = cgraph.graphed(function), fresh(lab, 3)
+        torch.testing.assert_close(graphed(x), x * float(x.sum()))
+    finally:
+        is_over.set()
+        thread.join()
+    assert len(shared) == count[0]
+
+
+class Connection:
+    """What is made once."""
+
+
+class Host:
+    """Makes it where there is none."""
+
+    __slots__ = ("connection", "count")
+
+    def __init__(self) -> None:
+        self.connection: Connection | None = None
+        self.count: int | None = None
+
+
+def test_what_a_first_call_puts_into_a_slot_stays_if_it_is_no_tensor(lab: Lab) -> None:
+    host, made = Host(), []
+
+    def function(x: Tensor) -> Tensor:
+        if host.connection is None:
+            host.connection, host.count = Connection(), 1
+            made.append(host.connection)
+        return x * float(x.sum().item())
+
+    graphed = cgraph.graphed(function)
+    for _ in range(2):
+        graphed(fresh(lab, 3))
+    assert len(made) == 1
+    assert (host.connection, host.count) == (made[0], 1)
+
+
+@pytest.mark.parametrize("length", [1, 2, 3])
+def test_a_training_function_that_adds_to_a_list_runs_eagerly(lab: Lab, length: int) -> None:
+    net, kept = nn.Linear(3, 2).to(lab.device), []
+
+    def function(x: Tensor) -> Tensor:
+        y = net(x)
+        kept.append((y.detach() * 2, "text")[:length])
+        return y
+
+    graphed = cgraph.graphed(function)
+    for number in range(1, 5):
+        x = fresh(lab, 4, 3)
+        graphed(x).sum().backward()
+        assert len(kept) == number
+        torch.testing.assert_close(kept[-1][0], net(x).detach() * 2)
+
+
+class Raising:
+    """An object that is not to be asked anything."""
+
+    @property
+    def __class__(self) -> Any:
+        raise RuntimeError("asked")
+
+
+def test_objects_among_the_arguments_are_not_asked_anything(lab: Lab) -> None:
+    gone = weakref.proxy(Connection())
+    given, inner = Connection(), Connection()
+    vars(inner).update(gone=gone, raising=Raising())
+    vars(given).update(inner=inner)
+    graphed = cgraph.graphed(lambda x, one: x * 2)
+    for _ in range(2):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x, given), x * 2)
+    assert graphed.report().captured == 1
+
+
+def test_data_among_the_attributes_of_an_argument_is_not_gone_through(lab: Lab) -> None:
+    given = types.SimpleNamespace(inner=types.SimpleNamespace(words={n: "" for n in range(10**5)}))
+    graphed = cgraph.graphed(lambda x, one: x * 2)
+    x = fresh(lab, 3)
+    torch.testing.assert_close(graphed(x, given), x * 2)
+    assert graphed.report().captured == 1
 
 
 class Deep:

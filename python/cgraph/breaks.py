@@ -103,8 +103,8 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     must not let a parameter or another tensor that segments read lie elsewhere, as ``.data = ...``
     does: they read it where it lay. Behind a backward pass inside of a graphed function it finds
     the gradients of that call in ``.grad``, and may write to them in place, as collectives and
-    clipping do. A break that is called by another one just runs. The warm-up
-    calls of a graphed function call it as well.
+    clipping do; what it keeps of them it is to clone. A break that is called by another one just
+    runs. The warm-up calls of a graphed function call it as well.
 
     Gradients get back through a break, in the backward pass of what a graphed function returns and
     in one inside of the captured function: each call of the break has a history of its own, and its

@@ -111,7 +111,7 @@ def graphed(
     class, and the first call of one that only then changes one, or that writes to tensors which it
     makes then and keeps as attributes, or that adds a tensor to a list; what it changes elsewhere,
     as other items of lists, is not noticed. Calls with an object that pytree does not know and that
-    has tensors, itself or in what it has, run eagerly, and so do functions that return one. A
+    has tensors, or leads to some in a few steps, run eagerly; so do functions that return one. A
     copied argument has no ``.grad``, and one with attributes of its own runs eagerly, unless they
     came after the capture. What it raises in a warm-up call is raised, and the next call tries
     again. One that seeds a generator, or sets its state, runs eagerly as well.
@@ -155,7 +155,8 @@ def graphed(
             nor is what was exported (DLPack, ``__cuda_array_interface__``): it stays in the graph's
             memory. A call that raises in a break has overwritten the variable's result by then.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
-            caches. They are not copied; a call with one elsewhere captures anew.
+            caches, also in containers that pytree knows. They are not copied; a call with one
+            elsewhere captures anew.
         static_argnames: Names of such arguments.
         max_graphs: How many keys have a graph; the one that was not used for longest goes first.
             By default 64, or as many as there are ``sizes``. Up to 256 others are remembered

@@ -100,7 +100,7 @@ class Session:
                 found = self._new_break(work, args, kwargs)
                 result = found.first()
                 if there is not None:
-                    there.require_kept(work.name)
+                    there.end()
                 self._steps.append(found)
                 # The capture's own modes lie below those that the function is in.
                 with _torch.modes_aside(self._modes_outside):

@@ -38,7 +38,7 @@ from cgraph.segments import SegmentedGraph
 
 __all__ = ["Ended", "recorded_alone"]
 
-_NOTHING = Found([], [], [], [], [], [], [])
+_NOTHING = Found.nothing()
 
 
 @dataclass
@@ -117,7 +117,7 @@ def recorded_alone(
         if not plan.compiles:
             last.enter_context(_torch.Uncompiled())
         begun = Attributes(plan.dictionaries)
-        last.push(functools.partial(put_back_attributes, begun, _NOTHING))
+        last.push(functools.partial(put_back_attributes, begun, _NOTHING, lambda _: False))
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
         yield functools.partial(_record, plan, driver, begun)

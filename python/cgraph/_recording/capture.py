@@ -106,10 +106,11 @@ def _record(
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
-        gradients = Gradients(leaves)
+        gradients = Gradients(leaves, rollback.notice)
         last.push(functools.partial(put_back_tensors, begin.all_holders))
         begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
-        last.push(functools.partial(put_back_attributes, begun, begin))
+        is_made = rollback.makes_or_is_of(statics)
+        last.push(functools.partial(put_back_attributes, begun, begin, is_made))
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(wait_after_error, driver))
         if not plan.only_captures:
@@ -183,7 +184,7 @@ def _record(
                     call.names,
                     rollback.captures_use,
                     rollback.captures_gradient,
-                    asks=begin.looks_at_gradients or steps.are_there,
+                    asks=begin.asks_for_gradients or steps.have_stepped,
                 )
                 writes = rollback.captured_writes(statics)
                 if (reason := call.reason_beside(writes)) is not None:
@@ -197,7 +198,7 @@ def _record(
                         "the function writes to a tensor that a call makes and keeps"
                     )
                 if isinstance(graph, CUDAGraph):
-                    require_none_kept(held)
+                    require_none_kept(held, is_made)
             except (CaptureError, NotReadyError):
                 gradients.captures_again()
                 graph.reset()

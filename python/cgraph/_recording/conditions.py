@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from cgraph._recording.plan import Plan
 from cgraph._state.attributes import Attributes, changed_numbers
-from cgraph._state.holders import kept_in, put_back_lists, put_back_numbers
+from cgraph._state.holders import put_back_numbers
+from cgraph._state.kept import IsMade, kept_in, put_back_kept
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph.errors import CaptureError
@@ -52,7 +53,11 @@ def require_state(steps: Steps) -> None:
 
 
 def put_back_attributes(
-    attributes: Attributes, found: Found, error: type[BaseException] | None, *_: object
+    attributes: Attributes,
+    found: Found,
+    is_made: IsMade,
+    error: type[BaseException] | None,
+    *_: object,
 ) -> None:
     """Let attributes and names be what they were, at the end of a block that raises.
 
@@ -60,14 +65,15 @@ def put_back_attributes(
 
     Args:
         attributes: Those in dictionaries, as they were.
-        found: Where other numbers were.
+        found: Where other numbers, and lists, were.
+        is_made: Tells which tensors were made since.
         error: What the block raises; None for nothing.
     """
     if error is not None:
         has_raised = issubclass(error, WarmupError)
         attributes.put_back_others(numbers=not has_raised)
-        put_back_lists(found.lists)
         if not has_raised:
+            put_back_kept(found.lists, found.slots, is_made)
             put_back_numbers(found.numbers)
 
 
@@ -82,13 +88,14 @@ def require_same_numbers(attributes: Attributes, found: Found) -> None:
         raise NotReadyError(reason)
 
 
-def require_none_kept(found: Found) -> None:
-    """Refuse a function that keeps a tensor in a list or a slot where there was none.
+def require_none_kept(found: Found, is_made: IsMade) -> None:
+    """Refuse a function that adds a tensor to a list, or puts one into a slot that was None.
 
     Args:
         found: Where lists and slots were, and what they had.
+        is_made: Tells which tensors were made since.
     """
-    if (reason := kept_in(found.lists, found.numbers)) is not None:
+    if (reason := kept_in(found.lists, found.slots, is_made)) is not None:
         raise NotReadyError(reason)
 
 

@@ -58,7 +58,7 @@ class Plan:
 
     def found(self) -> Found:
         """What the search finds that is to be followed and put back."""
-        return self.search() if self.preserve else Found([], [], [], [], [], [], [])
+        return self.search() if self.preserve else Found.nothing()
 
     def leaves(self, args: Any, kwargs: Any, found: Found) -> list[torch.Tensor]:
         """Leaves that the function may reach; a backward pass inside gives them gradients.

@@ -230,11 +230,13 @@ def train(
         steps = last.enter_context(watched(plan, rollback, begin))
         last.push(functools.partial(put_back_tensors, begin.all_holders))
         begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
-        last.push(functools.partial(put_back_attributes, begun, begin))
+        is_made = rollback.makes_or_is_of(statics)
+        last.push(functools.partial(put_back_attributes, begun, begin, is_made))
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Found] = []
-        taken: set[int] = set()
+        # The parameters whose stand-ins the capture uses.
+        taken: list[torch.nn.Parameter] = []
         before: list[Attributes] = []
         values: list[Attributes] = []
 
@@ -292,7 +294,7 @@ def train(
                 for found in held:
                     require_none_replaced(found.all_holders, rollback.captures_name)
                 used = (one for one in made if rollback.captures_name(one))
-                taken.update(id(parameters[id(one)]) for one in used if id(one) in parameters)
+                taken[:] = [parameters[id(one)] for one in used if id(one) in parameters]
             if not is_divided:
                 passes.require_none()
             require_state(steps)
@@ -304,7 +306,7 @@ def train(
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
                     require_same_numbers(attributes, found)
-                    require_none_kept(found)
+                    require_none_kept(found, is_made)
             graphed_of(surface).stand_for(parameters)
             return surface
 
@@ -347,8 +349,10 @@ def train(
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
 
+    numbers = set(map(id, taken))
+
     def uses(tensor: torch.Tensor) -> bool:
-        return rollback.captures_name(tensor) or id(tensor) in taken
+        return rollback.captures_name(tensor) or id(tensor) in numbers
 
     trained.used = used_of(held[0].followed, uses)
     trained.writes = writes

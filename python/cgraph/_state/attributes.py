@@ -128,7 +128,7 @@ def changed_numbers(held: Iterable[Holder]) -> str | None:
         held: Where they were.
     """
     for one in held:
-        if one.value is not None and is_another(one.now, one.value):
+        if is_another(one.now, one.value):
             return changes(one.title, one.value, one.now)
     return None
 

@@ -17,10 +17,10 @@ import torch
 from cgraph import _core
 
 __all__ = [
+    "asks_for_gradients",
     "globals_in",
     "is_looked_into",
     "is_users",
-    "looks_at_gradients",
     "names_in",
     "names_in_methods",
 ]
@@ -41,7 +41,7 @@ def names_in(function: object, parts: Iterable[torch.nn.Module]) -> frozenset[st
 
 
 def names_in_methods(names: Collection[str], kinds: Iterable[type]) -> frozenset[str]:
-    """The names in methods of classes of the user's that code names, or that operators call.
+    """The names in methods of classes of the user's that code names, or operators but comparisons.
 
     Args:
         names: Those that the code has.
@@ -51,7 +51,7 @@ def names_in_methods(names: Collection[str], kinds: Iterable[type]) -> frozenset
         (value, kind)
         for kind in kinds
         for base in kind.__mro__
-        if is_users(base.__module__)
+        if is_users(vars(base).get("__module__"))
         for name, value in vars(base).items()
         if (name in names or name.startswith("__")) and name not in _NOT_CALLED
     ]
@@ -75,7 +75,7 @@ def _names_of(functions: Iterable[tuple[object, type | None]]) -> frozenset[str]
     return frozenset(found)
 
 
-def looks_at_gradients(names: Iterable[str]) -> bool:
+def asks_for_gradients(names: Iterable[str]) -> bool:
     """Whether code with these names may ask which tensors have gradients, or clear them."""
     return not _OF_GRADIENTS.isdisjoint(names)
 
@@ -112,7 +112,11 @@ def _called_by(one: Any, owner: type | None) -> Iterator[tuple[object, type | No
     elif issubclass(kind, _core.Dispatcher):
         yield one.__wrapped__, owner
     elif issubclass(kind, property):
-        yield one.fget, owner
+        yield from ((way, owner) for way in (one.fget, one.fset))
+    elif issubclass(kind, functools.cached_property | functools.partialmethod):
+        yield one.func, owner
+    elif issubclass(kind, functools._lru_cache_wrapper):
+        yield one.__wrapped__, owner
     elif issubclass(kind, staticmethod | classmethod):
         yield one.__func__, owner
     elif issubclass(kind, types.FunctionType):

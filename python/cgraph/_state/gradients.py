@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -26,6 +27,7 @@ class Gradients:
 
     Args:
         leaves: The leaves, before anything was called.
+        notice: Lets it be noted whether the capture uses these from now on.
 
     Attributes:
         added_to: Those whose gradient stays the same tensor, which the graph reads or writes:
@@ -35,7 +37,14 @@ class Gradients:
         asked: Those that had none and have none, and of which the function may ask for it.
     """
 
-    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self,
+        leaves: Sequence[torch.Tensor],
+        notice: Callable[[Iterable[torch.Tensor]], None] = lambda _: None,
+    ) -> None:
+        self._notice = notice
+        # The gradients that breaks have put there, by the ``id`` of their leaves.
+        self._by_breaks: dict[int, list[torch.Tensor]] = {}
         self._old = [(leaf, leaf.grad) for leaf in leaves]
         # The gradients when the last call before the capture began, and their versions.
         self._at_call: list[tuple[torch.Tensor | None, int | None]] = []
@@ -96,17 +105,24 @@ class Gradients:
 
     def captures_again(self) -> None:
         """Forget a capture, which another one follows."""
+        self._by_breaks.clear()
         for (leaf, _), (before, _) in zip(self._old, self._before, strict=True):
             leaf.grad = before
 
     def at_break(self) -> AtBreak:
         """The gradients that a break finds, to which the capture comes now."""
         pairs = zip(self._old, self._before, strict=True)
-        return AtBreak([(leaf, leaf.grad, before) for (leaf, _), (before, _) in pairs])
+        found = [(leaf, leaf.grad, before) for (leaf, _), (before, _) in pairs]
+        return AtBreak(found, self._note_of_break)
+
+    def _note_of_break(self, leaf: torch.Tensor, made: torch.Tensor) -> None:
+        self._by_breaks.setdefault(id(leaf), []).append(made)
+        self._notice([made])
 
     def forget_before(self) -> None:
         """Let go of what no replay needs."""
         self._old, self._at_call, self._before = [], [], []
+        self._by_breaks.clear()
 
     def note(
         self,
@@ -130,6 +146,13 @@ class Gradients:
             CaptureError: An argument would have another gradient, or the graph would go on with one
                 that is there no more: that of a warm-up call, or one that is replaced.
         """
+        for made in itertools.chain(*self._by_breaks.values()):
+            if is_used(made):
+                raise CaptureError(
+                    f"the function goes on with a gradient of shape {list(made.shape)} that a break"
+                    " puts there, and replays would not find it: let the break write to .grad in"
+                    " place"
+                )
         arguments = {id(static) for static in statics}
         for (leaf, old), (before, version) in zip(self._old, self._before, strict=True):
             now = leaf.grad
@@ -138,6 +161,8 @@ class Gradients:
                 self._without += [leaf] if now is before is None else []
             elif asks and leaf.requires_grad and id(leaf) not in arguments:
                 self.asked += [leaf] if now is before is None else []
+            if any(now is made for made in self._by_breaks.get(id(leaf), ())):
+                continue  # replays of the break do that
             if now is not before:
                 has_used = before is not None and (is_used(before) or before._version != version)
                 if has_used and now is None:
@@ -202,44 +227,45 @@ class AtBreak:
 
     Args:
         found: Each leaf, its gradient now, and the one when the capture began.
+        note: Called with each leaf that gets another one, and that.
     """
 
     def __init__(
-        self, found: Sequence[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]]
+        self,
+        found: Sequence[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
+        note: Callable[[torch.Tensor, torch.Tensor], None],
     ) -> None:
+        self._note = note
         self._found = [(leaf, now) for leaf, now, _ in found]
         self._made = [(leaf, now) for leaf, now, before in found if now is not before]
 
     def work(self, fn: Callable[..., Any]) -> Callable[..., Any]:
         """The break, which finds them in each replay as well."""
-        if not self._made:
+        made = self._made
+        if not made:
             return fn
 
         @functools.wraps(fn)
         def call(*args: Any, **kwargs: Any) -> Any:
-            for leaf, made in self._made:
-                if leaf.grad is not made:
-                    leaf.grad = made
-            return fn(*args, **kwargs)
+            for leaf, one in made:
+                if leaf.grad is not one:
+                    leaf.grad = one
+            try:
+                return fn(*args, **kwargs)
+            except BaseException:
+                # Nobody else is going to: replays would overwrite them.
+                for leaf, one in made:
+                    if leaf.grad is one and one is not None:
+                        leaf.grad = one.clone()
+                raise
 
         return call
 
-    def require_kept(self, name: str) -> None:
-        """Refuse a break that has put others in their places, which no segment behind it knows.
-
-        Args:
-            name: What it is called.
-
-        Raises:
-            CaptureError: It has.
-        """
+    def end(self) -> None:
+        """Note what the break has put in their places in the capture."""
         for leaf, known in self._found:
-            if leaf.grad is not known and leaf.grad is not None:
-                raise CaptureError(
-                    f"the break {name} gives a tensor of shape {list(leaf.shape)} another gradient,"
-                    " which the segments behind it would not find in replays: let it write to"
-                    " .grad in place"
-                )
+            if leaf.grad is not None and leaf.grad is not known:
+                self._note(leaf, leaf.grad)
 
 
 def detached(result: Any) -> Any:

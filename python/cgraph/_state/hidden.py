@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import types
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +17,8 @@ from cgraph._torch import tree_iter
 
 __all__ = ["hides_tensors", "is_opaque"]
 
-# So many are looked at in all, and so many steps away: each call asks that has no graph.
+# So many parts are looked at in all, in containers that are not longer, and so many objects away:
+# each call asks that has no graph.
 _MOST_PARTS, _MOST_STEPS = 1000, 6
 
 
@@ -29,7 +31,7 @@ def hides_tensors(value: Any) -> bool:
     """Whether an object has tensors that pytree does not find in it, or one that it has does.
 
     Those of modules, optimizers and functions are found elsewhere. Of the objects that it has,
-    those of classes of the user's count.
+    those of classes of the user's count. No code of the user's runs, but where pytree knows it.
     """
     if not _may_hide(value):
         return False
@@ -39,19 +41,19 @@ def hides_tensors(value: Any) -> bool:
     while waiting:
         one, steps = waiting.popleft()
         for part in _held_by(one):
-            if isinstance(part, torch.Tensor):
-                return True
-            if not _may_hide(part) or id(part) in seen:
-                continue
             left -= 1
             if left < 0:
                 return False
+            if issubclass(type(part), torch.Tensor):
+                return True
+            if not _may_hide(part) or id(part) in seen:
+                continue
             seen[id(part)] = part
-            is_container = isinstance(part, _CONTAINERS)
+            is_container = issubclass(type(part), _CONTAINERS)
             if is_container or is_looked_into(type(part)):
                 if steps < _MOST_STEPS:
                     waiting.append((part, steps + (not is_container)))
-            elif any(isinstance(leaf, torch.Tensor) for leaf in tree_iter(part)):
+            elif any(issubclass(type(leaf), torch.Tensor) for leaf in tree_iter(part)):
                 return True
     return False
 
@@ -60,17 +62,18 @@ def _may_hide(value: Any) -> bool:
     return not (issubclass(type(value), (*PLAIN, *LEAVES)) or callable(value))
 
 
-def _held_by(value: Any) -> list[Any]:
-    """The items and attributes of an object, by no code of the user's."""
-    held = [*vars_of(value).values(), *(one for _, one in slots_of(value))]
-    if isinstance(value, dict):
-        held += dict.values(value)
-    elif isinstance(value, types.MappingProxyType):
-        held += value.values()
-    else:
-        base = next((one for one in _CONTAINERS if isinstance(value, one)), None)
-        held += [] if base is None else base.__iter__(value)
-    return held
+def _held_by(value: Any) -> Iterator[Any]:
+    """The items and attributes of an object."""
+    yield from vars_of(value).values()
+    yield from (one for _, one in slots_of(value))
+    if issubclass(type(value), types.MappingProxyType):
+        # What stands behind it, whose methods may be the user's.
+        yield from gc.get_referents(value)
+        return
+    base: Any = next((one for one in _CONTAINERS if issubclass(type(value), one)), None)
+    if base is not None and base.__len__(value) <= _MOST_PARTS:
+        items: Iterable[Any] = dict.values(value) if base is dict else base.__iter__(value)
+        yield from items
 
 
-_CONTAINERS: tuple[Any, ...] = (dict, types.MappingProxyType, list, tuple, deque, set, frozenset)
+_CONTAINERS = (dict, list, tuple, deque, set, frozenset, types.MappingProxyType)

@@ -11,14 +11,11 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph._state.code import is_users
-from cgraph._torch import tree_iter
 from cgraph.errors import CaptureError
 
 __all__ = [
     "Holder",
     "is_same_function",
-    "kept_in",
-    "put_back_lists",
     "put_back_numbers",
     "put_back_tensors",
     "require_none_replaced",
@@ -149,43 +146,6 @@ def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
         # A tuple has what it had once it is there again.
         if isinstance(one.value, torch.Tensor | tuple) and one.now is not one.value:
             one.put_back()
-
-
-def put_back_lists(held: Iterable[tuple[list[Any], list[Any]]]) -> None:
-    """Let lists have what they had, where they have got tensors and nothing else.
-
-    Others may be what another thread has put there.
-
-    Args:
-        held: Each with what it had.
-    """
-    for one, before in held:
-        if new := _new_in(one, before):
-            if all(isinstance(leaf, torch.Tensor) for leaf in tree_iter(new)):
-                list.__setitem__(one, slice(None), before)
-
-
-def kept_in(lists: Iterable[tuple[list[Any], list[Any]]], slots: Iterable[Holder]) -> str | None:
-    """Why a function is not captured that keeps a tensor where there was none; None if it does not.
-
-    Args:
-        lists: Each with what it had.
-        slots: Where numbers, texts and None were.
-    """
-    for one, before in lists:
-        there = {place for place, item in enumerate(before) if item is not None}
-        others = [item for place, item in enumerate(list.__iter__(one)) if place not in there]
-        if any(isinstance(leaf, torch.Tensor) for leaf in tree_iter(others)):
-            return "the function adds a tensor to a list, and replays do not"
-    for slot in slots:
-        if slot.value is None and isinstance(slot.now, torch.Tensor):
-            return f"the function sets {slot.title} to a tensor, and replays do not"
-    return None
-
-
-def _new_in(one: list[Any], before: list[Any]) -> list[Any]:
-    known = set(map(id, before))
-    return [item for item in list.__iter__(one) if id(item) not in known]
 
 
 def put_back_numbers(held: Iterable[Holder]) -> None:

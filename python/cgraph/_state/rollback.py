@@ -168,6 +168,18 @@ class Rollback:
             if known is not None and all(one is not other for other in but):
                 known.like = None
 
+    def makes_or_is_of(self, statics: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], bool]:
+        """What tells whether a tensor lies in memory that the block has made, or in these."""
+        of_statics = {_torch.storage_id(one.untyped_storage()) for one in statics}
+
+        def tells(tensor: torch.Tensor) -> bool:
+            if (memory := _torch.memory_of(tensor)) is None:
+                return False
+            number = _torch.storage_id(memory)
+            return number in of_statics or self._watch.is_fresh(number)
+
+        return tells
+
     def captures_name(self, tensor: torch.Tensor) -> bool:
         """Whether a captured operator gets the very object, which is noticed."""
         return id(tensor) in self._watch.used_tensors
@@ -359,6 +371,10 @@ class Watch(_torch.Bystander):
         result = run()
         self._note_fresh(given, result)
         return result
+
+    def is_fresh(self, number: int) -> bool:
+        """Whether a storage was made in the block."""
+        return number in self._fresh
 
     def note(self, tensor: torch.Tensor) -> None:
         """Remember how a tensor is, unless it is known or was made in the block."""

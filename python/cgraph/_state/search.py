@@ -9,13 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph._state.code import (
+    asks_for_gradients,
     is_looked_into,
     is_users,
-    looks_at_gradients,
     names_in,
     names_in_methods,
 )
 from cgraph._state.holders import Holder, slots_of, vars_of
+from cgraph._state.kept import Before
 from cgraph._state.surroundings import LEAVES, PLAIN, STEPPING, held_by, of_kind
 
 __all__ = ["Found", "found_tensors"]
@@ -23,6 +24,8 @@ __all__ = ["Found", "found_tensors"]
 # Longer containers are of data. So many items and attributes are looked at in all, and so many
 # steps away.
 _LONGEST, _MOST_ITEMS, _MOST_STEPS = 4096, 8192, 6
+# Longer lists get no tensors that anybody would look for.
+_LONGEST_KEPT = 1 << 16
 
 
 class Found(NamedTuple):
@@ -34,21 +37,29 @@ class Found(NamedTuple):
             names.
         dictionaries: The other ones on such ways.
         given: As the holders, behind objects among the arguments.
-        lists: The lists on such ways, each with what it has.
+        lists: The lists on such ways, each with what it has, but for those of data.
         numbers: Where numbers and texts are that the function, or one that it names, closes over or
-            names, or that classes have which it names, or slots on such ways; there also None.
+            names, or that classes have which it names, or slots on such ways.
+        slots: The slots there with None.
         stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
-        looks_at_gradients: Whether code that the function has, or what it may call, names them.
+        asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
+            for gradients.
     """
 
     holders: list[Holder]
     attributes: list[dict[str, Any]]
     dictionaries: list[dict[Any, Any]]
-    lists: list[tuple[list[Any], list[Any]]]
+    lists: list[Before]
     given: list[Holder]
     numbers: list[Holder]
+    slots: list[Holder]
     stepping: list[Any]
-    looks_at_gradients: bool = False
+    asks_for_gradients: bool = False
+
+    @classmethod
+    def nothing(cls) -> Found:
+        """Where nothing was looked for."""
+        return cls([], [], [], [], [], [], [], [])
 
     @property
     def all_dictionaries(self) -> list[dict[Any, Any]]:
@@ -94,7 +105,7 @@ def found_tensors(
         # What methods name of objects that it may call them on leads further.
         more = names | names_in_methods(names, kinds)
         if more == names:
-            return found._replace(looks_at_gradients=looks_at_gradients(names))
+            return found._replace(asks_for_gradients=asks_for_gradients(names))
         names = more
 
 
@@ -122,7 +133,8 @@ def _found(
     behind_given: list[Holder] = []
     attributes: dict[int, dict[str, Any]] = {}
     dictionaries: dict[int, dict[Any, Any]] = {}
-    lists: dict[int, tuple[list[Any], list[Any]]] = {}
+    lists: dict[int, Before] = {}
+    slots: list[Holder] = []
     kinds: set[type] = set()
     stepping: dict[int, Any] = {}
     left = _MOST_ITEMS
@@ -151,15 +163,15 @@ def _found(
         if holder.is_named and is_object and not is_module and is_looked_into(type(value)):
             kinds.add(type(value))
             attributes[id(vars_of(value))] = vars_of(value)
-            numbers += [
-                holder._replace(value=one, path=(*holder.path, slot))
-                for slot, one in slots_of(value)
-                if issubclass(type(one), PLAIN)
-            ]
+            for slot, one in slots_of(value):
+                if issubclass(type(one), PLAIN):
+                    there = slots if one is None else numbers
+                    there.append(holder._replace(value=one, path=(*holder.path, slot)))
         elif holder.is_named and issubclass(type(value), dict):
             dictionaries[id(value)] = value
         elif holder.is_named and issubclass(type(value), list):
-            lists[id(value)] = value, [*list.__iter__(value)]
+            if list.__len__(value) <= _LONGEST_KEPT:
+                lists[id(value)] = value, [*list.__iter__(value)]
         around |= {id(value)}
         for name, one in items:
             step = Holder(
@@ -179,6 +191,7 @@ def _found(
         [*lists.values()],
         behind_given,
         numbers,
+        slots,
         [*stepping.values()],
     )
     return found, kinds

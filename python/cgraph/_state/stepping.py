@@ -109,8 +109,8 @@ class Steps:
         return None
 
     @property
-    def are_there(self) -> bool:
-        """Whether there was one."""
+    def have_stepped(self) -> bool:
+        """Whether an optimizer has stepped in the block."""
         return bool(self._before)
 
     def states(self) -> list[Holder]:
