@@ -108,13 +108,12 @@ def graphed(
     gives a parameter other memory, or puts another tensor where it has read one, runs eagerly, and
     so does one that changes settings or counts of an optimizer, as a learning rate scheduler does,
     or a number or text that its code names in an attribute, a dictionary, a closure, a global or a
-    class, and the first call of one that only then changes one, or that writes to tensors which it
-    makes then and keeps as attributes, or that adds a tensor to a list; what it changes elsewhere,
-    as other items of lists, is not noticed. Calls with an object that pytree does not know and that
-    has tensors, or leads to some in a few steps, run eagerly; so do functions that return one. A
-    copied argument has no ``.grad``, and one with attributes of its own runs eagerly, unless they
-    came after the capture. What it raises in a warm-up call is raised, and the next call tries
-    again. One that seeds a generator, or sets its state, runs eagerly as well.
+    class, and the first call of one that only then changes one, or writes to tensors which it makes
+    then and keeps as attributes, or adds a tensor to a list; other changes of lists are not
+    noticed. Calls that get or return an object which pytree does not know, and which leads to
+    tensors, run eagerly. A copied argument has no ``.grad``, and one with attributes of its own
+    runs eagerly, unless they came after the capture. What it raises in a warm-up call is raised,
+    and the next call tries again. One that seeds a generator, or sets its state, runs eagerly.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
@@ -122,12 +121,10 @@ def graphed(
     but for ``warmup=0, preserve_state=False``: then it has to be compiled before.
 
     One thread at a time captures or replays a function; others wait. So the function must not wait
-    for a thread that calls it. Gradients that a backward pass outside hands on lie in the graph's
-    memory until they are added up: where several threads run backward passes at the same time, give
-    ``outputs="clone"``. Weights that are written between a call and its backward pass are not
-    noticed there, where eager raises: it computes with the new ones. While a call with gradients
-    captures, its modules have other parameters of the same memory: other threads must not run
-    backward passes through them.
+    for a thread that calls it. Where several run backward passes at a time, give it
+    ``outputs="clone"``. While a call with gradients captures, its modules have other parameters of
+    the same memory, through which other threads must not run backward passes. Weights are not to be
+    written between a call and its backward pass: eager raises then, and a graph takes the new.
 
     Args:
         fn: The function. Without it, a decorator is returned.
@@ -151,12 +148,9 @@ def graphed(
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
             in any loop. One that the call returns again gets memory of its own, unless with
-            ``"ignore"``. ``"clone"`` warns of views; those of results with gradients are not seen,
-            nor is what was exported (DLPack, ``__cuda_array_interface__``): it stays in the graph's
-            memory. A call that raises in a break has overwritten the variable's result by then.
+            ``"ignore"``. ``"clone"`` warns of views, but not of exports, nor with gradients.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
-            caches, also in containers that pytree knows. They are not copied; a call with one
-            elsewhere captures anew.
+            caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
         max_graphs: How many keys have a graph; the one that was not used for longest goes first.
             By default 64, or as many as there are ``sizes``. Up to 256 others are remembered
