@@ -31,7 +31,7 @@ def twins(lab: Lab, net: nn.Module) -> tuple[nn.Module, nn.Module]:
 
 
 @pytest.mark.parametrize("is_ahead", [False, True])
-@pytest.mark.parametrize("what", ["step", "zero_grad", "zeros"])
+@pytest.mark.parametrize("what", ["step", "zero_grad", "zeros", "clip"])
 def test_gradients_that_come_after_a_first_call_without_any_are_used(
     lab: Lab, what: str, is_ahead: bool
 ) -> None:
@@ -41,6 +41,8 @@ def test_gradients_that_come_after_a_first_call_without_any_are_used(
         optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
         if what == "step":
             return optimizer.step
+        if what == "clip":
+            return lambda: nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
         return lambda: optimizer.zero_grad(set_to_none=what == "zero_grad")
 
     eager, graphed = make(other), cgraph.graphed(make(mine))
