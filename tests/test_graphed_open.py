@@ -206,6 +206,7 @@ def test_no_more_calls_wait_than_there_may_be_graphs(lab: Lab) -> None:
     assert numbers(graphed) == (1, 3, 3)
 
 
+@pytest.mark.filterwarnings("ignore:.*several threads at a time")
 def test_a_call_that_comes_while_a_backward_pass_runs_on_another_thread_spoils_nothing(
     lab: Lab,
 ) -> None:
@@ -279,6 +280,7 @@ def test_random_numbers_of_calls_that_wait_are_those_of_eager_calls(lab: Lab) ->
         assert step_both(mine, eager)
 
 
+@pytest.mark.filterwarnings("ignore:.*several threads at a time")
 def test_threads_whose_calls_wait_at_the_same_time_have_a_graph_each(lab: Lab) -> None:
     mine, graphed, eager = pair(lab)
     graphed(fresh(lab, 4, 6)).sum().backward()

@@ -8,7 +8,9 @@ import signal
 import sys
 import threading
 import time
+import warnings
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -257,3 +259,30 @@ def test_an_entry_that_goes_while_another_one_is_put_first_stays_away(lab: Lab) 
         gc.collect()
         assert all(one is not target for one in function.entries_by_use)
         assert function.entries_by_use[0] is last
+
+
+@pytest.mark.parametrize("outputs", ["static", "clone"])
+@pytest.mark.parametrize("is_open", [False, True])
+def test_calls_with_gradients_of_several_threads_at_a_time_are_told_of(
+    lab: Lab, outputs: Any, is_open: bool
+) -> None:
+    net = torch.nn.Linear(4, 3).to(lab.device)
+    function = cgraph.graphed(net, outputs=outputs, measure=False)
+    losses = [function(fresh(lab, 2, 4)).sum() for _ in range(2)]
+    torch.autograd.backward(losses)
+    del losses
+
+    def work() -> None:
+        function(fresh(lab, 2, 4)).sum().backward()
+
+    own = function(fresh(lab, 2, 4)).sum()
+    if not is_open:
+        own.backward()
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            thread = threading.Thread(target=work)
+            thread.start()
+            thread.join()
+    told = [str(one.message) for one in caught if "several threads" in str(one.message)]
+    assert len(told) == (is_open and outputs == "static")

@@ -6,12 +6,14 @@ import dis
 import functools
 import inspect
 import sys
+import threading
 import time
 import warnings
-from collections.abc import Mapping
+import weakref
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 
@@ -23,6 +25,9 @@ from cgraph._source import is_omitted, levels_to_user, user_frame, user_line
 from cgraph._text import short_place
 from cgraph._torch import tree_iter
 from cgraph.errors import StateError
+
+if TYPE_CHECKING:
+    from cgraph._recording.training import Trained
 
 __all__ = ["Holding", "Lent"]
 
@@ -43,6 +48,28 @@ class Holding:
         self._policy = policy
         self.stride = 16 if policy == "warn" else 1
         self._warned: set[tuple[str | None, str | None]] = set()
+        # The thread of the last call with gradients, and what is open as long as its backward pass
+        # may run.
+        self._last: tuple[int, Callable[[], bool]] | None = None
+        self._tells_of_threads = True
+
+    def called(self, is_open: Callable[[], bool]) -> None:
+        """Note a call with gradients, and tell once of one while another thread's is open.
+
+        Args:
+            is_open: Tells whether the backward pass of this one may still run.
+        """
+        thread, last = threading.get_ident(), self._last
+        self._last = thread, is_open
+        if last is None or last[0] == thread or not (self._tells_of_threads and last[1]()):
+            return
+        self._tells_of_threads = False
+        warnings.warn(
+            f"calls of {self._name} with gradients come from several threads at a time: until they"
+            " are added up, gradients lie in memory that its graphs share, and a replay on another"
+            ' thread may overwrite them. Graph the function with outputs="clone"',
+            stacklevel=levels_to_user(),
+        )
 
     def __call__(
         self,
@@ -143,6 +170,20 @@ class Lent:
             if count > 0:
                 self._holding(None, place, lent, self._site, count)
         self._last = []
+
+    def called(self, trained: Trained) -> None:
+        """Note that the passes of a key have been called.
+
+        Args:
+            trained: They.
+        """
+        reference = weakref.ref(trained)
+
+        def is_open() -> bool:
+            there = reference()
+            return there is not None and there.is_open()
+
+        self._holding.called(is_open)
 
     def remember(self, result: Any) -> Any:
         """Note a result that is about to be returned, in place of the one before."""

@@ -109,6 +109,7 @@ class Trained:
         if self.lent is None:
             return replay(*args, **kwargs)
         self.lent.release((args, kwargs))
+        self.lent.called(self)
         return self.lent.remember(replay(*args, **kwargs))
 
     @property
