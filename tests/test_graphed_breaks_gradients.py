@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 
 import cgraph
+from cgraph._state.rollback import Rollback
 from lab import Lab, fresh
 
 Step = Callable[[Tensor], None]
@@ -38,39 +39,46 @@ def adam_in_a_break(net: nn.Module) -> Step:
     return steps_in_a_break(net, torch.optim.Adam)
 
 
-def scaled(net: nn.Module) -> Step:
-    """As a loop of collectives, which write to the gradients."""
+def with_break(net: nn.Module, work: Callable[[nn.Module], object]) -> Step:
+    """A step with a break between the backward pass and the optimizer."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
     @cgraph.eager_break
-    def reduce() -> None:
-        for one in net.parameters():
-            assert one.grad is not None
-            one.grad.mul_(0.5)
+    def between() -> None:
+        work(net)
 
     def step(x: Tensor) -> None:
         optimizer.zero_grad()
         net(x).square().mean().backward()
-        reduce()
+        between()
         optimizer.step()
 
     return step
+
+
+def halve(net: nn.Module) -> None:
+    """As a loop of collectives, which write to the gradients."""
+    for one in net.parameters():
+        assert one.grad is not None
+        one.grad.mul_(0.5)
+
+
+def put_half(net: nn.Module) -> None:
+    for one in net.parameters():
+        assert one.grad is not None
+        one.grad = one.grad * 0.5
+
+
+def scaled(net: nn.Module) -> Step:
+    return with_break(net, halve)
 
 
 def clipped(net: nn.Module) -> Step:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    return with_break(net, lambda net: clip_grad_norm_(net.parameters(), 1e-3))
 
-    @cgraph.eager_break
-    def clip() -> None:
-        clip_grad_norm_(net.parameters(), 1e-3)
 
-    def step(x: Tensor) -> None:
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        clip()
-        optimizer.step()
-
-    return step
+def replaced(net: nn.Module) -> Step:
+    return with_break(net, put_half)
 
 
 def scaled_by_hooks(net: nn.Module) -> Step:
@@ -111,36 +119,13 @@ def two_updates(net: nn.Module) -> Step:
 
 def added_up(net: nn.Module) -> Step:
     """Gradients that stay, and become more in each call."""
-
-    @cgraph.eager_break
-    def reduce() -> None:
-        for one in net.parameters():
-            assert one.grad is not None
-            one.grad.mul_(0.5)
+    reduce = cgraph.eager_break(lambda: halve(net))
 
     def step(x: Tensor) -> None:
         net(x).square().mean().backward()
         reduce()
         net(x + 1).square().mean().backward()
         reduce()
-
-    return step
-
-
-def replaced(net: nn.Module) -> Step:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-
-    @cgraph.eager_break
-    def reduce() -> None:
-        for one in net.parameters():
-            assert one.grad is not None
-            one.grad = one.grad * 0.5
-
-    def step(x: Tensor) -> None:
-        optimizer.zero_grad()
-        net(x).square().mean().backward()
-        reduce()
-        optimizer.step()
 
     return step
 
@@ -260,3 +245,15 @@ def test_a_break_keeps_no_gradients_of_the_time_of_the_capture(lab: Lab) -> None
     other.weight.grad = None
     gc.collect()
     assert gradient() is None
+
+
+@pytest.mark.parametrize("make", [steps_in_a_break, lambda net: lambda x: net(x).relu_().detach()])
+def test_a_graph_keeps_nothing_of_what_put_back_the_calls_before_it(
+    lab: Lab, make: Callable[[nn.Module], Step]
+) -> None:
+    graphed = cgraph.graphed(make(nn.Linear(3, 2).to(lab.device)))
+    for _ in range(3):
+        graphed(fresh(lab, 4, 3))
+    gc.collect()
+    assert graphed.report().captured
+    assert not any(type(one) is Rollback for one in gc.get_objects())

@@ -26,7 +26,6 @@ from cgraph.graphs import graph
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from cgraph._state.gradients import AtBreak
     from cgraph.ledger import GraphMemory
 
 __all__ = ["SegmentedGraph"]
@@ -100,32 +99,6 @@ class SegmentedGraph(_core.Segments):
         stream = graph(CUDAGraph()).capture_stream if stream is None else stream
         pool = _driver.current().pool_handle() if pool is None else pool
         session = Session(stream, pool, capture_error_mode, generators)
-        return cls._made(session, body, statics)
-
-    @classmethod
-    def _of_step(
-        cls,
-        body: Callable[[], R],
-        at_break: Callable[[], AtBreak],
-        *,
-        pool: Pool | None,
-        stream: Any,
-        capture_error_mode: str,
-        statics: Sequence[torch.Tensor],
-        generators: Sequence[torch.Generator],
-    ) -> tuple[SegmentedGraph, R]:
-        """As :meth:`capture`, of what may have backward passes inside.
-
-        Args:
-            body: Called without arguments, as for :meth:`capture`.
-            at_break: Gives the gradients that a break finds.
-            pool: As for :meth:`capture`.
-            stream: As for :meth:`capture`.
-            capture_error_mode: As for :meth:`capture`.
-            statics: As for :meth:`capture`.
-            generators: As for :meth:`capture`.
-        """
-        session = Session(stream, pool, capture_error_mode, generators, at_break=at_break)
         return cls._made(session, body, statics)
 
     @classmethod

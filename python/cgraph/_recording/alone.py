@@ -27,7 +27,6 @@ from cgraph._recording.recorded import Recorded, numbered
 from cgraph._recording.refusals import require_known_classes, require_none_recorded
 from cgraph._recording.unchanged import Unchanged
 from cgraph._state.attributes import Attributes
-from cgraph._state.gradients import Gradients
 from cgraph._state.holders import Holder
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
@@ -145,7 +144,7 @@ def _record(
     steps = Steps(plan.function)
     with steps.watched():
         with collections_held_off():
-            how = plan, call, statics, driver, (), _put_nothing_back, Gradients([]).at_break, _end
+            how = plan, call, statics, driver, (), _put_nothing_back, None, _end
             graph, result = capture_once(run, *how)
         try:
             begun.require_no_new_tensor()

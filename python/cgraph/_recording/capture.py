@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.timing import replay_seconds, seconds_of
 from cgraph._recording.calls import Call
@@ -106,7 +107,7 @@ def _record(
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
-        gradients = Gradients(leaves, rollback.notice)
+        gradients = Gradients(leaves)
         last.push(functools.partial(put_back_tensors, begin.all_holders))
         begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
         is_made = rollback.makes_or_is_of(statics)
@@ -162,8 +163,9 @@ def _record(
                     gradients.captures_again()
                     rollback.rewind()
 
+                at_break = functools.partial(gradients.at_break, rollback.notice)
                 capture = functools.partial(
-                    capture_once, run, plan, call, statics, driver, drawn, again, gradients.at_break
+                    capture_once, run, plan, call, statics, driver, drawn, again, at_break
                 )
                 try:
                     graph, result = _compiled(capture, plan, rollback, again)
@@ -377,7 +379,7 @@ def capture_once(
     driver: _driver.Driver,
     generators: Sequence[torch.Generator],
     again: Callable[[], None],
-    at_break: Callable[[], AtBreak],
+    at_break: Callable[[], AtBreak] | None,
     ends: Callable[[CUDAGraph], None],
 ) -> Captured:
     """Capture on the current stream; in segments, if there is a break.
@@ -390,7 +392,7 @@ def capture_once(
         driver: The driver in force.
         generators: Those that it may draw from besides the default one.
         again: Lets all be as before a capture that is thrown away.
-        at_break: Gives the gradients that a break finds.
+        at_break: Gives the gradients that a break finds; None if there are none.
         ends: Ends a capture that is whole.
     """
     graph = CUDAGraph(keep_graph=plan.keep_template)
@@ -418,15 +420,8 @@ def capture_once(
     # Nothing has computed the gradients that it has made.
     again()
     # Only a function with a break is captured in segments, which costs more.
-    return SegmentedGraph._of_step(
-        run,
-        at_break,
-        pool=plan.pool,
-        stream=plan.stream,
-        capture_error_mode=plan.mode,
-        statics=statics,
-        generators=generators,
-    )
+    session = Session(plan.stream, plan.pool, plan.mode, generators, at_break=at_break)
+    return SegmentedGraph._made(session, run, statics)
 
 
 def storages_in_place(call: Call) -> set[int]:

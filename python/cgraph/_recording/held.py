@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -25,9 +25,6 @@ from cgraph._source import is_omitted, levels_to_user, user_frame, user_line
 from cgraph._text import short_place
 from cgraph._torch import tree_iter
 from cgraph.errors import StateError
-
-if TYPE_CHECKING:
-    from cgraph._recording.training import Trained
 
 __all__ = ["Holding", "Lent"]
 
@@ -50,18 +47,23 @@ class Holding:
         self._warned: set[tuple[str | None, str | None]] = set()
         # The thread of the last call with gradients, and what is open as long as its backward pass
         # may run.
-        self._last: tuple[int, Callable[[], bool]] | None = None
+        self._last: tuple[int, weakref.WeakMethod[Callable[[], bool]]] | None = None
         self._tells_of_threads = True
 
-    def called(self, is_open: Callable[[], bool]) -> None:
+    def called(self, is_open: weakref.WeakMethod[Callable[[], bool]]) -> None:
         """Note a call with gradients, and tell once of one while another thread's is open.
 
         Args:
             is_open: Tells whether the backward pass of this one may still run.
         """
+        if not self._tells_of_threads:
+            return
         thread, last = threading.get_ident(), self._last
         self._last = thread, is_open
-        if last is None or last[0] == thread or not (self._tells_of_threads and last[1]()):
+        if last is None or last[0] == thread:
+            return
+        other = last[1]()
+        if other is None or not other():
             return
         self._tells_of_threads = False
         warnings.warn(
@@ -148,10 +150,13 @@ class Lent:
 
     Args:
         holding: Who is told.
+
+    Attributes:
+        holding: The same.
     """
 
     def __init__(self, holding: Holding) -> None:
-        self._holding = holding
+        self.holding = holding
         self._last: list[tuple[int, _torch.TensorWeakRef]] = []
         self._site: tuple[CodeType, int] | None = None
 
@@ -168,22 +173,8 @@ class Lent:
                 continue
             count = sys.getrefcount(lent) - _references_of_one() - _torch.references_of_torch(lent)
             if count > 0:
-                self._holding(None, place, lent, self._site, count)
+                self.holding(None, place, lent, self._site, count)
         self._last = []
-
-    def called(self, trained: Trained) -> None:
-        """Note that the passes of a key have been called.
-
-        Args:
-            trained: They.
-        """
-        reference = weakref.ref(trained)
-
-        def is_open() -> bool:
-            there = reference()
-            return there is not None and there.is_open()
-
-        self._holding.called(is_open)
 
     def remember(self, result: Any) -> Any:
         """Note a result that is about to be returned, in place of the one before."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
+import weakref
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import replace
@@ -96,6 +97,8 @@ class Trained:
         self.writes: list[tuple[int, int]] = []
         self.has_added_hooks = surface.hook_count != _torch.hook_count()
         self.lent = lent
+        # Who notes the last call is not to keep the graphs.
+        self._is_open = weakref.WeakMethod(self.is_open)
         self.statics = statics
         self.seconds = seconds
         self.eager_seconds = eager_seconds
@@ -109,7 +112,7 @@ class Trained:
         if self.lent is None:
             return replay(*args, **kwargs)
         self.lent.release((args, kwargs))
-        self.lent.called(self)
+        self.lent.holding.called(self._is_open)
         return self.lent.remember(replay(*args, **kwargs))
 
     @property
@@ -349,7 +352,6 @@ def train(
         raise NotReadyError(reason)
     lent = None if copies or holding is None else Lent(holding)
     trained = Trained(surface, statics, seconds, eager_seconds, graph_seconds, lent)
-
     numbers = set(map(id, taken))
 
     def uses(tensor: torch.Tensor) -> bool:

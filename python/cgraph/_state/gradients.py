@@ -27,7 +27,6 @@ class Gradients:
 
     Args:
         leaves: The leaves, before anything was called.
-        notice: Lets it be noted whether the capture uses these from now on.
 
     Attributes:
         added_to: Those whose gradient stays the same tensor, which the graph reads or writes:
@@ -37,12 +36,7 @@ class Gradients:
         asked: Those that had none and have none, and of which the function may ask for it.
     """
 
-    def __init__(
-        self,
-        leaves: Sequence[torch.Tensor],
-        notice: Callable[[Iterable[torch.Tensor]], None] = lambda _: None,
-    ) -> None:
-        self._notice = notice
+    def __init__(self, leaves: Sequence[torch.Tensor]) -> None:
         # The gradients that breaks have put there, by the ``id`` of their leaves.
         self._by_breaks: dict[int, list[torch.Tensor]] = {}
         self._old = [(leaf, leaf.grad) for leaf in leaves]
@@ -109,15 +103,20 @@ class Gradients:
         for (leaf, _), (before, _) in zip(self._old, self._before, strict=True):
             leaf.grad = before
 
-    def at_break(self) -> AtBreak:
-        """The gradients that a break finds, to which the capture comes now."""
+    def at_break(self, notice: Callable[[Iterable[torch.Tensor]], None]) -> AtBreak:
+        """The gradients that a break finds, to which the capture comes now.
+
+        Args:
+            notice: Lets it be noted whether the capture uses tensors from then on.
+        """
         pairs = zip(self._old, self._before, strict=True)
         found = [(leaf, leaf.grad, before) for (leaf, _), (before, _) in pairs]
-        return AtBreak(found, self._note_of_break)
 
-    def _note_of_break(self, leaf: torch.Tensor, made: torch.Tensor) -> None:
-        self._by_breaks.setdefault(id(leaf), []).append(made)
-        self._notice([made])
+        def put(leaf: torch.Tensor, gradient: torch.Tensor) -> None:
+            self._by_breaks.setdefault(id(leaf), []).append(gradient)
+            notice([gradient])
+
+        return AtBreak(found, put)
 
     def forget_before(self) -> None:
         """Let go of what no replay needs."""
@@ -227,15 +226,15 @@ class AtBreak:
 
     Args:
         found: Each leaf, its gradient now, and the one when the capture began.
-        note: Called with each leaf that gets another one, and that.
+        put: Called with each leaf that gets another one, and that.
     """
 
     def __init__(
         self,
         found: Sequence[tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]],
-        note: Callable[[torch.Tensor, torch.Tensor], None],
+        put: Callable[[torch.Tensor, torch.Tensor], None],
     ) -> None:
-        self._note = note
+        self._put = put
         self._found = [(leaf, now) for leaf, now, _ in found]
         self._made = [(leaf, now) for leaf, now, before in found if now is not before]
 
@@ -245,7 +244,7 @@ class AtBreak:
         if not made:
             return fn
 
-        @functools.wraps(fn)
+        @functools.wraps(fn, updated=())
         def call(*args: Any, **kwargs: Any) -> Any:
             for leaf, one in made:
                 if leaf.grad is not one:
@@ -256,7 +255,8 @@ class AtBreak:
                 # Nobody else is going to: replays would overwrite them.
                 for leaf, one in made:
                     if leaf.grad is one and one is not None:
-                        leaf.grad = one.clone()
+                        with suppress(RuntimeError):  # what comes out is the user's
+                            leaf.grad = one.clone()
                 raise
 
         return call
@@ -265,7 +265,7 @@ class AtBreak:
         """Note what the break has put in their places in the capture."""
         for leaf, known in self._found:
             if leaf.grad is not None and leaf.grad is not known:
-                self._note(leaf, leaf.grad)
+                self._put(leaf, leaf.grad)
 
 
 def detached(result: Any) -> Any:

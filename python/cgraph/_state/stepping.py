@@ -123,7 +123,8 @@ class Steps:
             found += [Holder(optimizer, "param_groups", one, (place,)) for place, one in groups]
             for place, group in enumerate(optimizer.param_groups):
                 # The last parameter, and that there is none behind it.
-                ends = [*enumerate([*group["params"], None])][-2:]
+                parameters = group["params"]
+                ends = enumerate([*parameters[-1:], None], max(0, len(parameters) - 1))
                 found += [
                     Holder(optimizer, "param_groups", one, (place, "params", index))
                     for index, one in ends
