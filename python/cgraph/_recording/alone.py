@@ -17,8 +17,7 @@ from cgraph._recording.calls import Call
 from cgraph._recording.capture import capture_once, storages_in_place, wait_after_error
 from cgraph._recording.conditions import (
     NotReadyError,
-    put_back_attributes,
-    require_same_numbers,
+    PythonState,
     require_state,
     require_unmoved,
 )
@@ -116,16 +115,18 @@ def recorded_alone(
         if not plan.compiles:
             last.enter_context(_torch.Uncompiled())
         begun = Attributes(plan.dictionaries)
-        last.push(functools.partial(put_back_attributes, begun, _NOTHING, lambda _: False))
+        state = PythonState(begun, _NOTHING, lambda _: False)
+        last.push(state.after)
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
-        yield functools.partial(_record, plan, driver, begun)
+        yield functools.partial(_record, plan, driver, begun, state)
 
 
 def _record(
     plan: Plan,
     driver: _driver.Driver,
     begun: Attributes,
+    state: PythonState,
     call: Call,
     statics: list[torch.Tensor],
 ) -> Ended:
@@ -152,7 +153,8 @@ def _record(
             require_state(steps)
             # Python code of breaks runs in replays as well.
             if isinstance(graph, CUDAGraph):
-                require_same_numbers(begun, _NOTHING)
+                state.require_same()
+                state.require_none_drawn()
             else:
                 # The capture has run them, and the segments before them.
                 driver.synchronize()

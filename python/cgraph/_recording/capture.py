@@ -20,10 +20,9 @@ from cgraph._captures.timing import replay_seconds, seconds_of
 from cgraph._recording.calls import Call
 from cgraph._recording.conditions import (
     NotReadyError,
+    PythonState,
     WarmupError,
-    put_back_attributes,
     require_none_kept,
-    require_same_numbers,
     require_state,
     require_unmoved,
 )
@@ -35,7 +34,7 @@ from cgraph._source import levels_to_user
 from cgraph._state.attributes import Attributes, registered_in
 from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import AtBreak, Gradients, detached
-from cgraph._state.holders import put_back_tensors, require_none_replaced, used_of
+from cgraph._state.holders import require_none_replaced, used_of
 from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
@@ -108,10 +107,10 @@ def _record(
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
-        last.push(functools.partial(put_back_tensors, begin.all_holders))
         begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
         is_made = rollback.makes_or_is_of(statics)
-        last.push(functools.partial(put_back_attributes, begun, begin, is_made))
+        state = PythonState(begun, begin, is_made)
+        last.push(state.after)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(wait_after_error, driver))
         if not plan.only_captures:
@@ -121,10 +120,18 @@ def _record(
         with driver.stream(plan.stream):
             breaks = _Calls()
 
+            def ends() -> None:
+                """Look at what calls have changed, also what only the first one does."""
+                if breaks.are_met:
+                    # What Python does in breaks is done again.
+                    state.put_back_tensors()
+                else:
+                    state.require_same()
+                    state.require_none_drawn()
+                require_state(steps)
+
             def begins() -> None:
-                """Look at what the call before has changed, also what only the first one does."""
-                if not breaks.are_met:
-                    require_same_numbers(begun, begin)
+                ends()
                 gradients.calls_now()
 
             try:
@@ -134,10 +141,7 @@ def _record(
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
                 raise WarmupError(error) from error
-            if plan.warmup:
-                require_state(steps)
-                if not breaks.are_met:
-                    require_same_numbers(begun, begin)
+            ends()
             written = unchanged.written(rollback.is_written) if plan.warmup else set()
             versions = [static._version for static in statics]
             hooks = _torch.hook_count()
@@ -149,7 +153,8 @@ def _record(
                 values = Attributes([*plan.dictionaries, *held.all_dictionaries])
             kept = Attributes(() if plan.warmup else held.attributes)
             # What the first call makes, as a table, is there from then on.
-            of_capture = Attributes(plan.dictionaries) if held.all_dictionaries else values
+            is_whole = plan.warmup and not breaks.are_met
+            of_capture = values if is_whole else Attributes(plan.dictionaries)
             rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)
             rollback.captures_now()
             if plan.warmup:
@@ -194,7 +199,8 @@ def _record(
                 require_state(steps)
                 # Python code of breaks runs in replays as well.
                 if isinstance(graph, CUDAGraph):
-                    require_same_numbers(values, held)
+                    PythonState(values, held, is_made).require_same()
+                    state.require_none_drawn()
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
@@ -224,8 +230,9 @@ def _record(
                 with rollback.aside():
                     recorded.graph_seconds = replay_seconds(graph.replay, driver, rollback.rewind)
             if recorded.breaks:
-                # The capture has run them, and the segments before them.
+                # The capture has run them, and the segments before them, and the call runs them.
                 driver.synchronize()
+                state.put_back_tensors()
     return recorded
 
 

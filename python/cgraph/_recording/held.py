@@ -37,13 +37,13 @@ class Holding:
         policy: What to do.
 
     Attributes:
-        stride: In one of how many calls views of results are looked for.
+        stride: In one of how many calls views of results are looked for; a power of two.
     """
 
     def __init__(self, name: str, policy: OnHeld) -> None:
         self._name = name
         self._policy = policy
-        self.stride = 16 if policy == "warn" else 1
+        self.stride = 64 if policy == "warn" else 1
         self._warned: set[tuple[str | None, str | None]] = set()
         # The thread of the last call with gradients, and what is open as long as its backward pass
         # may run.
@@ -75,7 +75,7 @@ class Holding:
 
     def __call__(
         self,
-        storages: Mapping[int, _core.Storage] | None,
+        storages: Mapping[int, _core.Storage | _Views] | None,
         place: int,
         lent: torch.Tensor | None,
         site: Any,
@@ -158,6 +158,8 @@ class Lent:
     def __init__(self, holding: Holding) -> None:
         self.holding = holding
         self._last: list[tuple[int, _torch.TensorWeakRef]] = []
+        # What the results lie in, by their places, each with its number.
+        self._memories: dict[int, tuple[int, _Memory]] = {}
         self._site: tuple[CodeType, int] | None = None
 
     def release(self, arguments: object) -> None:
@@ -166,27 +168,88 @@ class Lent:
         Args:
             arguments: Those of the call: what is among them is copied first.
         """
-        given = [id(one) for one in tree_iter(arguments)]
+        leaves = [one for one in tree_iter(arguments) if isinstance(one, torch.Tensor)]
+        given = [id(one) for one in leaves]
+        # What is seen through arguments is copied first.
+        seen = set(map(_number, leaves))
+        there = [place for place, reference in self._last if reference() is not None]
         for place, reference in self._last:
             lent = reference()
-            if lent is None or id(lent) in given:
+            if lent is not None and id(lent) not in given:
+                of_torch = _torch.references_of_torch(lent)
+                count = sys.getrefcount(lent) - _references_of_one() - of_torch
+                if count > 0:
+                    self.holding(None, place, lent, self._site, count)
+            del lent
+            number, memory = self._memories.get(place, (None, None))
+            if memory is None or number in seen:
                 continue
-            count = sys.getrefcount(lent) - _references_of_one() - _torch.references_of_torch(lent)
-            if count > 0:
-                self.holding(None, place, lent, self._site, count)
+            alive = sum(self._memories.get(one, (None,))[0] == number for one in there)
+            seen.add(number)
+            views = memory.views_beside(alive)
+            if views.is_held:
+                self.holding({place: views}, place, None, self._site, _MANY)
         self._last = []
 
     def remember(self, result: Any) -> Any:
         """Note a result that is about to be returned, in place of the one before."""
         leaves = enumerate(tree_iter(result))
-        self._last = [
-            (place, _torch.TensorWeakRef(leaf))
-            for place, leaf in leaves
-            if isinstance(leaf, torch.Tensor)
-        ]
+        tensors = {place: leaf for place, leaf in leaves if isinstance(leaf, torch.Tensor)}
+        self._last = [(place, _torch.TensorWeakRef(leaf)) for place, leaf in tensors.items()]
+        numbers = {place: _number(leaf) for place, leaf in tensors.items()}
+        known = {number: memory for number, memory in self._memories.values()}
+        self._memories = {}
+        for place, number in numbers.items():
+            if number is not None:
+                memory = known.setdefault(number, _Memory(tensors[place]))
+                memory.note([*numbers.values()].count(number))
+                self._memories[place] = number, memory
         frame = user_frame()
         self._site = None if frame is None else (frame.f_code, frame.f_lasti)
         return result
+
+
+def _number(tensor: torch.Tensor) -> int | None:
+    """That of a tensor's storage; None without one."""
+    memory = _torch.memory_of(tensor)
+    return None if memory is None else _torch.storage_id(memory)
+
+
+class _Memory:
+    """What results lie in, and how many references it has while no caller has one.
+
+    Args:
+        tensor: A result.
+    """
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._count = _torch.references_of_storage(tensor)
+        self._at_rest = sys.maxsize
+        self._views = 0
+
+    def note(self, results: int) -> None:
+        """Note that nobody has more than so many results that lie in it."""
+        self._at_rest = min(self._at_rest, self._count() - results)
+
+    def views_beside(self, results: int) -> _Views:
+        """The views that callers have, where so many results are alive."""
+        most, self._views = self._views, self._count() - self._at_rest - results
+        return _Views(self._count, self._at_rest + results + max(1, most))
+
+
+class _Views(NamedTuple):
+    """Views of results, which are held if they are more than before the last call.
+
+    Those in variables of a loop, as of the targets beside a loss, are as many each time.
+    """
+
+    now: Callable[[], int]
+    most: int
+
+    @property
+    def is_held(self) -> bool:
+        """Whether there are more references than these explain."""
+        return self.now() > self.most
 
 
 @functools.cache
@@ -196,12 +259,17 @@ def _references_of_one() -> int:
     return sys.getrefcount(one)
 
 
+# As many references as nobody looks for.
+_MANY = 1 << 30
 # How long another thread gets to let a result go, in seconds.
 _PATIENCE = 0.2
 
 
 def _is_let_go(
-    storages: Mapping[int, _core.Storage] | None, place: int, lent: torch.Tensor | None, count: int
+    storages: Mapping[int, _core.Storage | _Views] | None,
+    place: int,
+    lent: torch.Tensor | None,
+    count: int,
 ) -> bool:
     """Whether nobody has a result any more once other threads have run, or garbage is collected.
 

@@ -16,7 +16,6 @@ from cgraph._source import levels_to_user
 from cgraph._state.constants import is_array
 from cgraph._state.hidden import hides_tensors
 from cgraph._state.reach import Surroundings
-from cgraph._state.surroundings import tensors_of
 from cgraph.errors import CaptureError
 
 __all__ = [
@@ -96,7 +95,7 @@ def require_known_classes(outputs: Sequence[Any]) -> None:
     """
     for leaf in (one for one in outputs if not isinstance(one, torch.Tensor)):
         kind = type(leaf).__qualname__
-        if hides_tensors(leaf) or _closes_over_tensors(leaf):
+        if hides_tensors(leaf):
             raise ResultError(
                 f"the result has a {kind}, whose tensors cannot be told apart from it: return"
                 " tuples, lists, dictionaries or classes that pytree knows"
@@ -161,9 +160,3 @@ def is_of_old_torch(error: Exception) -> bool:
 
 # Lists and dictionaries are of classes that pytree does not know, or they would not come whole.
 _CHANGING = (list, dict, deque, set, bytearray, Iterator, MappingView)
-
-
-def _closes_over_tensors(value: object) -> bool:
-    if not callable(value) or isinstance(value, torch.nn.Module | type):
-        return False
-    return any(True for _ in tensors_of(value, modules=False))

@@ -19,10 +19,9 @@ from cgraph._recording.calls import Call
 from cgraph._recording.capture import again_compiled, record, warn_uncompiled, watched
 from cgraph._recording.conditions import (
     NotReadyError,
+    PythonState,
     WarmupError,
-    put_back_attributes,
     require_none_kept,
-    require_same_numbers,
     require_state,
     require_unmoved,
 )
@@ -41,12 +40,7 @@ from cgraph._recording.unchanged import Unchanged
 from cgraph._state.attributes import Attributes
 from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import gradients_there, noted, require_left_alone
-from cgraph._state.holders import (
-    Holder,
-    put_back_tensors,
-    require_none_replaced,
-    used_of,
-)
+from cgraph._state.holders import Holder, require_none_replaced, used_of
 from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.surroundings import objects_of
@@ -232,10 +226,10 @@ def train(
     began = time.perf_counter()
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
-        last.push(functools.partial(put_back_tensors, begin.all_holders))
         begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
         is_made = rollback.makes_or_is_of(statics)
-        last.push(functools.partial(put_back_attributes, begun, begin, is_made))
+        state = PythonState(begun, begin, is_made)
+        last.push(state.after)
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Found] = []
@@ -265,7 +259,8 @@ def train(
                 Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
                 require_left_alone(alone)
             if passes.met is None:
-                require_same_numbers(begun, begin)
+                state.require_same()
+                state.require_none_drawn()
             elif not is_divided:
                 passes.require_none()
             # Of the backward pass there was none yet.
@@ -309,7 +304,8 @@ def train(
             for attributes, found in zip(values, held, strict=True):
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
-                    require_same_numbers(attributes, found)
+                    PythonState(attributes, found, is_made).require_same()
+                    state.require_none_drawn()
                     require_none_kept(found, is_made)
             graphed_of(surface).stand_for(parameters)
             return surface

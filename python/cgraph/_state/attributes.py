@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Number
 from typing import Any
 
@@ -14,7 +14,23 @@ from cgraph._state.holders import Holder
 from cgraph._state.surroundings import attributes_of
 from cgraph.errors import CaptureError
 
-__all__ = ["Attributes", "changed_numbers", "dictionaries_of", "registered_in"]
+__all__ = [
+    "Attributes",
+    "Place",
+    "changed_numbers",
+    "changes",
+    "dictionaries_of",
+    "is_another",
+    "is_number",
+    "is_torchs",
+    "made_numbers",
+    "place_of",
+    "registered_in",
+]
+
+
+Place = tuple[Any, ...]
+"""What tells a place of a number from others; its name comes last."""
 
 
 class Attributes:
@@ -54,13 +70,30 @@ class Attributes:
         new = self._new_tensors()
         return any(not isinstance(before.get(name), torch.Tensor) for _, name, before in new)
 
-    def put_back_others(self, *, numbers: bool) -> None:
-        """Set tensors back that are others now, and numbers and texts if that is asked for."""
+    @property
+    def made(self) -> dict[Place, Any]:
+        """Numbers and texts that are where there was none, by their places."""
+        changes = ((now, name) for now, name, before in self._changes(made=True))
+        found = {(id(now), name): dict.get(now, name) for now, name in changes}
+        return {place: value for place, value in found.items() if is_number(value)}
+
+    def put_back_others(self, *, numbers: bool, made: Collection[Place] = ()) -> None:
+        """Set tensors back that are others now.
+
+        Args:
+            numbers: With numbers and texts.
+            made: With all in the dictionaries of these places, where there was none.
+        """
         for now, name, before in self._changes() if numbers else self._new_tensors():
             if name in before:
                 now[name] = before[name]
             else:
                 now.pop(name, None)
+        owners = {place[0] for place in made}
+        for now, before in self._contents.changed() if owners else ():
+            if id(now) in owners:
+                now.clear()
+                now.update(before)
 
     def put_back(self) -> None:
         """Let the dictionaries hold what they held, after a capture that is made anew.
@@ -75,10 +108,14 @@ class Attributes:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
         return (one for one in self._changes() if isinstance(dict.get(*one[:2]), torch.Tensor))
 
-    def _changes(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
+    def _changes(
+        self, *, made: bool = False
+    ) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """The same with those that are another number or text, or gone.
 
-        Numbers where there was none are what a first call computes, for the others to use.
+        Args:
+            made: With numbers where there was none, which are what a first call computes, for the
+                others to use.
         """
         for now, before in self._contents.changed():
             # Modules in another mode have keys of their own.
@@ -94,6 +131,7 @@ class Attributes:
                     is_other = there is not value
                 else:
                     is_other = is_number(there) and is_another(value, there)
+                    is_other |= made and there is None and is_number(value)
                 if is_other:
                     yield now, name, before
 
@@ -133,6 +171,21 @@ def changed_numbers(held: Iterable[Holder]) -> str | None:
     return None
 
 
+def made_numbers(held: Iterable[Holder]) -> dict[Place, Any]:
+    """Numbers and texts that are where None was, by the place.
+
+    Args:
+        held: Where that was.
+    """
+    found = ((one, one.now) for one in held)
+    return {place_of(one): now for one, now in found if is_number(now)}
+
+
+def place_of(one: Holder) -> Place:
+    """What tells a place from others, with its name."""
+    return id(one.owner), one.path, one.title
+
+
 # With those of NumPy.
 _NUMBERS = int | float | complex | str | bytes | Number
 
@@ -154,8 +207,16 @@ def dictionaries_of(
     attributes = attributes_of(function)
     found = {id(attributes): attributes}
     for part in parts:
-        # torch's own write to their buffers in place.
-        if not type(part).__module__.startswith("torch.nn."):
+        if not is_torchs(part):
             found[id(vars(part))] = vars(part)
+        if part._buffers or not is_torchs(part):
             found[id(part._buffers)] = part._buffers
     return list(found.values())
+
+
+def is_torchs(module: torch.nn.Module) -> bool:
+    """Whether a module is one of torch's own, which sets none of its attributes when it is called.
+
+    Others may: hooks of torch's, as of weight norm, set what is no parameter any more.
+    """
+    return type(module).__module__.startswith("torch.nn.")

@@ -1,8 +1,9 @@
-"""The names that the code of a function has."""
+"""The names that the code of a function has, and that of what it calls."""
 
 from __future__ import annotations
 
 import argparse
+import collections
 import dis
 import functools
 import inspect
@@ -10,38 +11,62 @@ import sys
 import threading
 import types
 from collections.abc import Collection, Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cgraph import _core
 
 __all__ = [
+    "Reached",
     "asks_for_gradients",
     "globals_in",
     "is_looked_into",
     "is_users",
-    "names_in",
-    "names_in_methods",
+    "named_of_module",
+    "reached_by",
+    "reached_in_methods",
 ]
 
 # Their code and classes are not looked into: there is no end to what they refer to.
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
 
 
-def names_in(function: object, parts: Iterable[torch.nn.Module]) -> frozenset[str]:
-    """The names that code has, and that of functions and methods of the user's which it names.
+class Reached(NamedTuple):
+    """What code comes to.
+
+    Attributes:
+        names: The names that it has.
+        functions: Functions of the user's that it consists of, by their numbers.
+        kinds: The classes of the user's whose methods are among them.
+    """
+
+    names: frozenset[str]
+    functions: dict[int, types.FunctionType]
+    kinds: frozenset[type]
+
+    def __or__(self, other: Reached) -> Reached:
+        """What both come to."""
+        functions = {**self.functions, **other.functions}
+        return Reached(self.names | other.names, functions, self.kinds | other.kinds)
+
+
+def reached_by(function: object, parts: Iterable[torch.nn.Module]) -> Reached:
+    """What a function comes to, and functions and methods of the user's which it names.
 
     Args:
         function: The function.
-        parts: Modules, whose forward counts as well.
+        parts: Modules, whose forward and hooks count as well.
     """
+    parts = [*parts]
     kinds = {type(one) for one in parts}
-    return _names_of([(function, None), *((kind.forward, kind) for kind in kinds)])
+    hooks = (hook for one in parts for kind in _HOOKS for hook in vars(one).get(kind, {}).values())
+    hooked = ((hook, None) for hook in hooks)
+    return _reached([(function, None), *((kind.forward, kind) for kind in kinds), *hooked])
 
 
-def names_in_methods(names: Collection[str], kinds: Iterable[type]) -> frozenset[str]:
-    """The names in methods of classes of the user's that code names, or operators but comparisons.
+def reached_in_methods(names: Collection[str], kinds: Iterable[type]) -> Reached:
+    """What methods come to that code names of classes of the user's, or operators but comparisons.
 
     Args:
         names: Those that the code has.
@@ -53,14 +78,16 @@ def names_in_methods(names: Collection[str], kinds: Iterable[type]) -> frozenset
         for base in kind.__mro__
         if is_users(vars(base).get("__module__"))
         for name, value in vars(base).items()
-        if (name in names or name.startswith("__")) and name not in _NOT_CALLED
+        if (name in names or name.startswith("__") or name == "forward") and name not in _NOT_CALLED
     ]
-    return _names_of(methods)
+    return _reached(methods)
 
 
-def _names_of(functions: Iterable[tuple[object, type | None]]) -> frozenset[str]:
-    """The names in functions, each with the class whose method it is, and in what they call."""
-    found: set[str] = set()
+def _reached(functions: Iterable[tuple[object, type | None]]) -> Reached:
+    """What functions come to, each with the class whose method it is, and what they call."""
+    names: set[str] = set()
+    found: dict[int, types.FunctionType] = {}
+    kinds: set[type] = set()
     # What was seen stays alive, as long as it is known by its number.
     seen: dict[tuple[int, type | None], object] = {}
     waiting = [*functions]
@@ -70,9 +97,30 @@ def _names_of(functions: Iterable[tuple[object, type | None]]) -> frozenset[str]
             continue
         seen[id(one), owner] = one
         if isinstance(one, types.FunctionType):
-            found.update(_names_in(one.__code__))
+            names.update(_names_in(one.__code__))
+            if is_users(one.__globals__.get("__name__")):
+                found[id(one)] = one
+                kinds.update(() if owner is None else (owner,))
         waiting += _called_by(one, owner)
-    return frozenset(found)
+    return Reached(frozenset(names), found, frozenset(kinds))
+
+
+def named_of_module(
+    module: types.ModuleType, names: frozenset[str], depth: int = 2
+) -> Iterator[tuple[dict[str, Any], str, Any]]:
+    """What code with these names may use of a module of Python's, and of those inside it.
+
+    Each with its name and the dictionary that has it.
+    """
+    if not is_users(module.__name__):
+        return
+    values = vars(module)
+    for name in names.intersection(values):
+        value = values[name]
+        if not isinstance(value, types.ModuleType):
+            yield values, name, value
+        elif depth > 0:
+            yield from named_of_module(value, names, depth - 1)
 
 
 def asks_for_gradients(names: Iterable[str]) -> bool:
@@ -124,14 +172,31 @@ def _called_by(one: Any, owner: type | None) -> Iterator[tuple[object, type | No
             # That of a decorator, as of `torch.no_grad()`.
             yield vars(one).get("__wrapped__"), owner
             return
-        yield from ((one.__globals__.get(name), None) for name in globals_in(one.__code__))
-        cells = (cell for cell in one.__closure__ or () if cell != _UNASSIGNED)
-        yield from ((cell.cell_contents, None) for cell in cells)
+        names = _names_in(one.__code__)
+        for name in globals_in(one.__code__):
+            yield from _called_of(one.__globals__.get(name), names)
+        for cell in (cell for cell in one.__closure__ or () if cell != _UNASSIGNED):
+            yield from _called_of(cell.cell_contents, names)
         if owner is not None:
-            for name in _names_in(one.__code__):
+            for name in names:
                 yield inspect.getattr_static(owner, name, None), owner
+    elif issubclass(kind, torch.nn.Module):
+        yield kind.forward, kind
     elif is_users(vars(kind).get("__module__")) and not issubclass(kind, type):
         yield inspect.getattr_static(kind, "__call__", None), kind
+
+
+def _called_of(value: Any, names: frozenset[str]) -> Iterator[tuple[object, type | None]]:
+    """What code with these names may call of a value, each with the class whose method it is."""
+    yield value, None
+    if issubclass(type(value), types.ModuleType):
+        yield from ((one, None) for _, _, one in named_of_module(value, names))
+    elif issubclass(type(value), type) and is_users(vars(value).get("__module__")):
+        of_autograd = issubclass(value, torch.autograd.Function)
+        for name in names | _OF_AUTOGRAD if of_autograd else names:
+            found = inspect.getattr_static(value, name, None)
+            if isinstance(found, staticmethod | classmethod | types.FunctionType):
+                yield found, value
 
 
 @functools.lru_cache(maxsize=4096)
@@ -158,8 +223,13 @@ _NOT_CALLED = frozenset(
 _OF_GRADIENTS = frozenset(
     {"grad", "zero_grad", "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "unscale_"}
 )
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward"})
 # Longer texts are no names.
 _LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
 _UNASSIGNED = types.CellType()
-_NAMESPACES = (types.SimpleNamespace, argparse.Namespace, threading.local)
+_NAMESPACES = (
+    *(types.SimpleNamespace, argparse.Namespace, threading.local),
+    *(collections.UserDict, collections.UserList),
+)

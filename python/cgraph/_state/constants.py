@@ -235,8 +235,9 @@ def _exact(value: Any) -> Any:
 
 def _is_compared(value: Any) -> bool:
     """Whether a value is of a dataclass that compares fields, and no class itself."""
-    parameters = getattr(value, "__dataclass_params__", None)
-    return parameters is not None and parameters.eq and not isinstance(value, type)
+    # Of the class: objects may answer to any name.
+    parameters = getattr(type(value), "__dataclass_params__", None)
+    return parameters is not None and parameters.eq
 
 
 def _is_frozen(value: Any) -> bool:

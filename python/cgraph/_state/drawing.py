@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import random
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
 from cgraph.errors import CaptureError
 
-__all__ = ["draws_on", "random_state_is_set"]
+__all__ = ["RandomOfPython", "draws_on", "random_state_is_set"]
 
 # No call draws so many numbers. Offsets are multiples of four.
 _AHEAD = 1 << 40
@@ -51,3 +54,40 @@ def random_state_is_set() -> CaptureError:
         "the function seeds random numbers or sets their state, and replays do not: do it before"
         " the call, or pass random numbers as an argument"
     )
+
+
+class RandomOfPython:
+    """The states of Python's and NumPy's random numbers, as they are now."""
+
+    def __init__(self) -> None:
+        self._python = random.getstate()
+        self._numpy = _state_of_numpy()
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether some were drawn since, or a seed was set."""
+        if random.getstate() != self._python:
+            return True
+        numpy = _state_of_numpy()
+        return self._numpy is not None and numpy is not None and _differ(numpy, self._numpy)
+
+    def put_back(self) -> None:
+        """Let them be drawn again."""
+        random.setstate(self._python)
+        if self._numpy is not None:
+            sys.modules["numpy"].random.set_state(self._numpy)
+
+
+def _state_of_numpy() -> dict[str, Any] | None:
+    """That of the functions of ``numpy.random``; None without NumPy, or of another generator."""
+    numpy = sys.modules.get("numpy")
+    if numpy is None or not hasattr(numpy, "random"):
+        return None
+    state: dict[str, Any] = numpy.random.get_state(legacy=False)
+    return state if state["bit_generator"] == "MT19937" else None
+
+
+def _differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
+    keys = one["state"]["key"].tobytes(), other["state"]["key"].tobytes()
+    places = one["state"]["pos"], other["state"]["pos"]
+    return bool(places[0] != places[1] or keys[0] != keys[1])

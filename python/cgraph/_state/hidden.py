@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import types
 from collections import deque
@@ -12,7 +13,7 @@ import torch
 
 from cgraph._state.code import is_looked_into
 from cgraph._state.holders import slots_of, vars_of
-from cgraph._state.surroundings import LEAVES, PLAIN
+from cgraph._state.surroundings import FUNCTIONS, LEAVES, PLAIN, tensors_of
 from cgraph._torch import tree_iter
 
 __all__ = ["hides_tensors", "is_opaque"]
@@ -30,9 +31,12 @@ def is_opaque(value: Any) -> bool:
 def hides_tensors(value: Any) -> bool:
     """Whether an object has tensors that pytree does not find in it, or one that it has does.
 
-    Those of modules, optimizers and functions are found elsewhere. Of the objects that it has,
-    those of classes of the user's count. No code of the user's runs, but where pytree knows it.
+    Those of modules and optimizers are found elsewhere. Of the objects that it has, those of
+    classes of the user's count, and functions do not. No code of the user's runs, but where pytree
+    knows it.
     """
+    if issubclass(type(value), _FUNCTIONS):
+        return any(True for _ in tensors_of(value, modules=False))
     if not _may_hide(value):
         return False
     waiting: deque[tuple[Any, int]] = deque([(value, 0)])
@@ -59,7 +63,8 @@ def hides_tensors(value: Any) -> bool:
 
 
 def _may_hide(value: Any) -> bool:
-    return not (issubclass(type(value), (*PLAIN, *LEAVES)) or callable(value))
+    # Also what can be called: many a class of data has a method for that.
+    return not issubclass(type(value), (*PLAIN, *LEAVES, *FUNCTIONS, *_BUILT_IN))
 
 
 def _held_by(value: Any) -> Iterator[Any]:
@@ -76,4 +81,6 @@ def _held_by(value: Any) -> Iterator[Any]:
         yield from items
 
 
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+_BUILT_IN = (types.BuiltinFunctionType, types.MethodDescriptorType, types.ModuleType)
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset, types.MappingProxyType)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import threading
 import types
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -38,6 +39,7 @@ class Holder(NamedTuple):
         is_deep: Whether there are attributes of objects among them.
         is_named: Whether code of the function, or of what it calls, has the names on the way.
         functions: Where the functions are, one in the other, that have the owner.
+        variable: The name of what the owner is, if that is a cell.
     """
 
     owner: Any
@@ -47,6 +49,7 @@ class Holder(NamedTuple):
     is_deep: bool = False
     is_named: bool = True
     functions: tuple[Holder, ...] = ()
+    variable: str | None = None
 
     @property
     def now(self) -> Any:
@@ -73,8 +76,10 @@ class Holder(NamedTuple):
 
     @property
     def title(self) -> str:
-        """The name of the slot that it is in, or else that of the item or attribute."""
-        return str(getattr(self.path[-1], "__name__", self.name)) if self.path else self.name
+        """The name of the slot, variable, item or attribute that it is in."""
+        if self.path:
+            return str(getattr(self.path[-1], "__name__", self.name))
+        return self.variable or self.name
 
     @property
     def rank(self) -> tuple[bool, int]:
@@ -134,15 +139,15 @@ def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor],
     for one in held:
         if isinstance(one.value, torch.Tensor) and uses(one.value) and one.now is not one.value:
             raise CaptureError(
-                f"the function assigns {one.name}, or what is in it, from which it has read a"
-                " tensor, and replays do not: write to that in place, or make it an argument and a"
-                " result"
+                f"the function assigns {one.variable or one.name}, or what is in it, from which it"
+                " has read a tensor, and replays do not: write to that in place, or make it an"
+                " argument and a result"
             )
 
 
-def put_back_tensors(held: Iterable[Holder], error: object, *_: object) -> None:
-    """Let tensors be where they were that are others now, at the end of a block that raises."""
-    for one in held if error is not None else ():
+def put_back_tensors(held: Iterable[Holder]) -> None:
+    """Let tensors be where they were that are others now."""
+    for one in held:
         # A tuple has what it had once it is there again.
         if isinstance(one.value, torch.Tensor | tuple) and one.now is not one.value:
             one.put_back()
@@ -204,8 +209,10 @@ def vars_of(one: object) -> dict[str, Any]:
     """The attributes of an object that keeps them in a dictionary; modules have their own way."""
     if issubclass(type(one), torch.nn.Module | type):
         return {}
+    # Those of the thread have a way of their own.
+    base = threading.local if issubclass(type(one), threading.local) else object
     try:
-        found = object.__getattribute__(one, "__dict__")
+        found = base.__getattribute__(one, "__dict__")
     except Exception:  # there is none, or it is a property of the user's
         return {}
     return found if isinstance(found, dict) else {}

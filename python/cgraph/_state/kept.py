@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -11,10 +12,11 @@ import torch
 from cgraph._state.holders import Holder
 from cgraph._torch import tree_iter
 
-__all__ = ["Before", "IsMade", "kept_in", "put_back_kept"]
+__all__ = ["Before", "IsMade", "items_of", "kept_in", "len_of", "put_back_kept"]
 
-Before = tuple[list[Any], list[Any]]
-"""A list, and what it had."""
+Kept = list[Any] | deque[Any]
+Before = tuple[Kept, list[Any]]
+"""A list or a deque, and what it had."""
 IsMade = Callable[[torch.Tensor], bool]
 """Whether a tensor was made by the calls before a capture or by that, or stands for an argument.
 
@@ -22,23 +24,35 @@ What is new besides may be what another thread has put there.
 """
 
 
-def kept_in(lists: Iterable[Before], slots: Iterable[Holder], is_made: IsMade) -> str | None:
+def kept_in(
+    lists: Iterable[Before], slots: Iterable[Holder], held: Iterable[Holder], is_made: IsMade
+) -> str | None:
     """Why a function is not captured that adds a tensor there; None if it adds none.
 
     Args:
         lists: Each with what it had.
         slots: Where None was.
+        held: Where other tensors were.
         is_made: Tells of tensors.
     """
     for one, before in lists:
         new = {id(item) for item in _made_in(one, before, is_made)}
-        for place, item in enumerate(list.__iter__(one) if new else ()):
-            there = _tensors_in(before[place]) if place < len(before) else []
+        # What is put behind the last one moves the others of a deque.
+        is_moved = issubclass(type(one), deque)
+        for place, item in enumerate(items_of(one) if new else ()):
+            there = [] if is_moved or place >= len(before) else _tensors_in(before[place])
             if id(item) in new and len(_tensors_in(item)) > len(there):
                 return "the function adds a tensor to a list, and replays do not"
     for slot in slots:
         if isinstance(slot.now, torch.Tensor) and is_made(slot.now):
             return f"the function sets {slot.title} to a tensor, and replays do not"
+    for holder in held:
+        # Attributes of modules are looked at elsewhere: hooks of torch's set some.
+        is_of_module = isinstance(holder.owner, dict) and "_parameters" in holder.owner
+        if isinstance(holder.value, torch.Tensor) and not is_of_module:
+            now = holder.now
+            if now is not holder.value and isinstance(now, torch.Tensor) and is_made(now):
+                return f"the function sets {holder.title} to a tensor, and replays do not"
     return None
 
 
@@ -53,19 +67,39 @@ def put_back_kept(lists: Iterable[Before], slots: Iterable[Holder], is_made: IsM
     for one, before in lists:
         if made := _made_in(one, before, is_made):
             gone = {id(item) for item in (*before, *made)}
-            others = [item for item in list.__iter__(one) if id(item) not in gone]
-            list.__setitem__(one, slice(None), [*before, *others])
+            others = [item for item in items_of(one) if id(item) not in gone]
+            _fill(one, [*before, *others])
     for slot in slots:
         if isinstance(slot.now, torch.Tensor) and is_made(slot.now):
             slot.put_back()
 
 
-def _made_in(one: list[Any], before: list[Any], is_made: IsMade) -> list[Any]:
+def items_of(one: Kept) -> list[Any]:
+    """What a list or deque has, by no code of the user's."""
+    return [*_base_of(one).__iter__(one)]
+
+
+def len_of(one: Kept) -> int:
+    """How much that is."""
+    return int(_base_of(one).__len__(one))
+
+
+def _fill(one: Kept, items: list[Any]) -> None:
+    base = _base_of(one)
+    base.clear(one)
+    base.extend(one, items)
+
+
+def _base_of(one: Kept) -> Any:
+    return deque if issubclass(type(one), deque) else list
+
+
+def _made_in(one: Kept, before: list[Any], is_made: IsMade) -> list[Any]:
     """The items with tensors that a list did not have, if one of these was made since.
 
     Of all of them nobody knows: operators of a call that is timed are not seen.
     """
-    now = [*list.__iter__(one)]
+    now = items_of(one)
     if len(now) == len(before) and all(map(operator.is_, now, before)):
         return []
     known = set(map(id, before))

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
-from collections import deque
+import types
+from collections import UserDict, UserList, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 
+from cgraph._state.attributes import is_torchs
 from cgraph._state.code import (
+    Reached,
     asks_for_gradients,
     is_looked_into,
     is_users,
-    names_in,
-    names_in_methods,
+    named_of_module,
+    reached_by,
+    reached_in_methods,
 )
 from cgraph._state.holders import Holder, slots_of, vars_of
-from cgraph._state.kept import Before
-from cgraph._state.surroundings import LEAVES, PLAIN, STEPPING, held_by, of_kind
+from cgraph._state.kept import Before, items_of, len_of
+from cgraph._state.surroundings import (
+    FUNCTIONS,
+    LEAVES,
+    PLAIN,
+    STEPPING,
+    Constant,
+    held_by,
+    of_kind,
+    places_of,
+)
 
 __all__ = ["Found", "found_tensors"]
 
@@ -37,10 +50,10 @@ class Found(NamedTuple):
             names.
         dictionaries: The other ones on such ways.
         given: As the holders, behind objects among the arguments.
-        lists: The lists on such ways, each with what it has, but for those of data.
+        lists: The lists and deques on such ways, each with what it has, but for those of data.
         numbers: Where numbers and texts are that the function, or one that it names, closes over or
-            names, or that classes have which it names, or slots on such ways.
-        slots: The slots there with None.
+            names, or that classes have which it names or calls, or slots on such ways.
+        empty: The same places where None is.
         stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
@@ -52,7 +65,7 @@ class Found(NamedTuple):
     lists: list[Before]
     given: list[Holder]
     numbers: list[Holder]
-    slots: list[Holder]
+    empty: list[Holder]
     stepping: list[Any]
     asks_for_gradients: bool = False
 
@@ -99,34 +112,37 @@ def found_tensors(
         given: Objects and classes among its arguments, by their names.
     """
     parts = [part for module in modules for part in module.modules()]
-    names = names_in(function, parts)
+    reached = reached_by(function, parts)
     while True:
-        found, kinds = _found(function, parts, given, names)
+        found, kinds = _found(function, parts, given, reached)
         # What methods name of objects that it may call them on leads further.
-        more = names | names_in_methods(names, kinds)
-        if more == names:
-            return found._replace(asks_for_gradients=asks_for_gradients(names))
-        names = more
+        more = reached | reached_in_methods(reached.names, kinds)
+        if more.names == reached.names and more.functions.keys() == reached.functions.keys():
+            return found._replace(asks_for_gradients=asks_for_gradients(reached.names))
+        reached = more
 
 
 def _found(
     function: object,
     parts: Sequence[torch.nn.Module],
     given: Mapping[str, object],
-    names: frozenset[str],
+    reached: Reached,
 ) -> tuple[Found, set[type]]:
-    """The same by these names, and the classes of objects on ways that have them."""
+    """The same from what its code comes to, and the classes of objects on ways that it names."""
+    names = reached.names
     # The likely ways first: there may be too many.
     named: deque[_Way] = deque()
     others: deque[_Way] = deque()
-    numbers: list[Holder] = []
+    plain = _Plain([], [])
+    numbers, empty = plain
     for name, one in given.items():
         if issubclass(type(one), type):
-            named += [(holder, frozenset()) for holder in _of_class(one, numbers)]
+            named += [(holder, frozenset()) for holder in _of_class(one, plain)]
         elif not issubclass(type(one), (*PLAIN, *LEAVES)):
             named.append((Holder(_Argument({name: one}), name, one), frozenset()))
-    for root in _roots(function, parts, numbers):
-        is_named = root.name in names or not isinstance(root.owner, dict)
+    for root in _roots(function, parts, reached, plain):
+        is_attribute = isinstance(root.owner, dict) and not isinstance(root.owner, Constant)
+        is_named = root.name in names or not is_attribute
         way = root._replace(is_named=is_named), frozenset[int]()
         (named if is_named else others).append(way)
     holders: list[Holder] = []
@@ -134,7 +150,6 @@ def _found(
     attributes: dict[int, dict[str, Any]] = {}
     dictionaries: dict[int, dict[Any, Any]] = {}
     lists: dict[int, Before] = {}
-    slots: list[Holder] = []
     kinds: set[type] = set()
     stepping: dict[int, Any] = {}
     left = _MOST_ITEMS
@@ -149,6 +164,8 @@ def _found(
             attributes[id(vars(value))] = vars(value)
         if issubclass(type(value), STEPPING):
             stepping[id(value)] = value
+        if is_module:
+            kinds.update(map(type, value.modules()))
         if is_module and holder.path:
             known += _buffers(holder)
         elif is_module or issubclass(type(value), LEAVES):
@@ -161,27 +178,33 @@ def _found(
             continue
         left -= len(items)
         if holder.is_named and is_object and not is_module and is_looked_into(type(value)):
-            kinds.add(type(value))
+            if type(value) not in kinds:
+                kinds.add(type(value))
+                of_class = _of_class(type(value), plain)
+                named += [(one, frozenset()) for one in of_class if one.name in names]
             attributes[id(vars_of(value))] = vars_of(value)
             for slot, one in slots_of(value):
                 if issubclass(type(one), PLAIN):
-                    there = slots if one is None else numbers
-                    there.append(holder._replace(value=one, path=(*holder.path, slot)))
+                    plain.add(holder._replace(value=one, path=(*holder.path, slot)))
         elif holder.is_named and issubclass(type(value), dict):
             dictionaries[id(value)] = value
-        elif holder.is_named and issubclass(type(value), list):
-            if list.__len__(value) <= _LONGEST_KEPT:
-                lists[id(value)] = value, [*list.__iter__(value)]
+        elif holder.is_named and issubclass(type(value), list | deque):
+            if len_of(value) <= _LONGEST_KEPT:
+                lists[id(value)] = value, items_of(value)
         around |= {id(value)}
+        # Whose attribute no code of the user's names.
+        is_wrapper = issubclass(type(value), UserDict | UserList)
         for name, one in items:
+            is_next_named = not is_object or is_wrapper or getattr(name, "__name__", name) in names
             step = Holder(
                 holder.owner,
                 holder.name,
                 one,
                 (*holder.path, name),
                 holder.is_deep or is_object,
-                holder.is_named and (not is_object or getattr(name, "__name__", name) in names),
+                holder.is_named and is_next_named,
                 holder.functions,
+                holder.variable,
             )
             (named if step.is_named else others).append((step, around))
     found = Found(
@@ -191,7 +214,7 @@ def _found(
         [*lists.values()],
         behind_given,
         numbers,
-        slots,
+        empty,
         [*stepping.values()],
     )
     return found, kinds
@@ -201,30 +224,66 @@ _Way = tuple[Holder, frozenset[int]]
 """A way, and what it leads through."""
 
 
+class _Plain(NamedTuple):
+    """Where numbers and texts are, and where None is."""
+
+    numbers: list[Holder]
+    empty: list[Holder]
+
+    def add(self, holder: Holder) -> None:
+        """Add where a value of a plain class is."""
+        (self.empty if holder.value is None else self.numbers).append(holder)
+
+
 def _roots(
-    function: object, parts: Iterable[torch.nn.Module], numbers: list[Holder]
+    function: object, parts: Iterable[torch.nn.Module], reached: Reached, plain: _Plain
 ) -> Iterator[Holder]:
-    """Where all ways begin, each once; numbers and texts are added to ``numbers``."""
+    """Where all ways begin, each once; what is plain there is added to ``plain``."""
     roots: dict[tuple[int, str], Holder] = {}
-    for holder in held_by(function, None):
+    seen_kinds: set[type] = set()
+    seen_plain: set[tuple[int, str]] = set()
+
+    def add(holder: Holder) -> None:
         place = id(holder.owner), holder.name
+        value = holder.value
         if place in roots:
             # Another function has it as well.
             functions = *roots[place].functions, *holder.functions
             roots[place] = holder._replace(functions=functions)
-        elif issubclass(type(holder.value), type):
+        elif issubclass(type(value), type):
             # Once for the class, whoever names it.
-            of_class = _of_class(holder.value, numbers)
-            roots.update({(id(one.owner), one.name): one for one in of_class})
-        elif not issubclass(type(holder.value), PLAIN):
+            if value not in seen_kinds:
+                seen_kinds.add(value)
+                for one in _of_class(value, plain):
+                    roots[id(one.owner), one.name] = one
+        elif issubclass(type(value), types.ModuleType):
+            for values, name, one in named_of_module(value, reached.names):
+                if not issubclass(type(one), FUNCTIONS):
+                    add(Holder(values, name, one))
+        elif not issubclass(type(value), PLAIN):
             roots[place] = holder
-        elif holder.value is not None:
-            numbers.append(holder)
+        elif place not in seen_plain:
+            seen_plain.add(place)
+            plain.add(holder)
+
+    for holder in held_by(function, None):
+        add(holder)
+    for other in reached.functions.values():
+        for holder in places_of(other):
+            if (id(holder.owner), holder.name) not in roots:
+                if not issubclass(type(holder.value), FUNCTIONS):
+                    add(holder)
+    for kind in reached.kinds - seen_kinds:
+        _of_class(kind, plain)
     yield from roots.values()
     kinds: dict[type, list[tuple[str, Any]]] = {}
     for part in parts:
         values = vars(part)
         yield from (Holder(values, name, one) for name, one in _attributes_in(part))
+        # Those of the user's are looked at with all that they have.
+        for name in reached.names.intersection(values) - {"training"} if is_torchs(part) else ():
+            if issubclass(type(values[name]), PLAIN):
+                plain.add(Holder(values, name, values[name]))
         # A method of a module has them from above.
         if part is not getattr(function, "__self__", None):
             if type(part) not in kinds:
@@ -233,16 +292,17 @@ def _roots(
             yield from (Holder(part, *item) for item in items if item[0] not in values)
 
 
-def _of_class(one: Any, numbers: list[Holder]) -> list[Holder]:
+def _of_class(one: Any, plain: _Plain) -> list[Holder]:
     """What a class of the user's has, and those that it is derived from."""
     if not is_users(one.__module__):
         return []
     values: dict[str, Any] = {}
     for base in reversed(one.__mro__):
-        values.update(vars(base))
-    plain = ((name, value) for name, value in values.items() if issubclass(type(value), PLAIN))
-    known = ((name, value) for name, value in plain if value is not None and name[:2] != "__")
-    numbers += [Holder(one, name, value) for name, value in known]
+        if is_users(vars(base).get("__module__")):
+            values.update(vars(base))
+    for name, value in values.items():
+        if issubclass(type(value), PLAIN) and name[:2] != "__":
+            plain.add(Holder(one, name, value))
     return [Holder(one, *item) for item in of_kind(one)]
 
 
@@ -252,7 +312,6 @@ def _buffers(holder: Holder) -> list[Holder]:
     return [
         Holder(owner, name, one, (), True, holder.is_named)
         for part, owner in owners
-        if not type(part).__module__.startswith("torch.nn.")
         for name, one in owner.items()
         if one is not None
     ]

@@ -159,8 +159,13 @@ class Steps:
 
 
 def _settings_of(optimizer: Optimizer) -> list[Any]:
-    """The groups, and what is kept for each parameter, which may be a count of steps."""
-    return [optimizer.param_groups, *optimizer.state.values()]
+    """The groups, and what is kept for each parameter, which may be a count of steps.
+
+    Some keep counts beside that.
+    """
+    states = optimizer.state.values()
+    has_others = any(not isinstance(one, dict) for one in states)
+    return [optimizer.param_groups, *([optimizer.state] if has_others else states)]
 
 
 class _Scaler:
@@ -195,7 +200,9 @@ class _States:
 
     def __init__(self, optimizer: Optimizer) -> None:
         self.optimizer = optimizer
-        self._states = [(key, state, dict(state)) for key, state in optimizer.state.items()]
+        states = {key: one for key, one in optimizer.state.items() if isinstance(one, dict)}
+        self._states = [(key, state, dict(state)) for key, state in states.items()]
+        self._others = {key: one for key, one in optimizer.state.items() if key not in states}
         values = (value for *_, items in self._states for value in items.values())
         self._lists = [(value, list(value)) for value in values if isinstance(value, list)]
 
@@ -204,7 +211,12 @@ class _States:
         """Whether there is something now that was not."""
         known = {key: items.keys() for key, _, items in self._states}
         now = self.optimizer.state.items()
-        return any(not state.keys() <= known.get(key, set()) for key, state in now)
+        return any(
+            not state.keys() <= known.get(key, set())
+            if isinstance(state, dict)
+            else key not in self._others
+            for key, state in now
+        )
 
     def put_back(self) -> None:
         """Let it be as it was, in the same dictionaries and lists."""
@@ -213,5 +225,6 @@ class _States:
             state.clear()
             state.update(items)
             self.optimizer.state[key] = state
+        self.optimizer.state.update(self._others)
         for now, before in self._lists:
             now[:] = before

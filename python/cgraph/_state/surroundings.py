@@ -17,15 +17,18 @@ from cgraph._state.holders import Holder, slots_of, vars_of, with_functions
 from cgraph._torch import tree_iter_once
 
 __all__ = [
+    "FUNCTIONS",
     "LEAVES",
     "PLAIN",
     "STEPPING",
+    "Constant",
     "attributes_of",
     "held_by",
     "holders_of",
     "modules_of",
     "objects_of",
     "of_kind",
+    "places_of",
     "tensors_of",
 ]
 
@@ -35,6 +38,8 @@ STEPPING = (GradScaler, LRScheduler, torch.optim.Optimizer)
 """Classes of what changes its own settings when it steps."""
 LEAVES = (torch.Tensor, torch.nn.Module, *STEPPING)
 """Classes of what is looked for."""
+FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
+"""Classes of what is called, and has what it finds."""
 
 
 def tensors_of(objects: object, *, modules: bool = True) -> Iterator[torch.Tensor]:
@@ -86,9 +91,9 @@ def held_by(function: object, kinds: tuple[type, ...] | None) -> Iterator[Holder
     waiting = [function]
     while waiting:
         owner = waiting.pop()
-        for holder in _places_of(owner):
+        for holder in places_of(owner):
             value = holder.value
-            if isinstance(value, _FUNCTIONS):
+            if isinstance(value, FUNCTIONS):
                 if id(value) not in places:
                     places[id(value)] = []
                     waiting.append(value)
@@ -108,7 +113,7 @@ def _leading_to(function: int, places: dict[int, list[tuple[Holder, int]]]) -> t
     seen, waiting = {function}, [function]
     while waiting:
         for holder, owner in places[waiting.pop()]:
-            leading += [] if isinstance(holder.owner, _Constant) else [holder]
+            leading += [] if isinstance(holder.owner, Constant) else [holder]
             if owner not in seen:
                 seen.add(owner)
                 waiting.append(owner)
@@ -130,7 +135,7 @@ def of_kind(kind: type) -> list[tuple[str, Any]]:
     ]
 
 
-def _places_of(function: object) -> Iterator[Holder]:
+def places_of(function: object) -> Iterator[Holder]:
     """What a function finds besides its arguments, and where."""
     if isinstance(function, functools.partial):
         yield from _constants((f"args[{place}]", one) for place, one in enumerate(function.args))
@@ -144,9 +149,10 @@ def _places_of(function: object) -> Iterator[Holder]:
         yield from _of_class(function.__self__)
         yield from _constants([("__func__", function.__func__)])
     elif isinstance(function, types.FunctionType):
-        for cell in function.__closure__ or ():
+        cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+        for variable, cell in cells:
             if cell != _UNASSIGNED:
-                yield Holder(cell, "cell_contents", cell.cell_contents)
+                yield Holder(cell, "cell_contents", cell.cell_contents, variable=variable)
         code, scope = function.__code__, function.__globals__
         # Torch's own name nothing of the user's, and a great many functions.
         if str(scope.get("__name__")).partition(".")[0] not in ("torch", "cgraph"):
@@ -181,13 +187,13 @@ def _of_class(one: object) -> list[Holder]:
     return [Holder(one, *item) for item in of_kind(type(one)) if item[0] not in own]
 
 
-class _Constant(dict[str, Any]):
+class Constant(dict[str, Any]):
     """A place whose value stays, as long as nobody assigns a function's defaults."""
 
 
 def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
     """Such places."""
-    return [Holder(_Constant({name: one}), name, one) for name, one in values]
+    return [Holder(Constant({name: one}), name, one) for name, one in values]
 
 
 def attributes_of(function: object) -> dict[str, Any]:
@@ -212,7 +218,7 @@ def _surroundings(leaf: Any) -> list[object]:
     if isinstance(leaf, types.MethodType):
         return [leaf.__self__, leaf.__func__]
     if isinstance(leaf, types.FunctionType | _core.Dispatcher):
-        found = [holder.value for holder in _places_of(leaf)]
+        found = [holder.value for holder in places_of(leaf)]
     elif isinstance(leaf, type | types.ModuleType):
         return []
     else:
@@ -223,12 +229,11 @@ def _surroundings(leaf: Any) -> list[object]:
 
 
 _UNASSIGNED = types.CellType()
-_FUNCTIONS = (functools.partial, types.FunctionType, types.MethodType, _core.Dispatcher)
 # Other objects are not looked into: there is no end to them.
 _WITH_LEAVES = (
     *LEAVES,
     list,
     tuple,
     dict,
-    *_FUNCTIONS,
+    *FUNCTIONS,
 )

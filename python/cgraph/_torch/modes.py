@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ __all__ = [
     "is_any_autocast_enabled",
     "mode_functions",
     "random_devices",
+    "references_of_storage",
     "signature",
     "storage_of",
     "wait_between",
@@ -92,6 +93,16 @@ def storage_of(tensor: torch.Tensor) -> _core.Storage:
     # The object that stands for it in Python is a reference, which goes at once.
     address = tensor.untyped_storage()._cdata
     return _core.Storage(address, torch._C._storage_Use_Count, WeakStorage(tensor))
+
+
+def references_of_storage(tensor: torch.Tensor) -> Callable[[], int]:
+    """What counts the references to the storage of a tensor, which it does not keep alive."""
+    address, weak = tensor.untyped_storage()._cdata, WeakStorage(tensor)
+
+    def count(_: WeakStorage = weak) -> int:
+        return int(torch._C._storage_Use_Count(address))
+
+    return count
 
 
 def wait_between(last: int, now: int) -> None:

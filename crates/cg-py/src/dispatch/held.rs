@@ -23,10 +23,10 @@ pub(super) struct Held {
     storages: Py<PyAny>,
     /// Returns the user's frame.
     frame: Py<PyAny>,
-    /// Views, and what autograd has saved, are looked for in the first calls, and then in one of so
-    /// many: it costs more than all else here. A result that is held as it was returned is seen at
-    /// once.
-    stride: u64,
+    /// Views, and what autograd has saved, are looked for in the first calls, and then in those whose
+    /// number has none of these bits: it costs more than all else here, and a result that is assigned
+    /// to a variable is then told of as well. One that is held as it was returned is seen at once.
+    between: u64,
     calls: AtomicU64,
 }
 
@@ -101,7 +101,8 @@ impl Arguments<'_, '_> {
     }
 }
 
-/// What Python gives for [`Held`]: callback, storages, what finds the user's frame, stride.
+/// What Python gives for [`Held`]: callback, storages, what finds the user's frame, and of how many
+/// calls one is looked at closely, a power of two.
 pub(crate) type Callbacks = (Py<PyAny>, Py<PyAny>, Py<PyAny>, u64);
 
 #[pymethods]
@@ -247,7 +248,7 @@ impl Held {
             callback,
             storages,
             frame,
-            stride,
+            between: stride.next_power_of_two() - 1,
             calls: AtomicU64::new(0),
         }
     }
@@ -268,7 +269,7 @@ impl Held {
     /// Whether a call is one of those that are looked at closely.
     #[inline]
     pub(super) fn is_close(&self, call: u64) -> bool {
-        call < FIRST_CALLS || call.is_multiple_of(self.stride)
+        call < FIRST_CALLS || call & self.between == 0
     }
 
     /// Tells of a result if it is held; whether it is.
