@@ -132,13 +132,13 @@ def test_a_replay_with_tensors_copies_them_to_the_static_inputs_first(lab: Lab) 
     x = fresh(lab, 64)
     for body in (thrice, scaled):
         graph, y = SegmentedGraph.capture(lambda body=body: body(x) * 2, statics=(x,))
-        feed = graph._feeder()
         for given in (fresh(lab, 64), fresh(lab, 128)[::2], x):
-            feed((given,))
+            graph.replay_with((given,))
             assert torch.equal(x, given)
             assert torch.equal(y, body(given) * 2)
-        with pytest.raises(ArgumentError):
-            feed((fresh(lab, 3),))
+        for refused in ((fresh(lab, 3),), (), (fresh(lab, 64), fresh(lab, 64))):
+            with pytest.raises(ArgumentError):
+                graph.replay_with(refused)
 
 
 def test_hooks_of_segments_run_in_replays(lab: Lab) -> None:

@@ -388,7 +388,7 @@ class Segments:
         What a step raises stops the run; the next replay begins with the first step. Raises
         ``StateError`` if there is no step.
         """
-    def replay_with(self, tensors: tuple[Any, ...]) -> None:
+    def _replay_with(self, tensors: tuple[Any, ...]) -> None:
         """As ``replay``, with each tensor copied into its static input of the first graph."""
     @property
     def _is_running(self) -> bool:
@@ -548,6 +548,9 @@ class Entry:
     def replays(self) -> int:
         """How many calls it has served."""
     @property
+    def eager_calls(self) -> int:
+        """How many calls it has answered without a replay."""
+    @property
     def last_use(self) -> int:
         """When it was made or replayed last: the later, the larger."""
 
@@ -608,6 +611,9 @@ class Turn:
     """Lets one thread at a time replay or capture the graphs of a function."""
 
     def __new__(cls) -> Self: ...
+    @property
+    def is_replaying(self) -> bool:
+        """Whether a replay with breaks is under way; only the thread that has the turn asks."""
     def __enter__(self) -> None: ...
     def __exit__(self, *_error: object) -> None: ...
 
@@ -619,3 +625,6 @@ class Storage:
     @property
     def is_held(self) -> bool:
         """Whether somebody has a reference that is not ours."""
+    @property
+    def is_held_still(self) -> bool:
+        """The same where what was lent has got memory of its own."""

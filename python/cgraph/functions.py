@@ -28,6 +28,7 @@ from cgraph._captures.busy import is_busy
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.ladder import capture_ladder
 from cgraph._functions.serving import Request, Serving
+from cgraph._functions.standing import Standing
 from cgraph._recording.calls import Arguments
 from cgraph._recording.options import OnHeld, Options, Pad
 from cgraph._source import place_of_function
@@ -250,7 +251,7 @@ def report() -> Report:
     return Report(tuple(sorted(reports, key=lambda one: (one.name, one.where or ""))))
 
 
-class GraphedFunction(_core.Dispatcher):
+class GraphedFunction(Standing):
     """A function whose calls are replays; made by :func:`cgraph.graphed`."""
 
     def __new__(cls, fn: Callable[..., Any], options: Options) -> Self:
@@ -385,6 +386,9 @@ class GraphedFunction(_core.Dispatcher):
             # torch.func and forward-mode differentiation have to see the operators.
             return self._fn(*args, **kwargs)
         with self._turn:
+            if self._turn.is_replaying:
+                # A break of a replay of its own: another one would overwrite what that still reads.
+                return self._fn(*args, **kwargs)
             call = self._capturing.taken(args, kwargs)
             with call.on_device():
                 request = Request.of(call, args, kwargs, self._is_frozen)
@@ -436,34 +440,6 @@ class GraphedFunction(_core.Dispatcher):
         if kept.__wrapped__.__self__ is not instance:
             instance.__dict__[self._kept_as] = kept = bound
         return kept
-
-    def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of a module where it has one of that name, as its flag ``training``."""
-        is_public = not name.startswith("_") and not hasattr(type(self), name)
-        if is_public and isinstance(self._fn, torch.nn.Module) and hasattr(self._fn, name):
-            setattr(self._fn, name, value)
-        else:
-            object.__setattr__(self, name, value)
-
-    def __delattr__(self, name: str) -> None:
-        """Delete an attribute where :meth:`__setattr__` would set it."""
-        is_own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
-        if not is_own and isinstance(self._fn, torch.nn.Module):
-            delattr(self._fn, name)
-        else:
-            object.__delattr__(self, name)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
-        found = getattr(self._fn, name)
-        is_method = name in _torch.OF_ITSELF and getattr(found, "__self__", None) is self._fn
-        return functools.partial(self._itself, found) if is_method else found
-
-    def _itself(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a module's method; this one stands where it returns the module."""
-        result = method(*args, **kwargs)
-        return self if result is self._fn else result
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The graphs know only the original: a copy begins without any."""

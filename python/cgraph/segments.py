@@ -212,13 +212,25 @@ class SegmentedGraph(_core.Segments):
             for one in segments:
                 resets.callback(one.reset)
 
+    def replay_with(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        """Replay, with each tensor copied into its static input before the first segment.
+
+        Args:
+            tensors: One for each of the ``statics`` of the capture, of the same shape.
+
+        Raises:
+            ArgumentError: There are more or fewer, or one is of another shape.
+            StateError: Nothing was captured, or it was reset.
+        """
+        self._feeder()(tensors)
+
     def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
         """What replays with tensors in the places of the static inputs."""
         captured = self._require("a replay with tensors")[0]._captured
         assert captured is not None
         feed = captured.feed
         if feed is None:
-            return self.replay_with
+            return self._replay_with
 
         def replay(tensors: tuple[Any, ...]) -> None:
             feed(tensors)

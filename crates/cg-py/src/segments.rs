@@ -90,7 +90,7 @@ impl Segments {
     }
 
     /// As `replay`, with each tensor copied into the static input of its place in the first graph.
-    fn replay_with(&self, py: Python<'_>, tensors: &Bound<'_, PyTuple>) -> PyResult<()> {
+    fn _replay_with(&self, py: Python<'_>, tensors: &Bound<'_, PyTuple>) -> PyResult<()> {
         self.run(py, Given::Tensors(tensors))
     }
 

@@ -30,7 +30,7 @@ from cgraph._torch import (
     tree_map,
     tree_unflatten,
 )
-from cgraph.errors import CaptureError, DriverError
+from cgraph.errors import ArgumentError, CaptureError, DriverError
 
 if TYPE_CHECKING:
     from cgraph.sim import Simulator
@@ -205,6 +205,11 @@ class Feed:
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Enqueue the copies."""
+        if len(tensors) != len(self._statics):
+            raise ArgumentError(
+                f"the number of tensors is {len(tensors)}, expected {len(self._statics)}, one for"
+                " each static input"
+            )
         copies = []
         pairs = zip(self._statics, tensors, strict=True)
         for index, ((signature, static), tensor) in enumerate(pairs):

@@ -75,6 +75,7 @@ class Key:
         tried: What trials of padding have shown, by the dimensions of the rows.
         is_awaited: Whether a graph of it was captured, and is to be instantiated and held.
         waits: How many captures in a row have waited for what a call makes.
+        waits_for: Why the last one has.
         surroundings: What its graph reads besides the arguments; None without one.
     """
 
@@ -88,6 +89,7 @@ class Key:
         self.fix: str | None = None
         self.recorded: Recorded | Trained | None = None
         self.waits = 0
+        self.waits_for: str | None = None
         self.is_awaited = False
         self.entry: _core.Entry | None = None
         self.padded: dict[Hashable, _core.Entry] = {}
@@ -170,7 +172,7 @@ class Key:
         # First: who lets the graph go, as after an interrupt, is to find it.
         self.recorded, self.entry = recorded, entry
         self.surroundings = surroundings
-        self.state, self.waits = "captured", 0
+        self.state, self.waits, self.waits_for = "captured", 0, None
         self.reason = self.where = self.fix = None
         self._addresses = _addresses(call)
         self.capture_seconds += recorded.seconds
@@ -223,6 +225,7 @@ class Key:
     def drop(self, state: State) -> None:
         """Let the graph go. The caller has taken its entries out of the dispatcher."""
         entries = self.entries
+        self.eager_calls += sum(one.eager_calls for one in entries)
         if self.state == "eager":
             self.eager_calls += sum(one.replays for one in entries)
         else:
@@ -236,7 +239,7 @@ class Key:
     def report(self) -> KeyReport:
         """All of it in numbers and words."""
         recorded = self.recorded
-        eager_calls = self.eager_calls
+        eager_calls = self.eager_calls + sum(one.eager_calls for one in self.entries)
         if self.state == "eager":
             eager_calls += sum(one.replays for one in self.entries)
         again = [
@@ -257,7 +260,7 @@ class Key:
         return KeyReport(
             key=self.text,
             state=self.state,
-            reason=self.reason,
+            reason=self.reason or self.waits_for,
             where=self.where,
             rerecorded=tuple(again),
             replays=self.replays,

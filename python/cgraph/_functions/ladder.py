@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
@@ -11,10 +12,11 @@ from cgraph._captures.collector import gc_frozen
 from cgraph._functions.alone import capture_alone
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.padding.padded import resized
+from cgraph._functions.padding.rows import Fit
 from cgraph._functions.together import instantiated_together
 from cgraph._recording.calls import Call
 from cgraph._recording.options import Options, Pad, checked_sizes
-from cgraph.errors import ArgumentError
+from cgraph.errors import ArgumentError, add_note
 
 __all__ = ["capture_ladder"]
 
@@ -84,5 +86,23 @@ def capture_ladder(
                 done = capture_alone(capturing, ahead, is_frozen, together, bar.update)
                 calls = iter(ahead[done:])
         for resized_call in calls:
-            capturing.ahead(resized_call, is_frozen, together)
+            with _rows_named(call, found):
+                capturing.ahead(resized_call, is_frozen, together)
             bar.update()
+
+
+@contextmanager
+def _rows_named(call: Call, found: Fit) -> Iterator[None]:
+    """A block whose errors say which arguments got another number of rows, if these are several."""
+    try:
+        yield
+    except Exception as error:
+        pairs = zip(call.names, found.dims, strict=True)
+        names = [name for name, dim in pairs if dim is not None]
+        if len(names) > 1:
+            add_note(
+                error,
+                f"cgraph: {', '.join(names)} were cut or padded: if not all of these have rows, name"
+                f" those that do, as dim={{{names[0]!r}: 0}}",
+            )
+        raise

@@ -198,9 +198,11 @@ class _Feed:
         self._feed = recorded.feed()
         self._statics = recorded.statics
 
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
+    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> bool:
+        """Whether it was called without a replay."""
         if self._leaving.is_seen_elsewhere(tensors):
             self._leaving.run_eagerly(tensors)
-            return
+            return True
         self._feed(tensors)
         self._leaving.leave(tensors, self._statics)
+        return False

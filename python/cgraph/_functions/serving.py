@@ -19,7 +19,7 @@ from cgraph._recording import refusals
 from cgraph._recording.calls import Arguments, Call
 from cgraph._recording.conditions import NotReadyError, WarmupError
 from cgraph._recording.options import Options
-from cgraph._recording.refusals import ResultError
+from cgraph._recording.refusals import OF_WAITING, ResultError
 from cgraph._source import place_of, user_line
 from cgraph._text import first_line
 from cgraph.breaks import GradientBreakError
@@ -29,6 +29,7 @@ __all__ = ["Request", "Serving"]
 
 # So often in a row a call may make what a graph would use.
 _WAITS = 3
+_ANEW = ", anew each time"
 
 
 @dataclass(frozen=True)
@@ -197,7 +198,7 @@ class Serving:
             return request.eagerly(self._function)
         except NotReadyError as error:
             # It is after this call, unless each one makes something new.
-            return self._later(key, request, CaptureError(f"{error}, anew each time"))
+            return self._later(key, request, CaptureError(f"{error}{_ANEW}"))
         except Exception as error:
             if is_of_first_use(error):
                 return self._later(key, request, error)
@@ -215,6 +216,7 @@ class Serving:
         if key.waits > _WAITS:
             return self._failed(key, request, error)
         key.eager_calls += 1
+        key.waits_for = f"{OF_WAITING}: {first_line(error).removesuffix(_ANEW)}"
         traceback.clear_frames(error.__traceback__)
         return request.eagerly(self._function)
 

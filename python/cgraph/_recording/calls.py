@@ -87,8 +87,13 @@ class Leaf:
         strides = None
         if tensor.layout is torch.strided and not tensor.is_contiguous():
             strides = dense_like(tensor).stride()
-        of_elements = tensor.shape, tensor.dtype, strides, tensor.device
+        of_elements = tensor.shape, tensor.dtype, strides, tensor.device, self.is_lazy
         return self.kind, type(tensor), *of_elements, tensor.requires_grad, self.needs_grad(grad)
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether a tensor is read where it lies, and its bytes are not its values."""
+        return self.kind == "fixed" and (self.value.is_conj() or self.value.is_neg())
 
     def needs_grad(self, grad: bool) -> bool:
         """Whether the function may take a gradient of a tensor.
@@ -386,7 +391,9 @@ class Call:
             self.is_native &= _torch.memory_of(value) is not None
             self.is_native &= _torch.form_of(value) is None
             kind = "fixed" if static or id(value) in self._owned else "tensor"
-        self.leaves.append(Leaf(name, value, kind))
+        leaf = Leaf(name, value, kind)
+        self.is_native &= not leaf.is_lazy
+        self.leaves.append(leaf)
 
 
 def as_argument(copy: torch.Tensor, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:

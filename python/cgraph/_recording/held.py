@@ -75,7 +75,7 @@ class Holding:
 
     def __call__(
         self,
-        storages: Mapping[int, _core.Storage | _Views] | None,
+        storages: Mapping[int, _core.Storage | _Views | _Left] | None,
         place: int,
         lent: torch.Tensor | None,
         site: Any,
@@ -111,7 +111,10 @@ class Holding:
             if count <= 0:
                 return
         if lent is not None and is_returned and storages is not None:
-            return
+            views = _Left(storages[place])
+            if not views.is_held:
+                return
+            lent, storages = None, {place: views}
         if lent is not None and (is_returned or self._policy == "clone"):
             # In the mode of the call that returned it, or it would change its kind.
             with torch.inference_mode(lent.is_inference()):
@@ -252,6 +255,17 @@ class _Views(NamedTuple):
         return self.now() > self.most
 
 
+class _Left(NamedTuple):
+    """What a result lay in that has got memory of its own."""
+
+    storage: Any
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody has a view that was made before."""
+        return bool(self.storage.is_held_still)
+
+
 @functools.cache
 def _references_of_one() -> int:
     """How many references an object has that only a local variable holds, while it is asked."""
@@ -266,7 +280,7 @@ _PATIENCE = 0.2
 
 
 def _is_let_go(
-    storages: Mapping[int, _core.Storage | _Views] | None,
+    storages: Mapping[int, _core.Storage | _Views | _Left] | None,
     place: int,
     lent: torch.Tensor | None,
     count: int,

@@ -22,6 +22,7 @@ __all__ = [
     "OF_EMPTY",
     "OF_OPEN",
     "OF_SAVING",
+    "OF_WAITING",
     "ResultError",
     "is_of_old_torch",
     "is_saved_elsewhere",
@@ -46,6 +47,8 @@ OF_SAVING = (
     " of it"
 )
 """Why a call is not captured where :func:`is_saved_elsewhere`."""
+OF_WAITING = "until its next call"
+"""What the reason of a key begins with whose next call is captured, if it makes nothing new."""
 
 
 def reason_against(call: Call) -> str | None:
@@ -66,6 +69,11 @@ def reason_against(call: Call) -> str | None:
             return f"no memory of its own: {leaf.name} is {kind}"
         if form is not None:
             return f"more than its elements: {leaf.name} is {form}"
+        if leaf.is_lazy:
+            return (
+                f"a static argument whose memory holds the conjugate or the negative: {leaf.name}:"
+                " give what resolve_conj() or resolve_neg() returns"
+            )
         names = [name for name in vars(leaf.value) if not name.startswith("_")]
         if leaf.kind == "tensor" and names:
             return f"attributes of a tensor, which a copy has not: {leaf.name}.{names[0]}"

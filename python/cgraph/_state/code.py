@@ -189,7 +189,10 @@ def _called_by(one: Any, owner: type | None) -> Iterator[tuple[object, type | No
 def _called_of(value: Any, names: frozenset[str]) -> Iterator[tuple[object, type | None]]:
     """What code with these names may call of a value, each with the class whose method it is."""
     yield value, None
-    if issubclass(type(value), types.ModuleType):
+    if type(value) in (list, tuple, dict) and len(value) <= _MOST_FUNCTIONS:
+        items = value.values() if isinstance(value, dict) else value
+        yield from ((one, None) for one in items if isinstance(one, _FUNCTIONS))
+    elif issubclass(type(value), types.ModuleType):
         yield from ((one, None) for _, _, one in named_of_module(value, names))
     elif issubclass(type(value), type) and is_users(vars(value).get("__module__")):
         of_autograd = issubclass(value, torch.autograd.Function)
@@ -225,6 +228,9 @@ _OF_GRADIENTS = frozenset(
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward"})
+_FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+# Larger containers are of data.
+_MOST_FUNCTIONS = 256
 # Longer texts are no names.
 _LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME")

@@ -137,6 +137,7 @@ class Surroundings:
         self._hooks = [(name, one, _torch.hooks_of_users(one)) for name, one in hooks]
         self._items = [list(owner.items()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
+        self._layouts = [_torch.layout_of(tensor) for tensor in self._tensors]
         self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
         self._find()
         others = tensors_of(function, modules=False)
@@ -169,6 +170,8 @@ class Surroundings:
         other._names = [*self._names, *(_words(one) for one in strided)]
         other._tensors = [*self._tensors, *(one.value for one in strided)]
         other._addresses = [*self._addresses, *(one.value.data_ptr() for one in strided)]
+        layouts = (_torch.layout_of(one.value) for one in strided)
+        other._layouts = [*self._layouts, *layouts]
         # With what is in these, as the state of an optimizer is.
         other._groups = {id(one.value) for one in full if one.name == "param_groups"}
         held = [one.value for one in full if isinstance(one.value, dict)]
@@ -217,11 +220,14 @@ class Surroundings:
         return self.find_displaced() or self._replaced() or (None if others else "a parameter")
 
     def find_displaced(self) -> str | None:
-        """The first tensor that lies elsewhere; None if none does."""
+        """The first tensor that lies elsewhere, or in another layout; None if none does."""
         if self.fixed is None or self.fixed.is_in_place(False, hooks=False):
             return None
-        addresses = zip(self._names, self._tensors, self._addresses, strict=True)
-        return next((name for name, one, at in addresses if one.data_ptr() != at), None)
+        known = zip(self._names, self._tensors, self._addresses, self._layouts, strict=True)
+        for name, one, at, layout in known:
+            if one.data_ptr() != at or _torch.layout_of(one) != layout:
+                return name
+        return None
 
     @property
     def has_other_hooks(self) -> bool:

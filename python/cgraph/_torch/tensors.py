@@ -36,6 +36,7 @@ __all__ = [
     "is_transformed",
     "is_used_in_torch",
     "keeps_history",
+    "layout_of",
     "lazy_view",
     "leaf_names",
     "leave_mode",
@@ -298,6 +299,11 @@ def form_of(tensor: torch.Tensor) -> str | None:
     if tensor.is_quantized:
         return "quantized"
     return None if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
+
+
+def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """How the elements of a strided tensor are to be read from where it lies."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 def references_of_torch(tensor: torch.Tensor) -> int:

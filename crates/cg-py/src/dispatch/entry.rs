@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyTuple};
+use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::fixed::Fixed;
@@ -49,6 +49,8 @@ pub(crate) struct Entry {
     /// None where calls are handed on that several threads may make at a time.
     turn: Option<Py<Turn>>,
     replays: AtomicU64,
+    /// Calls that its feed has made without a replay.
+    eager_calls: AtomicU64,
     /// When it was made or replayed last; the later, the larger.
     last_use: AtomicU64,
 }
@@ -64,7 +66,7 @@ enum Work {
     Padded(Py<PaddedGraph>, Outputs),
     /// The same for a graph with breaks.
     Segments(Py<Segments>, Outputs),
-    /// The same by a callable that takes a tuple of tensors.
+    /// The same by a callable that takes a tuple of tensors, and returns `True` if it did not replay.
     Feed(Py<PyAny>, Outputs),
     /// Calls what takes the arguments as they are, and returns the result.
     Call(Py<PyAny>),
@@ -143,6 +145,7 @@ impl Entry {
             lane,
             turn,
             replays: AtomicU64::new(0),
+            eager_calls: AtomicU64::new(0),
             last_use: AtomicU64::new(raw::count(&CLOCK)),
         })
     }
@@ -190,6 +193,12 @@ impl Entry {
     #[getter]
     fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
+    }
+
+    /// How many others it has answered without a replay.
+    #[getter]
+    fn eager_calls(&self) -> u64 {
+        self.eager_calls.load(Ordering::Relaxed)
     }
 
     /// When it was made or replayed last: the entry with the largest number was so after all others.
@@ -301,6 +310,13 @@ impl Entry {
         turn.try_take().map(Some).ok_or(turn)
     }
 
+    /// Whether a break of the same function has made the call. The caller has the turn.
+    #[inline]
+    pub(super) fn is_replaying(&self) -> bool {
+        let turn = self.turn.as_ref();
+        turn.is_some_and(|turn| turn.get().is_replaying())
+    }
+
     /// Whether what it reads outside of the arguments is where it lay, so far as that can be told.
     fn is_in_place(&self, py: Python<'_>) -> PyResult<bool> {
         let fixed = self.fixed.as_ref();
@@ -324,11 +340,14 @@ impl Entry {
         };
         // Where the capture itself has moved something, the next call captures anew.
         let may_move = entry.has_breaks && entry.is_in_place(py)?;
+        let turn = entry.turn.as_ref().filter(|_| entry.has_breaks);
+        let _replaying = turn.map(|turn| turn.get().replays());
         let tensors = || PyTuple::new(py, found.iter().map(|one| &*one.tensor));
         let enter_lane = || match &entry.lane {
             Some(lane) => lane.get().enter(py),
             None => Ok(None),
         };
+        let mut is_eager = false;
         let result = match &entry.work {
             Work::Graph(graph, outputs) => {
                 let stream = enter_lane()?;
@@ -351,7 +370,7 @@ impl Entry {
             Work::Feed(feed, outputs) => {
                 enter_lane()?;
                 outputs.release(py, given)?;
-                feed.call1(py, (tensors()?,))?;
+                is_eager = feed.call1(py, (tensors()?,))?.is(PyBool::new(py, true));
                 outputs.result(py, found)?
             }
             Work::Call(call) => {
@@ -366,7 +385,7 @@ impl Entry {
                  move them before the call",
             ));
         }
-        raw::count(&entry.replays);
+        raw::count(if is_eager { &entry.eager_calls } else { &entry.replays });
         entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
     }

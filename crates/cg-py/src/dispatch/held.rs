@@ -128,6 +128,12 @@ impl Storage {
     pub(super) fn is_held(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.references(py)? > self.at_rest.load(Ordering::Relaxed))
     }
+
+    /// The same where what was lent has got memory of its own.
+    #[getter]
+    fn is_held_still(&self, py: Python<'_>) -> PyResult<bool> {
+        Ok(self.references(py)? >= self.at_rest.load(Ordering::Relaxed))
+    }
 }
 
 impl Storage {

@@ -102,6 +102,8 @@ impl Dispatcher {
             match entry.get().try_take() {
                 // Another thread may have taken it out in the meantime, or called it.
                 Ok(_) if !this.has(&entry) || entry.get().is_open(py)? => {}
+                // Its own replay is under way, whose memory another one would overwrite.
+                Ok(_) if entry.get().is_replaying() => break,
                 Ok(_turn) => {
                     if place > 0 {
                         this.put_first(&entry)?;

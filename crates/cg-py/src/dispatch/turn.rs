@@ -17,6 +17,8 @@ pub(crate) struct Turn {
     owner: AtomicU64,
     /// How often that thread has taken it again. Only that thread looks.
     again: AtomicUsize,
+    /// How many replays with breaks are under way, one in a break of the other. Only that thread looks.
+    replaying: AtomicUsize,
     waiting: AtomicUsize,
     lock: Mutex<()>,
     changed: Condvar,
@@ -24,6 +26,9 @@ pub(crate) struct Turn {
 
 /// The turn of a thread, until it is dropped.
 pub(crate) struct Taken<'a>(&'a Turn);
+
+/// A replay with breaks, until it is dropped.
+pub(super) struct Replaying<'a>(&'a Turn);
 
 /// After so long who waits looks for signals: an interrupt of the user's ends the wait.
 const PATIENCE: Duration = Duration::from_millis(50);
@@ -43,6 +48,13 @@ impl Turn {
         Ok(())
     }
 
+    /// Whether a replay with breaks is under way, as seen from one of them. Only the thread that has
+    /// the turn asks.
+    #[getter]
+    pub(crate) fn is_replaying(&self) -> bool {
+        self.replaying.load(Ordering::Relaxed) > 0
+    }
+
     #[pyo3(signature = (*_error))]
     fn __exit__(&self, _error: &Bound<'_, PyTuple>) {
         self.leave();
@@ -54,6 +66,12 @@ impl Turn {
     #[inline]
     pub(crate) fn try_take(&self) -> Option<Taken<'_>> {
         self.enter().then(|| Taken(self))
+    }
+
+    /// Says that a replay with breaks is under way. The thread has the turn.
+    pub(super) fn replays(&self) -> Replaying<'_> {
+        self.replaying.fetch_add(1, Ordering::Relaxed);
+        Replaying(self)
     }
 
     /// Waits until nobody may have it, without the interpreter, which the thread that has it may need.
@@ -105,6 +123,12 @@ impl Drop for Taken<'_> {
     #[inline]
     fn drop(&mut self) {
         self.0.leave();
+    }
+}
+
+impl Drop for Replaying<'_> {
+    fn drop(&mut self) {
+        self.0.replaying.fetch_sub(1, Ordering::Relaxed);
     }
 }
 

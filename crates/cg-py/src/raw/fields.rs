@@ -68,6 +68,25 @@ pub(crate) struct Words {
     extents: [[u64; 2]; MOST_DIMENSIONS],
 }
 
+/// Where a tensor is, and how it is laid out there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Place {
+    /// The memory of its storage.
+    pub(super) data: u64,
+    /// In elements.
+    offset: u64,
+    pub(super) form: Layout,
+}
+
+/// Dtype, device and dispatch keys of a tensor, and what its extents make together.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Layout {
+    kind: u64,
+    keys: u64,
+    dim: u64,
+    extents: u64,
+}
+
 /// Of more dimensions the extents lie elsewhere.
 const MOST_DIMENSIONS: usize = 5;
 
@@ -75,6 +94,9 @@ const MOST_DIMENSIONS: usize = 5;
 const VTABLE: usize = 0;
 
 const WORD: usize = size_of::<u64>();
+
+/// An odd number with bits everywhere: words that are mixed by it come out alike only by chance.
+const MIX: u64 = 0x9E37_79B9_7F4A_7C15;
 
 /// The bits for dtype and device: the others are flags that follow from the extents, or do not matter.
 const OF_KIND: u64 = 0xFF_FFFF_FFFF;
@@ -191,17 +213,33 @@ impl Fields {
         Seen::At(address, None)
     }
 
-    /// Dtype and device, memory and offset in elements of a tensor; none where torch must be asked.
+    /// Where a tensor is and how it is laid out; none where torch must be asked.
     ///
     /// # Safety
     /// As for [`Self::compare`].
     #[inline]
-    pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<[u64; 3]> {
+    pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<Place> {
         // SAFETY: the contract is that of this function.
-        let kind = unsafe { word(object, KIND) } & OF_KIND;
+        let at = |field| unsafe { word(object, field) };
         // SAFETY: the contract is that of this function.
         let [data, offset] = unsafe { self.place(object) }?;
-        Some([kind, data, offset])
+        let dim = at(DIM);
+        let mut extents = 0_u64;
+        if dim <= MOST_DIMENSIONS as u64 {
+            // Of few dimensions, which may come in another order, one word says as much as all.
+            for i in 0..usize::try_from(dim).unwrap_or_default() {
+                for first in [SIZES, STRIDES] {
+                    extents = (extents.rotate_left(5) ^ at(first + WORD * i)).wrapping_mul(MIX);
+                }
+            }
+        }
+        let form = Layout {
+            kind: at(KIND) & OF_KIND,
+            keys: at(KEYS),
+            dim,
+            extents,
+        };
+        Some(Place { data, offset, form })
     }
 
     /// The memory of a tensor's storage and the offset there, in elements; none where torch must be

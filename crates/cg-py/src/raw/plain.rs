@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::by_fields::{ByFields, Known, Member, object, requires_grad};
-use super::fields::{Fields, Words};
+use super::fields::{Fields, Place, Words};
 use super::is_instance;
 use super::stable::{Answer, Form, Functions};
 use crate::error::argument;
@@ -34,8 +34,8 @@ pub(crate) struct ReadPlain {
 /// Where a tensor is.
 pub(crate) struct Spot {
     address: u64,
-    /// What is compared first.
-    words: Option<[u64; 3]>,
+    /// What is compared first, and says how it is laid out.
+    place: Option<Place>,
 }
 
 /// How a tensor compares with another one, of which are known its words, or its form and its extents.
@@ -161,21 +161,28 @@ impl ReadPlain {
     /// Where a tensor is that has this address now; it stays there as long as [`Self::is_at`] says so.
     pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64) -> Spot {
         let is_there = self.address(tensor) == Some(address);
-        let words = is_there.then(|| self.words_of_spot(tensor)).flatten();
-        Spot { address, words }
+        let place = is_there.then(|| self.place(tensor)).flatten();
+        Spot { address, place }
     }
 
-    /// Whether a tensor is there; none for classes that are derived from `torch.Tensor`.
+    /// Whether a tensor is there, and laid out as it was where that is known; none for classes that are
+    /// derived from `torch.Tensor`.
     #[inline]
     pub(crate) fn is_at(&self, tensor: &Bound<'_, PyAny>, spot: &Spot) -> Option<bool> {
-        if spot.words.is_some() && self.words_of_spot(tensor) == spot.words {
+        let (before, now) = (spot.place, self.place(tensor));
+        if before.is_some() && now == before {
             return Some(true);
+        }
+        if let (Some(before), Some(now)) = (before, now)
+            && before.form != now.form
+        {
+            return Some(false);
         }
         self.address(tensor).map(|now| now == spot.address)
     }
 
     #[inline]
-    fn words_of_spot(&self, tensor: &Bound<'_, PyAny>) -> Option<[u64; 3]> {
+    fn place(&self, tensor: &Bound<'_, PyAny>) -> Option<Place> {
         let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
@@ -257,7 +264,7 @@ impl ReadPlain {
         let fields = self.fields.as_ref();
         // SAFETY: the object is the tensor's, and strided; as in `look`.
         let spot = fields.and_then(|fields| unsafe { fields.spot(object) });
-        if spot.is_some_and(|[_, data, _]| data == 0) {
+        if spot.is_some_and(|place| place.data == 0) {
             // torch would add the offset.
             return Ok(Some(0));
         }

@@ -32,8 +32,8 @@ _UNWRITTEN = (
 )
 _UNKNOWN = (
     "No operator differs when they run one by one: the graph reads memory that other work"
-    " overwrites, streams do not wait for each other, or it is a backward pass inside the function,"
-    " whose operators are not looked at"
+    " overwrites, streams do not wait for each other, it is a number that Python computes, or a"
+    " backward pass inside the function, whose operators are not looked at"
 )
 
 

@@ -31,6 +31,7 @@ from cgraph._state.gradients import Gradients
 from cgraph._state.rollback import Rollback
 from cgraph._state.surroundings import modules_of, tensors_of
 from cgraph._torch import tree_flatten
+from cgraph.errors import CompareError
 
 __all__ = ["Debugged", "debugged"]
 
@@ -167,7 +168,8 @@ class Debugged:
         try:
             with rollback, busy():
                 args, kwargs = self._call.arguments(copies)
-                leaves = tree_flatten(self._function(*args, **kwargs))[0]
+                leaves, spec = tree_flatten(self._function(*args, **kwargs))
+            self._require_same_structure(spec)
             expected = self._leaves(leaves, copies, rollback)
         finally:
             rollback.rewind()
@@ -190,6 +192,17 @@ class Debugged:
         arguments = self._call.arguments(_copies(tensors))
         operator, why = search.first(arguments, tensors, rollback, random, self._poison)
         raise differs(self._title, found, operator, why)
+
+    def _require_same_structure(self, spec: Any) -> None:
+        if spec != self._recorded.spec:
+            error = CompareError(
+                f"a replay of {self._title} differs from eager: that returns {spec.num_leaves}"
+                f" values in another structure than the {self._recorded.spec.num_leaves} of the"
+                " capture. What the function returns depends on something besides its arguments:"
+                " pass that as an argument, or call reset() when it changes"
+            )
+            error.output = "result"
+            raise error
 
     def _leaves(
         self, leaves: Sequence[Any], arguments: Sequence[torch.Tensor], rollback: Rollback

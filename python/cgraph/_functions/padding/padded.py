@@ -29,7 +29,7 @@ __all__ = [
     "resized",
 ]
 
-AnyPad = Pad | Literal["first", "above", "below"]
+AnyPad = Pad | Literal["first", "again", "above", "below"]
 """What padding contains; for a trial, also the first row again, or more or less than in any row."""
 
 
@@ -259,13 +259,13 @@ def _resized(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Te
     shape[dim] = size - rows
     if pad == "first":
         return torch.cat([tensor, tensor.narrow(dim, 0, 1).expand(shape)], dim)
-    if pad == "repeat":
+    if pad in ("again", "above", "below") and tensor.dtype is torch.bool:
+        # Where the padding is zero, a mask says of its rows that they are none.
+        return torch.cat([tensor, tensor.new_zeros(shape)], dim)
+    if pad in ("repeat", "again"):
         return torch.cat([tensor, tensor.narrow(dim, rows - 1, 1).expand(shape)], dim)
     if pad in ("above", "below"):
-        if tensor.dtype is torch.bool:
-            value = tensor.new_full((), pad == "above")
-        else:
-            value = (tensor.abs().max() * 2 + 1) * (1 if pad == "above" else -1)
+        value = (tensor.abs().max() * 2 + 1) * (1 if pad == "above" else -1)
         return torch.cat([tensor, value.expand(shape)], dim)
     return torch.cat([tensor, tensor.new_zeros(shape)], dim)
 

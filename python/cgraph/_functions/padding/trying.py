@@ -389,8 +389,8 @@ def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
             ("zero", "zero"),
             ("zero", "above"),
             ("zero", "below"),
-            ("zero", "repeat"),
-            ("repeat", "repeat"),
+            ("zero", "again"),
+            ("again", "again"),
         ]
     return [("repeat", "repeat"), *([("first", "first")] if rows > 1 else [])]  # type: ignore[list-item]
 

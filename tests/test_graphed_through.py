@@ -1,0 +1,226 @@
+"""What functions find that the graphed one calls: methods, forward, hooks, modules of Python."""
+
+from __future__ import annotations
+
+import types
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from graphed_calls import agree, states
+from lab import Lab, fresh
+
+WEIGHT: Any = None
+NORM: Any = None
+COUNT = 0
+
+
+class Forward(nn.Module):
+    """A module whose forward names globals."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * WEIGHT
+
+
+class Normed(nn.Module):
+    """A module whose forward names a module that is none of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return NORM(x)  # type: ignore[no-any-return]
+
+
+class Host:
+    """Methods of all kinds that name a global."""
+
+    factor: Any = None
+
+    def outer(self, x: Tensor) -> Tensor:
+        return self.inner(x)
+
+    def inner(self, x: Tensor) -> Tensor:
+        return x * WEIGHT
+
+    @property
+    def scaled(self) -> Tensor:
+        return WEIGHT * 2  # type: ignore[no-any-return]
+
+    @staticmethod
+    def plain(x: Tensor) -> Tensor:
+        return x * WEIGHT
+
+    @classmethod
+    def of_class(cls, x: Tensor) -> Tensor:
+        return x * WEIGHT
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * WEIGHT
+
+
+class Times(torch.autograd.Function):
+    """An operator of the user's."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x * WEIGHT
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        return grads[0]
+
+
+HOST = Host()
+LISTED = [lambda x: x * WEIGHT]
+
+OF_A_WEIGHT: dict[str, Callable[..., Any]] = {
+    "forward": Forward(),
+    "another method": HOST.outer,
+    "a method of an object": lambda x: HOST.inner(x),
+    "a property": lambda x: x * HOST.scaled,
+    "a call of an object": lambda x: HOST(x),
+    "a static method": lambda x: Host.plain(x),
+    "a method of a class": lambda x: Host.of_class(x),
+    "a method of what it makes": lambda x: Host().inner(x),
+    "an operator of autograd": lambda x: Times.apply(x),
+    "a function in a list": lambda x: LISTED[0](x),
+}
+
+
+@pytest.mark.parametrize("through", OF_A_WEIGHT)
+def test_a_global_tensor_is_followed_through(
+    lab: Lab, through: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    function = OF_A_WEIGHT[through]
+    graphed, kept = cgraph.graphed(function), []
+    with torch.no_grad():
+        for _ in range(3):
+            kept.append(fresh(lab, 4))
+            monkeypatch.setitem(globals(), "WEIGHT", kept[-1])
+            for _ in range(2):
+                agree(graphed, function, fresh(lab, 3, 4))
+    assert states(graphed) == ["captured"]
+
+
+def test_a_module_that_a_forward_names_is_followed(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = (nn.BatchNorm1d(4).to(lab.device) for _ in range(2))
+    function = Normed()
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        for norm, training in ((first, True), (first, False), (second, False), (first, True)):
+            monkeypatch.setitem(globals(), "NORM", norm.train(training))
+            x = fresh(lab, 5, 4)
+            for _ in range(2):
+                found = graphed(x).clone()
+                before = [one.clone() for one in norm.buffers()]
+                torch.testing.assert_close(found, function(x))
+                for one, value in zip(norm.buffers(), before, strict=True):
+                    one.copy_(value)
+    assert set(states(graphed)) == {"captured"}
+
+
+def of_python(lab: Lab) -> Any:
+    """A module of Python's with a tensor, a module of torch's and functions."""
+    module: Any = types.ModuleType("of_a_user")
+    exec(  # as a file of the user's would
+        "def product(x):\n    return x * W\ndef count(x):\n    global N\n    N += 1\n"
+        "    return x * N\n",
+        vars(module),
+    )
+    module.W, module.N, module.layer = fresh(lab, 4), 0, nn.Linear(4, 4).to(lab.device)
+    return module
+
+
+@pytest.mark.parametrize("what", ["W", "product", "layer"])
+def test_what_a_module_of_python_has_is_followed(lab: Lab, what: str) -> None:
+    module, kept = of_python(lab), []
+    function: Callable[[Tensor], Any] = {
+        "W": lambda x: x * module.W,
+        "product": lambda x: module.product(x),
+        "layer": lambda x: module.layer(x),
+    }[what]
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        for _ in range(3):
+            kept += [module.W, module.layer]
+            module.W, module.layer = fresh(lab, 4), nn.Linear(4, 4).to(lab.device)
+            for _ in range(2):
+                agree(graphed, function, fresh(lab, 3, 4))
+    assert states(graphed) == ["captured"]
+
+
+def test_a_tensor_of_the_class_of_an_object_is_followed(lab: Lab) -> None:
+    one, kept = Host(), []
+    graphed = cgraph.graphed(lambda x: x * one.factor)
+    for _ in range(3):
+        kept.append(fresh(lab, 4))
+        Host.factor = kept[-1]
+        for _ in range(2):
+            agree(graphed, lambda x: x * Host.factor, fresh(lab, 4))
+    assert states(graphed) == ["captured"]
+
+
+def test_what_a_hook_closes_over_is_followed(lab: Lab) -> None:
+    net, steered, kept = nn.Linear(4, 4).to(lab.device), {"by": fresh(lab, 4)}, []
+    net.register_forward_hook(lambda module, args, result: result + steered["by"])
+    graphed = cgraph.graphed(net)
+    with torch.no_grad():
+        for _ in range(3):
+            kept.append(steered["by"])
+            steered["by"] = fresh(lab, 4)
+            for _ in range(2):
+                agree(graphed, net, fresh(lab, 3, 4))
+    assert states(graphed) == ["captured"]
+
+
+class Counting(nn.Module):
+    """A forward that counts in a global."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        global COUNT
+        COUNT += 1
+        return x * COUNT
+
+
+class OfClass:
+    """A count that the class has."""
+
+    count = 0
+
+    def run(self, x: Tensor) -> Tensor:
+        type(self).count += 1
+        return x * type(self).count
+
+
+def counting_default(x: Tensor, host: Any = types.SimpleNamespace(count=0)) -> Tensor:
+    host.count += 1
+    return x * host.count  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("where", ["forward", "class", "default", "layer", "module of Python"])
+def test_a_number_that_is_counted_elsewhere_is_counted_once_a_call(lab: Lab, where: str) -> None:
+    global COUNT
+    COUNT = OfClass.count = counting_default.__defaults__[0].count = 0  # type: ignore[index]
+    layer, module, host = nn.Linear(2, 2), of_python(lab), OfClass()
+    layer.turns = 0  # type: ignore[assignment]
+
+    def of_layer(x: Tensor) -> Tensor:
+        layer.turns += 1  # type: ignore[operator, assignment]
+        return x * layer.turns
+
+    function: Callable[..., Any] = {
+        "forward": Counting(),
+        "class": lambda x: host.run(x),
+        "default": counting_default,
+        "layer": of_layer,
+        "module of Python": lambda x: module.count(x),
+    }[where]
+    graphed = cgraph.graphed(function)
+    with torch.no_grad(), pytest.warns(UserWarning, match="changes (COUNT|count|turns|N) from"):
+        for number in range(1, 7):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), x * number)

@@ -1,0 +1,230 @@
+"""What Python has is after a refused capture as after the calls alone."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter, UserDict, deque
+from collections.abc import Callable
+from typing import Any
+
+import numpy
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from cgraph import eager_break
+from graphed_calls import states
+from lab import Lab, fresh
+
+# Each of these functions runs eagerly, and says so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
+
+Made = tuple[Callable[[Tensor], Tensor], Callable[[], Any]]
+"""A function, and what it has left so far."""
+
+MEAN: Any = None
+
+
+def of_global() -> Made:
+    global MEAN
+    MEAN = None
+
+    def function(x: Tensor) -> Tensor:
+        global MEAN
+        MEAN = x.clone() if MEAN is None else MEAN * 0.5 + x
+        return MEAN * 2  # type: ignore[no-any-return]
+
+    return function, lambda: MEAN
+
+
+def of_cell() -> Made:
+    mean: Any = None
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal mean
+        mean = x.clone() if mean is None else mean * 0.5 + x
+        return mean * 2  # type: ignore[no-any-return]
+
+    return function, lambda: mean
+
+
+def of_class() -> Made:
+    class Host:
+        mean: Any = None
+
+    def function(x: Tensor) -> Tensor:
+        Host.mean = x.clone() if Host.mean is None else Host.mean * 0.5 + x
+        return Host.mean * 2  # type: ignore[no-any-return]
+
+    return function, lambda: Host.mean
+
+
+def of_deque() -> Made:
+    last: deque[Tensor] = deque(maxlen=2)
+
+    def function(x: Tensor) -> Tensor:
+        last.append(last[-1] + x if last else x * 1)
+        return last[-1] * 2
+
+    return function, lambda: [*last]
+
+
+def of_user_dict() -> Made:
+    kept: UserDict[str, Tensor] = UserDict()
+
+    def function(x: Tensor) -> Tensor:
+        kept["sum"] = kept["sum"] + x if "sum" in kept else x * 1
+        return kept["sum"] * 2
+
+    return function, lambda: kept["sum"]
+
+
+def of_buffer() -> Made:
+    norm = nn.BatchNorm1d(3)
+    norm.running_mean = None
+
+    def function(x: Tensor) -> Tensor:
+        before = norm.running_mean
+        norm.running_mean = x * 0.5 if before is None else before * 0.5 + x
+        return x - norm.running_mean
+
+    return function, lambda: norm.running_mean
+
+
+def of_dict_counter() -> Made:
+    counts: dict[str, int] = {}
+
+    def function(x: Tensor) -> Tensor:
+        counts["calls"] = counts.get("calls", 0) + 1
+        return x * counts["calls"]
+
+    return function, lambda: dict(counts)
+
+
+def of_counter() -> Made:
+    counts: Counter[str] = Counter()
+
+    def function(x: Tensor) -> Tensor:
+        counts["calls"] += 1
+        return x * counts["calls"]
+
+    return function, lambda: dict(counts)
+
+
+def of_schedule() -> Made:
+    class Schedule:
+        def __init__(self) -> None:
+            self.place: Any = None
+            self.sigmas = [1.0, 2.0, 3.0, 4.0, 5.0, 6.0]
+
+        def step(self, x: Tensor) -> Tensor:
+            if self.place is None:
+                self.place = 0
+            result = x * self.sigmas[self.place]
+            self.place += 1
+            return result
+
+    schedule = Schedule()
+    return schedule.step, lambda: schedule.place
+
+
+def of_class_default() -> Made:
+    class Host:
+        count = 0
+
+        def run(self, x: Tensor) -> Tensor:
+            self.count += 1
+            return x * self.count
+
+    host = Host()
+    return host.run, lambda: (host.count, Host.count)
+
+
+def of_python() -> Made:
+    return lambda x: x * random.random(), random.getstate
+
+
+def of_numpy() -> Made:
+    def state() -> Any:
+        _, keys, place, *_ = numpy.random.get_state()
+        return keys.tolist(), place  # type: ignore[union-attr]
+
+    return lambda x: x * float(numpy.random.rand()), state
+
+
+ALL = [
+    *(of_global, of_cell, of_class, of_deque, of_user_dict, of_buffer),
+    *(of_dict_counter, of_counter, of_schedule, of_class_default, of_python, of_numpy),
+]
+
+
+@pytest.mark.parametrize("warmup", [3, 1])
+@pytest.mark.parametrize("made", ALL)
+def test_calls_leave_what_eager_calls_leave(
+    lab: Lab, made: Callable[[], Made], warmup: int
+) -> None:
+    inputs = [fresh(lab, 3) for _ in range(5)]
+    seen: list[list[Any]] = []
+    for graphs in (False, True):
+        random.seed(5)
+        numpy.random.seed(5)
+        function, left = made()
+        run = cgraph.graphed(function, warmup=warmup) if graphs else function
+        with torch.no_grad():
+            seen.append([(run(x).clone(), left()) for x in inputs])
+    torch.testing.assert_close(seen[1], seen[0], rtol=0, atol=0)
+
+
+def test_an_error_leaves_what_was_none(lab: Lab) -> None:
+    function, left = of_cell()
+    graphed = cgraph.graphed(function, on_fail="raise")
+    for _ in range(2):
+        with pytest.raises(cgraph.errors.CaptureError, match="assigns mean, or what is in it"):
+            graphed(fresh(lab, 3))
+        assert left() is None
+
+
+def test_random_numbers_of_python_in_a_break_are_drawn_in_each_call(lab: Lab) -> None:
+    drawn: list[float] = []
+
+    @eager_break
+    def noted(x: Tensor) -> None:
+        drawn.append(random.random())
+
+    def function(x: Tensor) -> Tensor:
+        y = x * 2
+        noted(y)
+        return y + 1
+
+    graphed = cgraph.graphed(function)
+    graphed(fresh(lab, 3))
+    drawn.clear()
+    random.seed(3)
+    for _ in range(3):
+        graphed(fresh(lab, 3))
+    random.seed(3)
+    assert drawn == [random.random() for _ in range(3)]
+    assert states(graphed) == ["captured"]
+
+
+def test_tensors_that_a_break_assigns_are_those_of_its_own_calls(lab: Lab) -> None:
+    class Cache:
+        def __init__(self) -> None:
+            self.sum, self.rows = torch.zeros(3, device=lab.device), {"k": fresh(lab, 1, 3)}
+
+        @eager_break
+        def added(self, x: Tensor) -> Tensor:
+            self.sum = self.sum + x
+            self.rows["k"] = torch.cat([self.rows["k"], x[None]])
+            return self.sum
+
+    mine, eager = Cache(), Cache()
+    eager.rows["k"] = mine.rows["k"].clone()
+    graphed = cgraph.graphed(lambda x: mine.added(x * 2) * 1)
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), eager.added(x * 2))
+        assert torch.equal(mine.sum, eager.sum)
+        assert torch.equal(mine.rows["k"], eager.rows["k"])
+    assert states(graphed) == ["captured"]
