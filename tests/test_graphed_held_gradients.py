@@ -190,3 +190,24 @@ def test_a_gradient_that_is_kept_is_a_copy_where_results_are(lab: Lab, outputs: 
         assert_close(kept[turn], right)
         # What was handed out before is as it was, or what the last pass has left.
         assert all(near(one, right) for one in kept) == (outputs == "static" or turn == 0)
+
+
+@pytest.mark.parametrize("view", [Tensor.detach, lambda one: one.data, lambda one: one.detach()[0]])
+def test_views_of_results_with_gradients_that_pile_up_are_told_of(lab: Lab, view: Any) -> None:
+    net, losses = nn.Linear(3, 2).to(lab.device), []
+    graphed = cgraph.graphed(net, on_held="raise")
+    with pytest.raises(StateError, match=r"memory of output 0 of Linear.*is still referenced"):
+        for _ in range(6):
+            y = graphed(fresh(lab, 4, 3))
+            y.sum().backward()
+            losses.append(view(y))
+    assert len(losses) >= 2
+
+
+def test_views_that_a_training_loop_makes_anew_are_not_told_of(lab: Lab) -> None:
+    net = nn.Linear(3, 2).to(lab.device)
+    graphed = cgraph.graphed(net, on_held="raise")
+    for _ in range(6):
+        y = graphed(fresh(lab, 4, 3))
+        rows, last = y.view(-1), y.detach()[-1]
+        (rows.square().sum() + last.sum()).backward()

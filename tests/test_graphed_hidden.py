@@ -207,3 +207,67 @@ def test_a_result_of_an_unknown_container_is_a_new_one_in_each_call(
     first, second = (graphed(fresh(lab, 3))[1] for _ in range(2))
     assert type(first) is unknown
     assert first is not second
+
+
+class Called(Deep):
+    """The same, of a class whose objects can be called, as those of a graph's data."""
+
+    def __call__(self) -> list[str]:
+        return ["parts"]
+
+
+def test_tensors_in_an_argument_that_can_be_called_are_those_of_the_call(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, one: x * one.parts[0].tensor)
+    for _ in range(3):
+        x, given = fresh(lab, 3), Called(fresh(lab, 3))
+        torch.testing.assert_close(graphed(x, given), x * given.parts[0].tensor)
+
+
+def test_each_call_returns_an_object_of_its_own_that_can_be_called(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: Called(x * 2), outputs="clone")
+    inputs = [fresh(lab, 3) for _ in range(3)]
+    results = [graphed(x) for x in inputs]
+    for x, result in zip(inputs, results, strict=True):
+        torch.testing.assert_close(result.parts[0].tensor, x * 2)
+
+
+def test_a_function_among_the_arguments_reads_what_it_closes_over_now(lab: Lab) -> None:
+    weight = fresh(lab, 3)
+
+    def product(x: Tensor) -> Tensor:
+        return x * weight
+
+    graphed, kept = cgraph.graphed(lambda function, x: function(x)), []
+    for _ in range(3):
+        kept.append(weight)
+        weight, x = fresh(lab, 3), fresh(lab, 3)
+        torch.testing.assert_close(graphed(product, x), x * weight)
+    (key,) = graphed.report().keys
+    assert key.reason is not None and key.reason.startswith("tensors inside a function")
+
+
+def test_a_function_of_no_tensors_among_the_arguments_is_captured(lab: Lab) -> None:
+    graphed, net = cgraph.graphed(lambda function, x: function(x)), torch.nn.Linear(3, 3)
+    net = net.to(lab.device)
+    functions: list[Callable[[Tensor], Tensor]] = [
+        *(torch.relu, torch.nn.functional.gelu, lambda x: x * 2, net.forward),
+    ]
+    with torch.no_grad():
+        for function in functions:
+            for _ in range(2):
+                x = fresh(lab, 3)
+                torch.testing.assert_close(graphed(function, x), function(x))
+    assert [key.state for key in graphed.report().keys] == ["captured"] * 4
+
+
+class Answering(dict[str, Any]):
+    """A dictionary whose items are attributes, and that raises for others."""
+
+    __getattr__ = dict.__getitem__
+
+
+def test_a_dictionary_that_answers_to_any_name_may_be_an_argument(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, options: x * options.scale)
+    for scale in (2.0, 3.0, 2.0):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x, Answering(scale=scale)), x * scale)

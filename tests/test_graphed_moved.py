@@ -330,3 +330,40 @@ def test_a_parameter_that_the_first_call_makes_anew_is_followed_beside_other_ten
             x = fresh(lab, 1, 2)
             assert torch.allclose(graphed(x), net(x) + other)
     assert states(graphed) == ["captured"]
+
+
+LAID_ANEW: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda weight: weight.t(),
+    "cut": lambda weight: weight[:2],
+    "expanded": lambda weight: weight[:1].expand(4, 4),
+    "another type": lambda weight: weight.view(torch.int32).view(torch.float32) * 1,
+}
+
+
+@pytest.mark.parametrize("how", LAID_ANEW)
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_parameter_that_is_laid_out_anew_where_it_lies_is_captured_anew(
+    lab: Lab, how: str, grad: bool
+) -> None:
+    net = nn.Linear(4, 4, bias=False).to(lab.device)
+    graphed = cgraph.graphed(net)
+    for _ in range(2):
+        for _ in range(2):
+            x = fresh(lab, 3, 4)
+            with torch.set_grad_enabled(grad):
+                torch.testing.assert_close(graphed(x), net(x))
+        net.weight.data = LAID_ANEW[how](net.weight.data)
+    assert graphed.report().keys[0].rerecorded[0].reason == "moved"
+
+
+@pytest.mark.parametrize("change", [Tensor.t_, lambda one: one.resize_(2, 3)])
+def test_a_tensor_that_is_laid_out_anew_in_place_is_captured_anew(lab: Lab, change: Any) -> None:
+    held = fresh(lab, 3, 3)
+    graphed = cgraph.graphed(lambda x: held @ x)
+    for _ in range(2):
+        for _ in range(2):
+            x = fresh(lab, 3)
+            torch.testing.assert_close(graphed(x), held @ x)
+        change(held)
+    (key,) = graphed.report().keys
+    assert [one.reason for one in key.rerecorded] == ["moved"]

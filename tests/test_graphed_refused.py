@@ -203,3 +203,41 @@ def test_a_report_says_where_nothing_was_measured(lab: Lab) -> None:
     measured = cgraph.graphed(lambda x: x * 2)
     measured(fresh(lab, 3))
     assert "1 replay saved" in str(measured.report())
+
+
+def test_a_key_that_waits_for_what_a_call_makes_says_so(lab: Lab) -> None:
+    class Host:
+        first = True
+
+        def run(self, x: Tensor) -> Tensor:
+            self.first = False
+            return x * 2
+
+    graphed = cgraph.graphed(Host().run)
+    graphed(fresh(lab, 3))
+    (key,) = graphed.report().keys
+    if key.state == "eager":
+        assert key.reason is not None and key.reason.startswith("until its next call: ")
+        assert str(key.advice).startswith("nothing, unless")
+    graphed(fresh(lab, 3))
+    (key,) = graphed.report().keys
+    assert (key.state, key.reason) == ("captured", None)
+
+
+def test_calls_that_no_replay_could_answer_count_as_eager(lab: Lab) -> None:
+    held, calls = fresh(lab, 4), []
+
+    def function(x: Tensor) -> Tensor:
+        calls.append(1)
+        x.add_(1)
+        return held * 2
+
+    graphed = cgraph.graphed(function)
+    graphed(fresh(lab, 2))
+    before, (key,) = len(calls), graphed.report().keys
+    for _ in range(3):
+        graphed(held[:2])
+    assert len(calls) == before + 3
+    (after,) = graphed.report().keys
+    counts = key.replays + key.eager_calls, after.replays + after.eager_calls
+    assert (after.replays, counts[1]) == (key.replays, counts[0] + 3)

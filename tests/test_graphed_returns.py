@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import cgraph
+from cgraph.errors import StateError
 from graphed_calls import agree, states
 from lab import Lab, fresh
 
@@ -170,3 +171,33 @@ def test_a_function_that_does_nothing_on_the_device_is_as_eager(lab: Lab, functi
         x = fresh(lab, 4)
         agree(graphed, function, x)
     assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("on_held", ["raise", "warn", "clone"])
+def test_a_view_of_a_result_that_is_returned_again_is_told_of(lab: Lab, on_held: Any) -> None:
+    graphed = cgraph.graphed(lambda last, x: (last, (last + x).tanh()), on_held=on_held)
+
+    def step(view: bool) -> None:
+        last = graphed(fresh(lab, 3), fresh(lab, 3))[1]
+        kept = last.view(3, 1) if view else None
+        last, now = graphed(last, fresh(lab, 3))
+        del kept, now
+
+    for _ in range(3):
+        step(view=False)
+    if on_held == "raise":
+        with pytest.raises(StateError, match="memory of output 1"):
+            step(view=True)
+    else:
+        with pytest.warns(UserWarning, match="memory of output 1"):
+            step(view=True)
+
+
+def test_a_loop_that_shifts_values_is_told_nothing(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda a, b: (b, a + b), on_held="raise")
+    a, b = fresh(lab, 3), fresh(lab, 3)
+    expected = a.clone(), b.clone()
+    for _ in range(40):
+        a, b = graphed(a, b)
+        expected = expected[1], expected[0] + expected[1]
+        assert_close((a, b), expected)

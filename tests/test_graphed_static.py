@@ -410,3 +410,16 @@ def test_a_cache_whose_memory_is_shared_until_it_is_written_is_found_where_it_we
         if number == 1:
             kept, before = torch._lazy_clone(cache), cache.clone()
     assert_close(kept, before)
+
+
+@pytest.mark.parametrize("view", [Tensor.conj, torch._neg_view])  # type: ignore[attr-defined]
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_a_static_view_whose_bytes_are_not_its_values_is_read_as_it_is(lab: Lab, view: Any) -> None:
+    graphed = cgraph.graphed(lambda x, by: x * by, static_argnames="by")
+    by = fresh(lab, 3).to(torch.complex64) * (1 + 2j)
+    for _ in range(2):
+        for given in (by, view(by), by):
+            x = fresh(lab, 3)
+            assert_close(graphed(x, given), x * given)
+    assert states(graphed) == ["captured", "eager"]
+    assert "resolve_conj() or resolve_neg()" in str(graphed.report().keys[1].reason)

@@ -344,3 +344,85 @@ def test_gradients_that_are_missing_at_first_are_those_without_graphs(
             expected = backward(other)(x)
             assert near(graphed(x), expected)
             assert near(module.weight.grad, other.weight.grad)  # type: ignore[arg-type]
+
+
+class Slow(torch.optim.Optimizer):
+    """Follows the weights every few steps, as optimizers that look ahead do."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, {"turn": 0})
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        group = self.param_groups[0]
+        group["turn"] += 1
+        for one in group["params"]:
+            state = self.state[one]
+            if not state:
+                state["slow"] = one.clone()
+            one.sub_(one.grad, alpha=0.1)
+            if group["turn"] % 3 == 0:
+                state["slow"].lerp_(one, 0.5)
+                one.copy_(state["slow"])
+
+
+class Counted(torch.optim.SGD):
+    """Keeps a count beside the states of the parameters."""
+
+    def __init__(self, parameters: Any) -> None:
+        super().__init__(parameters, 0.1)
+        self.state["steps"] = 0
+
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        self.state["steps"] += 1
+        super().step(closure)
+
+
+@pytest.mark.parametrize("warmup", [3, 1, 0])
+@pytest.mark.parametrize("kind", [Slow, Counted])
+def test_an_optimizer_that_counts_is_left_as_by_the_calls_alone(
+    lab: Lab, kind: Any, warmup: int
+) -> None:
+    net = nn.Linear(3, 2).to(lab.device)
+    nets = net, copy.deepcopy(net)
+    optimizers = [kind(one.parameters()) for one in nets]
+
+    def stepping(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+        def step(x: Tensor) -> Tensor:
+            optimizer.zero_grad()
+            loss: Tensor = net(x).square().mean()
+            loss.backward()
+            optimizer.step()
+            return loss.detach()
+
+        return step
+
+    mine, eager = map(stepping, nets, optimizers)
+    graphed = cgraph.graphed(mine, warmup=warmup)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*runs eagerly")
+        for _ in range(8):
+            x = fresh(lab, 4, 3)
+            assert near(graphed(x), eager(x))
+    assert_close([*nets[0].parameters()], [*nets[1].parameters()])
+    assert_close(optimizers[0].state_dict(), optimizers[1].state_dict())
+
+
+def test_an_optimizer_with_a_constant_beside_its_states_is_captured(lab: Lab) -> None:
+    net = nn.Linear(3, 2).to(lab.device)
+    optimizer = torch.optim.SGD(net.parameters(), 0.1)
+    optimizer.state["name"] = "mine"  # type: ignore[index, assignment]
+
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    graphed = cgraph.graphed(step)
+    for _ in range(3):
+        before, x = copy.deepcopy(net), fresh(lab, 4, 3)
+        assert near(graphed(x), before(x).square().mean().detach())
+    assert states(graphed) == ["captured"]
+    assert optimizer.state["name"] == "mine"  # type: ignore[index]

@@ -196,7 +196,10 @@ class OfClass:
         return x * type(self).count
 
 
-def counting_default(x: Tensor, host: Any = types.SimpleNamespace(count=0)) -> Tensor:
+COUNTED: Any = types.SimpleNamespace(count=0)
+
+
+def counting_default(x: Tensor, host: Any = COUNTED) -> Tensor:
     host.count += 1
     return x * host.count  # type: ignore[no-any-return]
 
@@ -204,7 +207,7 @@ def counting_default(x: Tensor, host: Any = types.SimpleNamespace(count=0)) -> T
 @pytest.mark.parametrize("where", ["forward", "class", "default", "layer", "module of Python"])
 def test_a_number_that_is_counted_elsewhere_is_counted_once_a_call(lab: Lab, where: str) -> None:
     global COUNT
-    COUNT = OfClass.count = counting_default.__defaults__[0].count = 0  # type: ignore[index]
+    COUNT = OfClass.count = COUNTED.count = 0
     layer, module, host = nn.Linear(2, 2), of_python(lab), OfClass()
     layer.turns = 0  # type: ignore[assignment]
 

@@ -92,3 +92,36 @@ def test_random_numbers_of_padded_calls_follow_the_generator(lab: Lab) -> None:
     again = [graphed(x).clone() for _ in range(3)]
     assert all(torch.equal(*pair) for pair in zip(first, again, strict=True))
     assert not torch.equal(first[0], first[1])
+
+
+def attention(x: Tensor, mask: Tensor) -> Tensor:
+    scores = (x @ x.transpose(1, 2)).masked_fill(~mask[:, None, :], float("-inf"))
+    return scores.softmax(-1) @ x
+
+
+def test_a_mask_of_truths_hides_zero_padding(lab: Lab) -> None:
+    graphed = cgraph.graphed(attention, sizes=[4, 8], dim=1)
+    for rows in (3, 4, 7, 5, 2):
+        x = fresh(lab, 2, rows, 5)
+        mask = fresh(lab, 2, rows) > 0
+        mask[:, 0] = True
+        assert near(graphed(x, mask), attention(x, mask))
+    assert [key.state for key in graphed.report().keys] == ["captured"] * 2
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_a_mask_of_what_is_hidden_does_not_hide_zero_padding(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, hidden: attention(x, ~hidden), sizes=[4, 8], dim=1)
+    for rows in (3, 7, 2):
+        x = fresh(lab, 2, rows, 5)
+        hidden = torch.zeros(2, rows, dtype=torch.bool, device=lab.device)
+        assert near(graphed(x, hidden), attention(x, ~hidden))
+    assert "eager" in [key.state for key in graphed.report().keys]
+
+
+def test_an_error_of_a_capture_ahead_names_the_arguments_that_were_cut(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, w: x @ w, sizes=[2, 4])
+    with pytest.raises(RuntimeError) as raised:
+        graphed.capture(fresh(lab, 4, 4), fresh(lab, 4, 4), progress=False)
+    notes = " ".join(getattr(raised.value, "__notes__", []))
+    assert "x, w were cut or padded" in notes and "dim={'x': 0}" in notes

@@ -102,7 +102,7 @@ def _rows_named(call: Call, found: Fit) -> Iterator[None]:
         if len(names) > 1:
             add_note(
                 error,
-                f"cgraph: {', '.join(names)} were cut or padded: if not all of these have rows, name"
-                f" those that do, as dim={{{names[0]!r}: 0}}",
+                f"cgraph: {', '.join(names)} were cut or padded: if not all of these have rows,"
+                f" name those that do, as dim={{{names[0]!r}: 0}}",
             )
         raise

@@ -236,14 +236,17 @@ class _Memory:
 
     def views_beside(self, results: int) -> _Views:
         """The views that callers have, where so many results are alive."""
-        most, self._views = self._views, self._count() - self._at_rest - results
-        return _Views(self._count, self._at_rest + results + max(1, most))
+        views = self._count() - self._at_rest - results
+        # One that is kept for once, or is about to go, is no pile.
+        most = self._views if self._views > 0 else views
+        self._views = views
+        return _Views(self._count, self._at_rest + results + most)
 
 
 class _Views(NamedTuple):
     """Views of results, which are held if they are more than before the last call.
 
-    Those in variables of a loop, as of the targets beside a loss, are as many each time.
+    Those in variables of a loop are as many each time: nobody reads them any more.
     """
 
     now: Callable[[], int]
