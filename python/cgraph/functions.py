@@ -78,10 +78,12 @@ def graphed(
     gradients are recorded, which of their tensors require one. The first call of a key warms up,
     captures and replays. Modules are found among what the function is, has, closes over, names or
     is given; their parameters and buffers are read where they lie, and so are tensors that the
-    function, or one that it names, closes over, names or has as a default, or that its object or
-    its class, an object there or such a module has as an attribute. A call after one that the graph
-    uses has moved, or after a module was exchanged, captures anew, and so does one after a module,
-    a leaf of a backward pass inside or an optimizer got or lost a hook, or a setting of an
+    function closes over, names or has as a default, or that its object or its class, an object
+    there or such a module has as an attribute; and likewise of what it may call: methods, the
+    forward and the hooks of a module, functions of a module of Python. They may lie six steps away,
+    in containers of up to 4096 items, 8192 in all. A call after one that the graph uses has moved
+    or was laid out anew, or after a module was exchanged, captures anew, and so does one after a
+    module, a leaf of a backward pass inside or an optimizer got or lost a hook, or a setting of an
     optimizer was changed. An attribute that was None, and other containers that grow, are not
     looked at again, nor are values inside objects among the arguments that compare as objects. Of
     modules behind objects all of that is looked at as well; where a backward pass outside is to
@@ -99,33 +101,37 @@ def graphed(
     cgraph.graphed(part.forward)``. After eight keys in a row that served one call each, others run
     eagerly until their third call: give ``sizes``, and :meth:`GraphedFunction.capture` them.
 
-    Whatever else the function reads, as torch's default dtype, is as it was at the capture: Python
-    runs only then. Tensors that it writes among its arguments are written for the caller as well
-    (by kernels that torch does not see if warm-up calls show it, which are not put back elsewhere),
-    and parameters have the gradients of a backward pass inside it, which the next call of the key
-    overwrites, unless somebody keeps them and no call adds to them. A call with an argument that
-    shares memory with a tensor which the function writes and finds elsewhere runs eagerly. A
-    function that changes containers or sets among its arguments, or the shape of a tensor, or that
-    gives a parameter other memory, or puts another tensor where it has read one, runs eagerly, and
-    so does one that changes settings or counts of an optimizer, as a learning rate scheduler does,
-    or a number or text that its code names in an attribute, a dictionary, a closure, a global or a
-    class, and the first call of one that only then changes one, or writes to tensors which it makes
-    then and keeps as attributes, or adds a tensor to a list; other changes of lists are not
-    noticed. Calls that get or return an object which pytree does not know, and which leads to
-    tensors, run eagerly. A copied argument has no ``.grad``, and one with attributes of its own
-    runs eagerly, unless they came after the capture. What it raises in a warm-up call is raised,
-    and the next call tries again. One that seeds a generator, or sets its state, runs eagerly.
+    Whatever else the function reads, as torch's default dtype, or an attribute of a module that
+    says which adapter is active or how much is dropped, is as it was at the capture, until
+    :meth:`GraphedFunction.reset`: Python runs only then. Tensors that it writes among its arguments
+    are written for the caller as well (by kernels that torch does not see if warm-up calls show it,
+    which are not put back elsewhere), and parameters have the gradients of a backward pass inside
+    it, which the next call of the key overwrites, unless somebody keeps them and no call adds to
+    them. A call with an argument that shares memory with a tensor which the function writes and
+    finds elsewhere runs eagerly. A function that changes containers or sets among its arguments, or
+    the shape of a tensor, or that gives a parameter other memory, or puts another tensor where it
+    has read one, runs eagerly, and so does one that changes settings or counts of an optimizer, as
+    a learning rate scheduler does, or a number or text that its code names in an attribute, a
+    dictionary, a closure, a global or a class, or draws random numbers of Python or NumPy, or
+    leaves a tensor in an attribute, a dictionary, a list or a deque, also by a hook, and the first
+    call of one that only then changes a number, or writes to tensors which it makes then and keeps;
+    other changes of lists are not noticed. Calls that get or return a function, or an object which
+    pytree does not know, that leads to tensors run eagerly; an object without any is returned as at
+    the capture. A copied argument has no ``.grad``, and one with attributes of its own runs
+    eagerly, unless they came after the capture. What it raises in a warm-up call is raised, and the
+    next call tries again. One that seeds a generator, or sets its state, runs eagerly.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
     both. On the simulator, with ``debug`` and with ``warmup=0`` it is captured as it was written,
     but for ``warmup=0, preserve_state=False``: then it has to be compiled before.
 
-    One thread at a time captures or replays a function; others wait. So the function must not wait
-    for a thread that calls it. Where several run backward passes at a time, give it
-    ``outputs="clone"``. While a call with gradients captures, its modules have other parameters of
-    the same memory, through which other threads must not run backward passes. Weights are not to be
-    written between a call and its backward pass: eager raises then, and a graph takes the new.
+    A function that a break of its own calls runs eagerly there. One thread at a time captures or
+    replays a function; others wait. So the function must not wait for a thread that calls it. Where
+    several run backward passes at a time, give it ``outputs="clone"``. While a call with gradients
+    captures, its modules have other parameters of the same memory, through which other threads must
+    not run backward passes. Weights are not to be written between a call and its backward pass:
+    eager raises then, and a graph takes the new.
 
     Args:
         fn: The function. Without it, a decorator is returned.
@@ -144,12 +150,14 @@ def graphed(
             them: always one of the same key (not before the backward pass), maybe one of a key
             that was captured before it in the same pool. So do the gradients that a backward pass
             hands out, which the next one overwrites unless they are the ``.grad`` of a leaf then;
-            nobody is told of those. ``"clone"``: results and gradients are copies.
+            nobody is told of those. ``"clone"``: results and gradients are copies, each of its own.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
             in any loop. One that the call returns again gets memory of its own, unless with
-            ``"ignore"``. ``"clone"`` warns of views, but not of exports, nor with gradients.
+            ``"ignore"``. ``"clone"`` warns of views, but not of exports, nor with gradients, and is
+            not for calls that write through one. Of views of results with gradients you are told
+            where they pile up.
         static_argnums: Places of positional arguments whose tensors stay where they are, such as
             caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
@@ -173,7 +181,8 @@ def graphed(
             back, but with ``preserve_state=False``; and a library of CUDA's that the thread has not
             used yet, as cuBLAS, makes the first call run eagerly, and the next one capture.
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
-            have their own. Of functions that share one, one thread at a time may call any.
+            have their own. Of functions that share one, one thread at a time may call any, and no
+            break of one another one.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
             warning. ``"raise"``: the error comes out. Calls without elements or rows, of more rows
             than all sizes, of too many keys and of what moves too often run eagerly in both.

@@ -13,11 +13,11 @@ import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from types import CodeType, FrameType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from cgraph import _core, _torch
+from cgraph import _torch
 from cgraph._captures.busy import is_busy
 from cgraph._captures.collector import collect_garbage
 from cgraph._recording.options import OnHeld
@@ -26,7 +26,19 @@ from cgraph._text import short_place
 from cgraph._torch import tree_iter
 from cgraph.errors import StateError
 
-__all__ = ["Holding", "Lent"]
+__all__ = ["MANY", "Holding", "Memory", "references_of_one"]
+
+
+MANY = 1 << 30
+"""As many references as nobody looks for."""
+
+
+class Memory(Protocol):
+    """What results lie in."""
+
+    @property
+    def is_held(self) -> bool:
+        """Whether somebody has a view of one."""
 
 
 class Holding:
@@ -75,7 +87,7 @@ class Holding:
 
     def __call__(
         self,
-        storages: Mapping[int, _core.Storage | _Views | _Left] | None,
+        storages: Mapping[int, Memory] | None,
         place: int,
         lent: torch.Tensor | None,
         site: Any,
@@ -146,118 +158,6 @@ class Holding:
         warnings.warn(text, stacklevel=levels_to_user())
 
 
-class Lent:
-    """The results with gradients that a key returned last, as long as a caller has them.
-
-    Those that only autograd has are no concern here: a backward pass through them is refused.
-
-    Args:
-        holding: Who is told.
-
-    Attributes:
-        holding: The same.
-    """
-
-    def __init__(self, holding: Holding) -> None:
-        self.holding = holding
-        self._last: list[tuple[int, _torch.TensorWeakRef]] = []
-        # What the results lie in, by their places, each with its number.
-        self._memories: dict[int, tuple[int, _Memory]] = {}
-        self._site: tuple[CodeType, int] | None = None
-
-    def release(self, arguments: object) -> None:
-        """Tell of each result that is still held, before a replay overwrites it.
-
-        Args:
-            arguments: Those of the call: what is among them is copied first.
-        """
-        leaves = [one for one in tree_iter(arguments) if isinstance(one, torch.Tensor)]
-        given = [id(one) for one in leaves]
-        # What is seen through arguments is copied first.
-        seen = set(map(_number, leaves))
-        there = [place for place, reference in self._last if reference() is not None]
-        for place, reference in self._last:
-            lent = reference()
-            if lent is not None and id(lent) not in given:
-                of_torch = _torch.references_of_torch(lent)
-                count = sys.getrefcount(lent) - _references_of_one() - of_torch
-                if count > 0:
-                    self.holding(None, place, lent, self._site, count)
-            del lent
-            number, memory = self._memories.get(place, (None, None))
-            if memory is None or number in seen:
-                continue
-            alive = sum(self._memories.get(one, (None,))[0] == number for one in there)
-            seen.add(number)
-            views = memory.views_beside(alive)
-            if views.is_held:
-                self.holding({place: views}, place, None, self._site, _MANY)
-        self._last = []
-
-    def remember(self, result: Any) -> Any:
-        """Note a result that is about to be returned, in place of the one before."""
-        leaves = enumerate(tree_iter(result))
-        tensors = {place: leaf for place, leaf in leaves if isinstance(leaf, torch.Tensor)}
-        self._last = [(place, _torch.TensorWeakRef(leaf)) for place, leaf in tensors.items()]
-        numbers = {place: _number(leaf) for place, leaf in tensors.items()}
-        known = {number: memory for number, memory in self._memories.values()}
-        self._memories = {}
-        for place, number in numbers.items():
-            if number is not None:
-                memory = known.setdefault(number, _Memory(tensors[place]))
-                memory.note([*numbers.values()].count(number))
-                self._memories[place] = number, memory
-        frame = user_frame()
-        self._site = None if frame is None else (frame.f_code, frame.f_lasti)
-        return result
-
-
-def _number(tensor: torch.Tensor) -> int | None:
-    """That of a tensor's storage; None without one."""
-    memory = _torch.memory_of(tensor)
-    return None if memory is None else _torch.storage_id(memory)
-
-
-class _Memory:
-    """What results lie in, and how many references it has while no caller has one.
-
-    Args:
-        tensor: A result.
-    """
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        self._count = _torch.references_of_storage(tensor)
-        self._at_rest = sys.maxsize
-        self._views = 0
-
-    def note(self, results: int) -> None:
-        """Note that nobody has more than so many results that lie in it."""
-        self._at_rest = min(self._at_rest, self._count() - results)
-
-    def views_beside(self, results: int) -> _Views:
-        """The views that callers have, where so many results are alive."""
-        views = self._count() - self._at_rest - results
-        # One that is kept for once, or is about to go, is no pile.
-        most = self._views if self._views > 0 else views
-        self._views = views
-        return _Views(self._count, self._at_rest + results + most)
-
-
-class _Views(NamedTuple):
-    """Views of results, which are held if they are more than before the last call.
-
-    Those in variables of a loop are as many each time: nobody reads them any more.
-    """
-
-    now: Callable[[], int]
-    most: int
-
-    @property
-    def is_held(self) -> bool:
-        """Whether there are more references than these explain."""
-        return self.now() > self.most
-
-
 class _Left(NamedTuple):
     """What a result lay in that has got memory of its own."""
 
@@ -270,20 +170,18 @@ class _Left(NamedTuple):
 
 
 @functools.cache
-def _references_of_one() -> int:
+def references_of_one() -> int:
     """How many references an object has that only a local variable holds, while it is asked."""
     one = object()
     return sys.getrefcount(one)
 
 
-# As many references as nobody looks for.
-_MANY = 1 << 30
 # How long another thread gets to let a result go, in seconds.
 _PATIENCE = 0.2
 
 
 def _is_let_go(
-    storages: Mapping[int, _core.Storage | _Views | _Left] | None,
+    storages: Mapping[int, Memory] | None,
     place: int,
     lent: torch.Tensor | None,
     count: int,
@@ -346,7 +244,7 @@ class _Given:
         # The call's references to each argument: on the stack, where this Python does not lend to
         # it, and in a tuple. Only of a plain call all of that is known.
         if inner is not None and _arguments_of(inner.f_code, inner.f_lasti) == len(self._arguments):
-            self._each = _references_of_one()
+            self._each = references_of_one()
         else:
             self._each = int(not frames and not are_kept)
 
@@ -359,7 +257,7 @@ class _Given:
         for argument in self._arguments:
             if isinstance(argument, list | tuple | dict) and argument is not one:
                 # With that of the loop's variable, the one in `_arguments`, and the question's.
-                alone = self._direct(argument) + 1 + _references_of_one()
+                alone = self._direct(argument) + 1 + references_of_one()
                 if sys.getrefcount(argument) <= alone:
                     count += sum(leaf is one for leaf in tree_iter(argument))
         return count
@@ -404,7 +302,7 @@ def _assigned_next(lent: torch.Tensor, given: _Given) -> int:
         variables.clear()
         is_copy = False
     # The variable's, that of the list, and those of whoever looks.
-    most = 2 + is_copy + _references_of_one()
+    most = 2 + is_copy + references_of_one()
     count = 0
     for value in values:
         if value is lent:

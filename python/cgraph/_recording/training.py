@@ -25,7 +25,8 @@ from cgraph._recording.conditions import (
     require_state,
     require_unmoved,
 )
-from cgraph._recording.held import Holding, Lent
+from cgraph._recording.held import Holding
+from cgraph._recording.lent import Lent
 from cgraph._recording.plan import Plan
 from cgraph._recording.recorded import Recorded
 from cgraph._recording.refusals import require_no_gradient

@@ -385,7 +385,11 @@ impl Entry {
                  move them before the call",
             ));
         }
-        raw::count(if is_eager { &entry.eager_calls } else { &entry.replays });
+        raw::count(if is_eager {
+            &entry.eager_calls
+        } else {
+            &entry.replays
+        });
         entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
     }
