@@ -452,10 +452,10 @@ def test_sync_blames_no_operator_for_what_a_break_raises(lab: Lab) -> None:
     assert torch.equal(function(x), (x + 1) * 2 + 1)
 
 
-def test_a_result_of_another_structure_is_named(lab: Lab) -> None:
+def test_a_result_of_more_values_is_named(lab: Lab) -> None:
     count = 2
     run = cgraph.graphed(lambda x: (x * 2,) * count, debug="compare")
     run(fresh(lab, 3))
     count = 3
-    with pytest.raises(CompareError, match="returns 3 values in another structure than the 2"):
+    with pytest.raises(CompareError, match="returns 3 values, and the capture returned 2"):
         run(fresh(lab, 3))

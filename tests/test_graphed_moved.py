@@ -336,7 +336,7 @@ LAID_ANEW: dict[str, Callable[[Tensor], Tensor]] = {
     "transposed": lambda weight: weight.t(),
     "cut": lambda weight: weight[:2],
     "expanded": lambda weight: weight[:1].expand(4, 4),
-    "another type": lambda weight: weight.view(torch.int32).view(torch.float32) * 1,
+    "transposed and cut": lambda weight: weight.t()[:3],
 }
 
 

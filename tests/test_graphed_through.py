@@ -60,6 +60,26 @@ class Host:
         return x * WEIGHT
 
 
+class Derived(Forward):
+    """A module whose forward is that of another one."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + 1
+
+
+def patched() -> nn.Module:
+    """A module with a forward of its own."""
+    net = nn.Sequential(nn.Identity())
+    net[0].forward = lambda x: x * WEIGHT
+    return net
+
+
+def with_function() -> Callable[..., Any]:
+    """A function that calls what an object has as an attribute."""
+    host = types.SimpleNamespace(function=lambda x: x * WEIGHT)
+    return lambda x: host.function(x)
+
+
 class Times(torch.autograd.Function):
     """An operator of the user's."""
 
@@ -85,6 +105,9 @@ OF_A_WEIGHT: dict[str, Callable[..., Any]] = {
     "a method of a class": lambda x: Host.of_class(x),
     "a method of what it makes": lambda x: Host().inner(x),
     "an operator of autograd": lambda x: Times.apply(x),
+    "the forward of another class": Derived(),
+    "a forward that was put in": patched(),
+    "a function that an object has": with_function(),
     "a function in a list": lambda x: LISTED[0](x),
 }
 
@@ -223,7 +246,60 @@ def test_a_number_that_is_counted_elsewhere_is_counted_once_a_call(lab: Lab, whe
         "module of Python": lambda x: module.count(x),
     }[where]
     graphed = cgraph.graphed(function)
-    with torch.no_grad(), pytest.warns(UserWarning, match="changes (COUNT|count|turns|N) from"):
+    with torch.no_grad(), pytest.warns(UserWarning, match=r"changes \S*(COUNT|count|turns|N) from"):
         for number in range(1, 7):
             x = fresh(lab, 3)
             assert torch.equal(graphed(x), x * number)
+
+
+class Steering:
+    """An object whose method is a hook."""
+
+    def __init__(self, by: Tensor) -> None:
+        self.by = by
+
+    def hook(self, module: nn.Module, args: Any, result: Tensor) -> Tensor:
+        return result + self.by
+
+
+def test_what_the_object_of_a_hook_has_is_followed(lab: Lab) -> None:
+    net, steering, kept = nn.Linear(4, 4).to(lab.device), Steering(fresh(lab, 4)), []
+    net.register_forward_hook(steering.hook)
+    graphed = cgraph.graphed(net)
+    with torch.no_grad():
+        for _ in range(3):
+            kept.append(steering.by)
+            steering.by = fresh(lab, 4)
+            for _ in range(2):
+                agree(graphed, net, fresh(lab, 3, 4))
+    assert states(graphed) == ["captured"]
+
+
+class Library:
+    """Sets itself up once, and must not do so twice."""
+
+    is_ready, names = False, list[str]()
+
+    @classmethod
+    def set_up(cls) -> None:
+        if not cls.is_ready:
+            assert "operator" not in cls.names
+            cls.names.append("operator")
+            cls.is_ready = True
+
+    def run(self, x: Tensor) -> Tensor:
+        self.set_up()
+        return x * 2
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize("warmup", [3, 1])
+def test_a_library_may_set_itself_up_in_the_first_call(lab: Lab, warmup: int, ahead: bool) -> None:
+    Library.is_ready, library = False, Library()
+    Library.names.clear()
+    graphed = cgraph.graphed(lambda x: library.run(x), warmup=warmup)
+    if ahead:
+        graphed.capture(fresh(lab, 3), progress=False).freeze()
+    for _ in range(3):
+        agree(graphed, lambda x: x * 2, fresh(lab, 3))
+    assert (Library.names, states(graphed)) == (["operator"], ["captured"])

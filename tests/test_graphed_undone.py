@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import threading
 from collections import Counter, UserDict, deque
 from collections.abc import Callable
 from typing import Any
@@ -141,6 +142,39 @@ def of_class_default() -> Made:
     return host.run, lambda: (host.count, Host.count)
 
 
+def of_toggle() -> Made:
+    last: Any = None
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal last
+        last = 5 if last is None else None
+        return x * 2
+
+    return function, lambda: last
+
+
+def of_popped() -> Made:
+    kept: dict[str, int] = {}
+
+    def function(x: Tensor) -> Tensor:
+        if kept.pop("n", None) is None:
+            kept["n"] = 1
+        return x * (1 + len(kept))
+
+    return function, lambda: dict(kept)
+
+
+def of_first_draw() -> Made:
+    kept: dict[str, float] = {}
+
+    def function(x: Tensor) -> Tensor:
+        if "by" not in kept:
+            kept["by"] = random.random()
+        return x * kept["by"]
+
+    return function, lambda: (kept["by"], random.getstate())
+
+
 def of_python() -> Made:
     return lambda x: x * random.random(), random.getstate
 
@@ -156,6 +190,7 @@ def of_numpy() -> Made:
 ALL = [
     *(of_global, of_cell, of_class, of_deque, of_user_dict, of_buffer),
     *(of_dict_counter, of_counter, of_schedule, of_class_default, of_python, of_numpy),
+    *(of_toggle, of_popped, of_first_draw),
 ]
 
 
@@ -198,13 +233,14 @@ def test_random_numbers_of_python_in_a_break_are_drawn_in_each_call(lab: Lab) ->
         return y + 1
 
     graphed = cgraph.graphed(function)
-    graphed(fresh(lab, 3))
-    drawn.clear()
     random.seed(3)
-    for _ in range(3):
+    for number in range(1, 4):
         graphed(fresh(lab, 3))
-    random.seed(3)
-    assert drawn == [random.random() for _ in range(3)]
+        last = drawn[-1]
+        state = random.getstate()
+        random.seed(3)
+        assert last == [random.random() for _ in range(number)][-1]
+        random.setstate(state)
     assert states(graphed) == ["captured"]
 
 
@@ -228,3 +264,49 @@ def test_tensors_that_a_break_assigns_are_those_of_its_own_calls(lab: Lab) -> No
         assert torch.equal(mine.sum, eager.sum)
         assert torch.equal(mine.rows["k"], eager.rows["k"])
     assert states(graphed) == ["captured"]
+
+
+def test_items_of_other_threads_stay_where_a_count_is_put_back(lab: Lab) -> None:
+    kept: dict[Any, Any] = {}
+    added: list[int] = []
+
+    def add() -> None:
+        while not is_over.is_set():
+            added.append(len(added))
+            kept[added[-1]] = object()
+            is_over.wait(0.001)
+
+    def function(x: Tensor) -> Tensor:
+        kept["hits"] = kept.get("hits", 0) + 1
+        return x * 2
+
+    is_over = threading.Event()
+    thread = threading.Thread(target=add)
+    thread.start()
+    graphed = cgraph.graphed(function)
+    for _ in range(8):
+        graphed(fresh(lab, 3))
+    is_over.set()
+    thread.join()
+    assert kept["hits"] == 8
+    assert all(one in kept for one in added)
+
+
+def test_numbers_that_another_thread_draws_are_no_concern(lab: Lab) -> None:
+    drawn: list[float] = []
+
+    def draw() -> None:
+        while not is_over.is_set():
+            drawn.append(random.random())
+            is_over.wait(0.001)
+
+    is_over = threading.Event()
+    thread = threading.Thread(target=draw)
+    thread.start()
+    graphed = cgraph.graphed(lambda x: x * 2)
+    for rows in range(1, 5):
+        graphed(fresh(lab, rows))
+    is_over.set()
+    thread.join()
+    assert len(set(drawn)) == len(drawn)
+    assert states(graphed) == ["captured"] * 4

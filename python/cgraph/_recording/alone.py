@@ -153,8 +153,7 @@ def _record(
             require_state(steps)
             # Python code of breaks runs in replays as well.
             if isinstance(graph, CUDAGraph):
-                state.require_same()
-                state.require_none_drawn()
+                state.require_same(captured=True)
             else:
                 # The capture has run them, and the segments before them.
                 driver.synchronize()

@@ -23,6 +23,7 @@ from cgraph._recording.conditions import (
     PythonState,
     WarmupError,
     require_none_kept,
+    require_same_numbers,
     require_state,
     require_unmoved,
 )
@@ -107,7 +108,7 @@ def _record(
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
-        begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
+        begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, is_made)
         last.push(state.after)
@@ -124,10 +125,9 @@ def _record(
                 """Look at what calls have changed, also what only the first one does."""
                 if breaks.are_met:
                     # What Python does in breaks is done again.
-                    state.put_back_tensors()
+                    state.put_back_what_breaks_assign()
                 else:
                     state.require_same()
-                    state.require_none_drawn()
                 require_state(steps)
 
             def begins() -> None:
@@ -199,8 +199,8 @@ def _record(
                 require_state(steps)
                 # Python code of breaks runs in replays as well.
                 if isinstance(graph, CUDAGraph):
-                    PythonState(values, held, is_made).require_same()
-                    state.require_none_drawn()
+                    require_same_numbers(values, held)
+                    state.require_same(captured=True)
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise NotReadyError(
                         "the function writes to a tensor that a call makes and keeps"
@@ -232,7 +232,7 @@ def _record(
             if recorded.breaks:
                 # The capture has run them, and the segments before them, and the call runs them.
                 driver.synchronize()
-                state.put_back_tensors()
+                state.put_back_what_breaks_assign()
     return recorded
 
 

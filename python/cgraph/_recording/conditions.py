@@ -12,9 +12,10 @@ from cgraph._state.attributes import (
     changes,
     is_another,
     made_numbers,
+    place_of,
 )
 from cgraph._state.drawing import RandomOfPython
-from cgraph._state.holders import put_back_numbers, put_back_tensors
+from cgraph._state.holders import Holder, put_back_numbers, put_back_tensors
 from cgraph._state.kept import IsMade, kept_in, put_back_kept
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
@@ -26,6 +27,7 @@ __all__ = [
     "WarmupError",
     "has_moved",
     "require_none_kept",
+    "require_same_numbers",
     "require_state",
     "require_unmoved",
 ]
@@ -61,8 +63,22 @@ def require_state(steps: Steps) -> None:
         raise NotReadyError(reason)
 
 
+def require_same_numbers(attributes: Attributes, found: Found) -> None:
+    """Refuse a function that changes numbers or texts of Python's, or takes them away.
+
+    Args:
+        attributes: Those in dictionaries, as they were.
+        found: Where others were.
+    """
+    if (reason := attributes.changed or changed_numbers(found.numbers)) is not None:
+        raise NotReadyError(reason)
+
+
 class PythonState:
     """What Python has before calls: attributes, names, lists, and its random numbers.
+
+    What is made in the first call alone stays, with the objects that are made beside it: numbers
+    where there was none, and flags of what the function only calls.
 
     Args:
         attributes: Those in dictionaries, as they are.
@@ -74,61 +90,53 @@ class PythonState:
         self._attributes = attributes
         self._found = found
         self._is_made = is_made
-        self._made: dict[Place, Any] = {}
-        self._random = RandomOfPython()
+        # After the first call.
+        self._made: dict[Place, Any] | None = None
+        self._far: list[Any] = []
+        self._random = RandomOfPython() if found.draws else None
+        self._drawn = self._random
+        self._draws = False
 
-    def require_same(self) -> None:
+    def require_same(self, *, captured: bool = False) -> None:
         """Refuse a function that changes numbers or texts, or takes them away.
 
-        Also one that goes on changing those that a call before has made where there were none.
-        """
-        reason = self._attributes.changed or changed_numbers(self._found.numbers)
-        if reason is not None:
-            raise NotReadyError(reason)
-        made = self._made_now()
-        for place in self._counted(made):
-            raise NotReadyError(changes(str(place[-1]), self._made[place], made[place]))
-        self._made = {**made, **self._made}
+        Also one that goes on changing those that it has made itself, or those of what it calls, or
+        that goes on drawing random numbers which are not torch's.
 
-    def require_none_drawn(self) -> None:
-        """Refuse a function that draws random numbers which are not torch's."""
-        if self._random.has_moved:
-            raise CaptureError(
-                "the function draws random numbers of Python or NumPy, and replays do not: draw"
-                " torch's, or pass them as an argument"
+        Args:
+            captured: Whether the capture has run.
+        """
+        self._require_none_drawn(captured=captured)
+        require_same_numbers(self._attributes, self._found)
+        made, far = self._made_now(), [one.now for one in self._found.far]
+        if self._made is None:
+            if made or any(map(_differ, self._found.far, far)):
+                self._made, self._far = made, far
+            return
+        for place in self._counted(made):
+            raise NotReadyError(changes(str(place[-1]), self._made[place], made.get(place)))
+        for one, then, now in zip(self._found.far, self._far, far, strict=True):
+            if is_another(now, then):
+                raise NotReadyError(changes(one.words, then, now))
+
+    def _require_none_drawn(self, *, captured: bool) -> None:
+        """Refuse a function that goes on drawing random numbers which are not torch's."""
+        if self._drawn is None or not self._drawn.has_moved:
+            return
+        self._draws = captured or self._drawn is not self._random
+        # What the first call draws may be for the others to use.
+        self._drawn = RandomOfPython()
+        if self._draws:
+            raise NotReadyError(
+                "the function draws from random or numpy.random, and replays do not: draw torch's"
+                " random numbers, or pass them as an argument"
             )
 
-    def put_back_tensors(self) -> None:
-        """Let tensors be where they were that are others now, before a call that is made again.
-
-        What a first call makes stays, with flags and numbers that tell of it.
-        """
+    def put_back_what_breaks_assign(self) -> None:
+        """Let tensors and random numbers be as they were, before a call that is made again."""
         put_back_tensors(self._found.all_holders)
-
-    def _put_back(self) -> None:
-        """Put back all but what a first call makes, as objects and numbers.
-
-        Where others go on changing a number that it has made, all goes that was made with it.
-        """
-        made = self._made_now()
-        counted = self._counted(made)
-        self._made = {**made, **self._made}
-        owners = {place[0] for place in counted}
-        self._attributes.put_back_others(numbers=True, made=counted)
-        put_back_kept(self._found.lists, self._found.empty, self._is_made)
-        put_back_numbers(self._found.numbers)
-        put_back_numbers(one for one in self._found.empty if id(one.owner) in owners)
-        self._random.put_back()
-        put_back_tensors(self._found.all_holders)
-
-    def _made_now(self) -> dict[Place, Any]:
-        """Numbers where there was none, or None."""
-        return {**self._attributes.made, **made_numbers(self._found.empty)}
-
-    def _counted(self, made: dict[Place, Any]) -> set[Place]:
-        """The places of those that were another number after a call before."""
-        known = self._made.items()
-        return {place for place, then in known if is_another(made.get(place), then)}
+        if self._random is not None:
+            self._random.put_back()
 
     def after(self, error: type[BaseException] | None, *_: object) -> None:
         """Put it back at the end of a block that raises.
@@ -142,9 +150,33 @@ class PythonState:
             return
         if issubclass(error, WarmupError):
             self._attributes.put_back_others(numbers=False)
-            put_back_tensors(self._found.all_holders)
         else:
-            self._put_back()
+            self._put_back_numbers()
+        put_back_tensors(self._found.all_holders)
+
+    def _put_back_numbers(self) -> None:
+        counted = self._counted(self._made_now())
+        self._attributes.put_back_others(numbers=True, made=counted)
+        put_back_kept(self._found.lists, self._found.empty, self._is_made)
+        put_back_numbers(self._found.numbers)
+        put_back_numbers(one for one in self._found.empty if place_of(one) in counted)
+        pairs = zip(self._found.far, self._far, strict=False)
+        put_back_numbers(one for one, then in pairs if is_another(one.now, then))
+        if self._draws and self._random is not None:
+            self._random.put_back()
+
+    def _made_now(self) -> dict[Place, Any]:
+        """Numbers where there was none, or None."""
+        return {**self._attributes.made, **made_numbers(self._found.empty)}
+
+    def _counted(self, made: dict[Place, Any]) -> set[Place]:
+        """The places of those that were another number after the first call."""
+        known = (self._made or {}).items()
+        return {place for place, then in known if is_another(made.get(place), then)}
+
+
+def _differ(one: Holder, now: Any) -> bool:
+    return is_another(now, one.value)
 
 
 def require_none_kept(found: Found, is_made: IsMade) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from collections.abc import Callable
 from types import CodeType
 from typing import Any, NamedTuple
@@ -32,8 +33,10 @@ class Lent:
     def __init__(self, holding: Holding) -> None:
         self.holding = holding
         self._last: list[tuple[int, _torch.TensorWeakRef]] = []
-        # What the results lie in, by their places, each with its number.
-        self._memories: dict[int, tuple[int, _Memory]] = {}
+        # What results lie in, by its number, and that of each result where views are looked for.
+        self._memories: dict[int, _Memory] = {}
+        self._numbers: dict[int, int] = {}
+        self._calls = 0
         self._site: tuple[CodeType, int] | None = None
 
     def release(self, arguments: object) -> None:
@@ -44,9 +47,9 @@ class Lent:
         """
         leaves = [one for one in tree_iter(arguments) if isinstance(one, torch.Tensor)]
         given = [id(one) for one in leaves]
-        # What is seen through arguments is copied first.
-        seen = set(map(_number, leaves))
-        there = [place for place, reference in self._last if reference() is not None]
+        alive = Counter(
+            self._numbers.get(place) for place, reference in self._last if reference() is not None
+        )
         for place, reference in self._last:
             lent = reference()
             if lent is not None and id(lent) not in given:
@@ -54,33 +57,43 @@ class Lent:
                 count = sys.getrefcount(lent) - references_of_one() - of_torch
                 if count > 0:
                     self.holding(None, place, lent, self._site, count)
-            del lent
-            number, memory = self._memories.get(place, (None, None))
-            if memory is None or number in seen:
+        self._last = []
+        # What is seen through arguments is copied first.
+        seen = set(map(_number, leaves)) if self._numbers else set()
+        for place, number in self._numbers.items():
+            if number in seen:
                 continue
-            alive = sum(self._memories.get(one, (None,))[0] == number for one in there)
             seen.add(number)
-            views = memory.views_beside(alive)
+            views = self._memories[number].views_beside(alive[number])
             if views.is_held:
                 self.holding({place: views}, place, None, self._site, MANY)
-        self._last = []
 
     def remember(self, result: Any) -> Any:
         """Note a result that is about to be returned, in place of the one before."""
         leaves = enumerate(tree_iter(result))
         tensors = {place: leaf for place, leaf in leaves if isinstance(leaf, torch.Tensor)}
         self._last = [(place, _torch.TensorWeakRef(leaf)) for place, leaf in tensors.items()]
-        numbers = {place: _number(leaf) for place, leaf in tensors.items()}
-        known = {number: memory for number, memory in self._memories.values()}
-        self._memories = {}
-        for place, number in numbers.items():
-            if number is not None:
-                memory = known.setdefault(number, _Memory(tensors[place]))
-                memory.note([*numbers.values()].count(number))
-                self._memories[place] = number, memory
+        self._numbers = {}
+        self._calls += 1
+        if self._calls <= _FIRST_CALLS or self._calls % _FIRST_CALLS == 0:
+            self._note_memories(tensors)
         frame = user_frame()
         self._site = None if frame is None else (frame.f_code, frame.f_lasti)
         return result
+
+    def _note_memories(self, tensors: dict[int, torch.Tensor]) -> None:
+        """Note what results lie in."""
+        for place, tensor in tensors.items():
+            if (number := _number(tensor)) is not None:
+                self._numbers[place] = number
+                if number not in self._memories:
+                    self._memories[number] = _Memory(tensor)
+        for number, count in Counter(self._numbers.values()).items():
+            self._memories[number].note(count)
+
+
+# Views are looked for in so many first calls, and then in one of so many.
+_FIRST_CALLS = 8
 
 
 def _number(tensor: torch.Tensor) -> int | None:

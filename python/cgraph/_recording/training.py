@@ -22,6 +22,7 @@ from cgraph._recording.conditions import (
     PythonState,
     WarmupError,
     require_none_kept,
+    require_same_numbers,
     require_state,
     require_unmoved,
 )
@@ -227,7 +228,7 @@ def train(
     began = time.perf_counter()
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
-        begun = Attributes([*plan.dictionaries, *begin.all_dictionaries])
+        begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, is_made)
         last.push(state.after)
@@ -261,7 +262,6 @@ def train(
                 require_left_alone(alone)
             if passes.met is None:
                 state.require_same()
-                state.require_none_drawn()
             elif not is_divided:
                 passes.require_none()
             # Of the backward pass there was none yet.
@@ -305,8 +305,8 @@ def train(
             for attributes, found in zip(values, held, strict=True):
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
-                    PythonState(attributes, found, is_made).require_same()
-                    state.require_none_drawn()
+                    require_same_numbers(attributes, found)
+                    state.require_same(captured=True)
                     require_none_kept(found, is_made)
             graphed_of(surface).stand_for(parameters)
             return surface

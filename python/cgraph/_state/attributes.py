@@ -38,10 +38,14 @@ class Attributes:
 
     Args:
         dictionaries: Those that hold them; see :func:`dictionaries_of`.
+        others: Dictionaries that are no attributes of objects, likewise.
     """
 
-    def __init__(self, dictionaries: Sequence[dict[str, Any]]) -> None:
-        self._contents = _core.Contents(dictionaries)
+    def __init__(
+        self, dictionaries: Sequence[dict[str, Any]], others: Sequence[dict[Any, Any]] = ()
+    ) -> None:
+        self._contents = _core.Contents([*dictionaries, *others])
+        self._of_objects = set(map(id, dictionaries))
 
     def require_no_new_tensor(self) -> None:
         """Refuse a function that keeps a tensor where no replay puts one.
@@ -82,7 +86,8 @@ class Attributes:
 
         Args:
             numbers: With numbers and texts.
-            made: With all in the dictionaries of these places, where there was none.
+            made: With those in these places, where there was none, and in dictionaries of
+                attributes with what was made beside them.
         """
         for now, name, before in self._changes() if numbers else self._new_tensors():
             if name in before:
@@ -91,9 +96,15 @@ class Attributes:
                 now.pop(name, None)
         owners = {place[0] for place in made}
         for now, before in self._contents.changed() if owners else ():
-            if id(now) in owners:
-                now.clear()
-                now.update(before)
+            # Items of other dictionaries may be other threads'.
+            names = set(now) if id(now) in self._of_objects else {one[-1] for one in made}
+            for name in names if id(now) in owners else ():
+                if before.get(name) is not None:
+                    continue
+                if name in before:
+                    now[name] = None
+                else:
+                    now.pop(name, None)
 
     def put_back(self) -> None:
         """Let the dictionaries hold what they held, after a capture that is made anew.

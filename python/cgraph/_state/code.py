@@ -7,11 +7,13 @@ import collections
 import dis
 import functools
 import inspect
+import random
 import sys
 import threading
 import types
-from collections.abc import Collection, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections import deque
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 
@@ -24,85 +26,165 @@ __all__ = [
     "is_looked_into",
     "is_users",
     "named_of_module",
-    "reached_by",
-    "reached_in_methods",
+    "names_of",
 ]
 
 # Their code and classes are not looked into: there is no end to what they refer to.
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
 
 
-class Reached(NamedTuple):
-    """What code comes to.
-
-    Attributes:
-        names: The names that it has.
-        functions: Functions of the user's that it consists of, by their numbers.
-        kinds: The classes of the user's whose methods are among them.
-    """
-
-    names: frozenset[str]
-    functions: dict[int, types.FunctionType]
-    kinds: frozenset[type]
-
-    def __or__(self, other: Reached) -> Reached:
-        """What both come to."""
-        functions = {**self.functions, **other.functions}
-        return Reached(self.names | other.names, functions, self.kinds | other.kinds)
-
-
-def reached_by(function: object, parts: Iterable[torch.nn.Module]) -> Reached:
-    """What a function comes to, and functions and methods of the user's which it names.
+class Reached:
+    """What the code of a function comes to, with functions and methods of the user's that it names.
 
     Args:
         function: The function.
         parts: Modules, whose forward and hooks count as well.
+
+    Attributes:
+        names: The names that the code has.
+        functions: The functions and methods of the user's that it consists of, by their numbers.
+        kinds: The classes of the user's whose methods are among them.
+        draws: Whether it names the random numbers of Python or NumPy.
     """
-    parts = [*parts]
-    kinds = {type(one) for one in parts}
-    hooks = (hook for one in parts for kind in _HOOKS for hook in vars(one).get(kind, {}).values())
-    hooked = ((hook, None) for hook in hooks)
-    return _reached([(function, None), *((kind.forward, kind) for kind in kinds), *hooked])
+
+    def __init__(self, function: object, parts: Iterable[torch.nn.Module]) -> None:
+        self.names: set[str] = set()
+        self.functions: dict[int, Any] = {}
+        self.kinds: set[type] = set()
+        self.draws = False
+        # What was seen stays alive, as long as it is known by its number.
+        self._seen: dict[tuple[int, type | None], object] = {}
+        self._members: dict[type, dict[str, list[Any]]] = {}
+        parts = [*parts]
+        hooks = [hook for one in parts for hook in _hooks_of(vars(one), "")]
+        hooks += _hooks_of(vars(torch.nn.modules.module), "_global")
+        self.functions.update((id(one), one) for one in hooks)
+        kinds = {type(one) for one in parts}
+        forwards = ((kind.forward, kind) for kind in kinds)
+        self._go([(function, None), *forwards, *((hook, None) for hook in hooks)])
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """How much it is by now."""
+        return len(self.names), len(self.functions)
+
+    def go_on(self, functions: Iterable[object], kinds: Iterable[type]) -> None:
+        """Come to more.
+
+        Args:
+            functions: Functions that the code has found.
+            kinds: Classes of objects on which it may call the methods that it names, and operators
+                but comparisons.
+        """
+        found: list[tuple[object, type | None]] = [(one, None) for one in functions]
+        for kind in kinds:
+            for name, values in self._members_of(kind).items():
+                is_called = name in self.names or name.startswith("__") or name == "forward"
+                if is_called and name not in _NOT_CALLED:
+                    found.append((values[0], kind))
+        self._go(found)
+
+    def _go(self, functions: Iterable[tuple[object, type | None]]) -> None:
+        """Come to functions, each with the class whose method it is, and what they call."""
+        # The near ones first: there may be too many.
+        waiting = deque(functions)
+        while waiting and len(self.functions) < _MOST_REACHED:
+            one, owner = waiting.popleft()
+            if isinstance(one, _PLAIN) or (id(one), owner) in self._seen:
+                continue
+            self._seen[id(one), owner] = one
+            if isinstance(one, types.FunctionType):
+                self.names.update(names_of(one.__code__))
+                if is_users(one.__globals__.get("__name__")):
+                    self.functions[id(one)] = one
+                    self.kinds.update(() if owner is None else (owner,))
+            elif isinstance(one, types.MethodType) and is_users(type(one.__self__).__module__):
+                self.functions[id(one)] = one
+            waiting += self._called_by(one, owner)
+
+    def _called_by(self, one: Any, owner: type | None) -> Iterator[tuple[object, type | None]]:
+        """What a function or another callable may call, each with the class whose method it is."""
+        # By their types: other objects may stand for these, and raise when they are asked.
+        kind = type(one)
+        if issubclass(kind, types.MethodType):
+            yield one.__func__, type(one.__self__)
+        elif issubclass(kind, functools.partial):
+            yield one.func, None
+        elif issubclass(kind, _core.Dispatcher):
+            yield one.__wrapped__, owner
+        elif issubclass(kind, property):
+            yield from ((way, owner) for way in (one.fget, one.fset))
+        elif issubclass(kind, functools.cached_property | functools.partialmethod):
+            yield one.func, owner
+        elif issubclass(kind, functools._lru_cache_wrapper):
+            yield one.__wrapped__, owner
+        elif issubclass(kind, staticmethod | classmethod):
+            yield one.__func__, owner
+        elif issubclass(kind, types.FunctionType):
+            if not is_users(one.__globals__.get("__name__")):
+                # That of a decorator, as of `torch.no_grad()`.
+                yield vars(one).get("__wrapped__"), owner
+                return
+            names = names_of(one.__code__)
+            for name in globals_in(one.__code__):
+                yield from self._called_of(one.__globals__.get(name), names)
+            for cell in (cell for cell in one.__closure__ or () if cell != _UNASSIGNED):
+                yield from self._called_of(cell.cell_contents, names)
+            if owner is not None:
+                members = self._members_of(owner)
+                for name in names & members.keys():
+                    # That of a class that it is derived from is another one's `super()`.
+                    values = members[name] if "super" in names else members[name][:1]
+                    yield from ((value, owner) for value in values)
+        elif issubclass(kind, torch.nn.Module):
+            yield kind.forward, kind
+        elif is_users(vars(kind).get("__module__")) and not issubclass(kind, type):
+            yield inspect.getattr_static(kind, "__call__", None), kind
+
+    def _called_of(self, value: Any, names: frozenset[str]) -> Iterator[tuple[object, type | None]]:
+        """What code with these names may call of a value, each with the class of a method."""
+        yield value, None
+        self.draws |= _is_of_random(value) or (
+            value is sys.modules.get("numpy") and "random" in names
+        )
+        if type(value) in (list, tuple, dict) and len(value) <= _MOST_FUNCTIONS:
+            items = value.values() if isinstance(value, dict) else value
+            yield from ((one, None) for one in items if isinstance(one, _FUNCTIONS))
+        elif issubclass(type(value), types.ModuleType):
+            yield from ((one, None) for _, _, one in named_of_module(value, names))
+        elif issubclass(type(value), type) and is_users(vars(value).get("__module__")):
+            of_autograd = issubclass(value, torch.autograd.Function)
+            members = self._members_of(value)
+            for name in (names | _OF_AUTOGRAD if of_autograd else names) & members.keys():
+                if isinstance(members[name][0], staticmethod | classmethod | types.FunctionType):
+                    yield members[name][0], value
+
+    def _members_of(self, kind: type) -> dict[str, list[Any]]:
+        """What classes of the user's have by each name, the most derived first."""
+        if kind not in self._members:
+            found = self._members[kind] = {}
+            for base in kind.__mro__:
+                if is_users(vars(base).get("__module__")):
+                    for name, value in vars(base).items():
+                        found.setdefault(name, []).append(value)
+        return self._members[kind]
 
 
-def reached_in_methods(names: Collection[str], kinds: Iterable[type]) -> Reached:
-    """What methods come to that code names of classes of the user's, or operators but comparisons.
-
-    Args:
-        names: Those that the code has.
-        kinds: The classes, of objects that it may call them on.
-    """
-    methods = [
-        (value, kind)
-        for kind in kinds
-        for base in kind.__mro__
-        if is_users(vars(base).get("__module__"))
-        for name, value in vars(base).items()
-        if (name in names or name.startswith("__") or name == "forward") and name not in _NOT_CALLED
-    ]
-    return _reached(methods)
+def _is_of_random(value: Any) -> bool:
+    """Whether a value draws random numbers by the generator that all of Python or NumPy share."""
+    kind = type(value)
+    if issubclass(kind, types.ModuleType):
+        return value is random or vars(value).get("__name__") == "numpy.random"
+    if issubclass(kind, types.MethodType | types.BuiltinMethodType):
+        owner = value.__self__
+        return owner is random._inst or type(owner).__name__ == "RandomState"
+    return False
 
 
-def _reached(functions: Iterable[tuple[object, type | None]]) -> Reached:
-    """What functions come to, each with the class whose method it is, and what they call."""
-    names: set[str] = set()
-    found: dict[int, types.FunctionType] = {}
-    kinds: set[type] = set()
-    # What was seen stays alive, as long as it is known by its number.
-    seen: dict[tuple[int, type | None], object] = {}
-    waiting = [*functions]
-    while waiting:
-        one, owner = waiting.pop()
-        if (id(one), owner) in seen:
-            continue
-        seen[id(one), owner] = one
-        if isinstance(one, types.FunctionType):
-            names.update(_names_in(one.__code__))
-            if is_users(one.__globals__.get("__name__")):
-                found[id(one)] = one
-                kinds.update(() if owner is None else (owner,))
-        waiting += _called_by(one, owner)
-    return Reached(frozenset(names), found, frozenset(kinds))
+def _hooks_of(owner: dict[str, Any], prefix: str) -> list[Any]:
+    """The hooks of a module, or of all."""
+    found = (owner.get(f"{prefix}{kind}") for kind in _HOOKS)
+    return [hook for hooks in found if isinstance(hooks, dict) for hook in hooks.values()]
 
 
 def named_of_module(
@@ -112,9 +194,9 @@ def named_of_module(
 
     Each with its name and the dictionary that has it.
     """
-    if not is_users(module.__name__):
-        return
     values = vars(module)
+    if not is_users(values.get("__name__")):
+        return
     for name in names.intersection(values):
         value = values[name]
         if not isinstance(value, types.ModuleType):
@@ -149,61 +231,8 @@ def globals_in(code: types.CodeType) -> tuple[str, ...]:
     return tuple(found)
 
 
-def _called_by(one: Any, owner: type | None) -> Iterator[tuple[object, type | None]]:
-    """What a function or another callable may call, each with the class whose method it is."""
-    # By their types: other objects may stand for these, and raise when they are asked.
-    kind = type(one)
-    if issubclass(kind, types.MethodType):
-        yield one.__func__, type(one.__self__)
-    elif issubclass(kind, functools.partial):
-        yield one.func, None
-    elif issubclass(kind, _core.Dispatcher):
-        yield one.__wrapped__, owner
-    elif issubclass(kind, property):
-        yield from ((way, owner) for way in (one.fget, one.fset))
-    elif issubclass(kind, functools.cached_property | functools.partialmethod):
-        yield one.func, owner
-    elif issubclass(kind, functools._lru_cache_wrapper):
-        yield one.__wrapped__, owner
-    elif issubclass(kind, staticmethod | classmethod):
-        yield one.__func__, owner
-    elif issubclass(kind, types.FunctionType):
-        if not is_users(one.__globals__.get("__name__")):
-            # That of a decorator, as of `torch.no_grad()`.
-            yield vars(one).get("__wrapped__"), owner
-            return
-        names = _names_in(one.__code__)
-        for name in globals_in(one.__code__):
-            yield from _called_of(one.__globals__.get(name), names)
-        for cell in (cell for cell in one.__closure__ or () if cell != _UNASSIGNED):
-            yield from _called_of(cell.cell_contents, names)
-        if owner is not None:
-            for name in names:
-                yield inspect.getattr_static(owner, name, None), owner
-    elif issubclass(kind, torch.nn.Module):
-        yield kind.forward, kind
-    elif is_users(vars(kind).get("__module__")) and not issubclass(kind, type):
-        yield inspect.getattr_static(kind, "__call__", None), kind
-
-
-def _called_of(value: Any, names: frozenset[str]) -> Iterator[tuple[object, type | None]]:
-    """What code with these names may call of a value, each with the class whose method it is."""
-    yield value, None
-    if type(value) in (list, tuple, dict) and len(value) <= _MOST_FUNCTIONS:
-        items = value.values() if isinstance(value, dict) else value
-        yield from ((one, None) for one in items if isinstance(one, _FUNCTIONS))
-    elif issubclass(type(value), types.ModuleType):
-        yield from ((one, None) for _, _, one in named_of_module(value, names))
-    elif issubclass(type(value), type) and is_users(vars(value).get("__module__")):
-        of_autograd = issubclass(value, torch.autograd.Function)
-        for name in names | _OF_AUTOGRAD if of_autograd else names:
-            found = inspect.getattr_static(value, name, None)
-            if isinstance(found, staticmethod | classmethod | types.FunctionType):
-                yield found, value
-
-
 @functools.lru_cache(maxsize=4096)
-def _names_in(code: types.CodeType) -> frozenset[str]:
+def names_of(code: types.CodeType) -> frozenset[str]:
     """Names of globals, attributes and methods, with those of the functions defined in it.
 
     Also those in texts, as for ``getattr`` and ``operator.attrgetter``.
@@ -211,7 +240,7 @@ def _names_in(code: types.CodeType) -> frozenset[str]:
     inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
     texts = (one for one in code.co_consts if isinstance(one, str) and len(one) < _LONG)
     words = (word for text in texts for word in text.split(".") if word.isidentifier())
-    return frozenset(code.co_names).union(words, *map(_names_in, inner))
+    return frozenset(code.co_names).union(words, *map(names_of, inner))
 
 
 # What makes an object is called before anybody has it, and what shows and compares one names all
@@ -229,11 +258,14 @@ _OF_GRADIENTS = frozenset(
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward"})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
+# No more are gone through: there is no end to some libraries.
+_MOST_REACHED = 512
+_PLAIN = (int, float, str, bytes, type(None))
 # Larger containers are of data.
 _MOST_FUNCTIONS = 256
 # Longer texts are no names.
 _LONG = 100
-_LOADS = ("LOAD_GLOBAL", "LOAD_NAME")
+_LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
 _UNASSIGNED = types.CellType()
 _NAMESPACES = (
     *(types.SimpleNamespace, argparse.Namespace, threading.local),

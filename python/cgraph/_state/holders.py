@@ -82,6 +82,14 @@ class Holder(NamedTuple):
         return self.variable or self.name
 
     @property
+    def words(self) -> str:
+        """The same with the class or module of Python that has it."""
+        if isinstance(self.owner, type):
+            return f"{self.owner.__module__}.{self.owner.__qualname__}.{self.title}"
+        scope = self.owner.get("__name__") if isinstance(self.owner, dict) else None
+        return f"{scope}.{self.title}" if isinstance(scope, str) else self.title
+
+    @property
     def rank(self) -> tuple[bool, int]:
         """What is smaller is the likelier way of the function."""
         return not self.is_named, 0 if self.is_named else len(self.path)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import UserDict, UserList, deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -16,8 +16,7 @@ from cgraph._state.code import (
     is_looked_into,
     is_users,
     named_of_module,
-    reached_by,
-    reached_in_methods,
+    names_of,
 )
 from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.kept import Before, items_of, len_of
@@ -39,6 +38,8 @@ __all__ = ["Found", "found_tensors"]
 _LONGEST, _MOST_ITEMS, _MOST_STEPS = 4096, 8192, 6
 # Longer lists get no tensors that anybody would look for.
 _LONGEST_KEPT = 1 << 16
+# Numbers of libraries.
+_MOST_FAR = 4096
 
 
 class Found(NamedTuple):
@@ -55,6 +56,8 @@ class Found(NamedTuple):
             names, or that classes have which it names or calls, or slots on such ways.
         empty: The same places where None is.
         stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
+        far: Where other numbers are, that only functions name which it may call.
+        draws: Whether code names the random numbers of Python or NumPy.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
     """
@@ -67,6 +70,8 @@ class Found(NamedTuple):
     numbers: list[Holder]
     empty: list[Holder]
     stepping: list[Any]
+    far: Sequence[Holder] = ()
+    draws: bool = False
     asks_for_gradients: bool = False
 
     @classmethod
@@ -112,14 +117,14 @@ def found_tensors(
         given: Objects and classes among its arguments, by their names.
     """
     parts = [part for module in modules for part in module.modules()]
-    reached = reached_by(function, parts)
+    reached = Reached(function, parts)
     while True:
-        found, kinds = _found(function, parts, given, reached)
+        found, functions, kinds = _found(function, parts, given, reached)
         # What methods name of objects that it may call them on leads further.
-        more = reached | reached_in_methods(reached.names, kinds)
-        if more.names == reached.names and more.functions.keys() == reached.functions.keys():
+        before = reached.size
+        reached.go_on(functions, kinds)
+        if reached.size == before:
             return found._replace(asks_for_gradients=asks_for_gradients(reached.names))
-        reached = more
 
 
 def _found(
@@ -127,17 +132,17 @@ def _found(
     parts: Sequence[torch.nn.Module],
     given: Mapping[str, object],
     reached: Reached,
-) -> tuple[Found, set[type]]:
-    """The same from what its code comes to, and the classes of objects on ways that it names."""
+) -> tuple[Found, list[object], set[type]]:
+    """The same from what its code comes to, with functions and classes of objects on named ways."""
     names = reached.names
     # The likely ways first: there may be too many.
     named: deque[_Way] = deque()
     others: deque[_Way] = deque()
-    plain = _Plain([], [])
-    numbers, empty = plain
+    plain = _Plain([], [], [])
+    called: list[object] = []
     for name, one in given.items():
         if issubclass(type(one), type):
-            named += [(holder, frozenset()) for holder in _of_class(one, plain)]
+            named += [(holder, frozenset()) for holder in _of_class(one, plain.add)]
         elif not issubclass(type(one), (*PLAIN, *LEAVES)):
             named.append((Holder(_Argument({name: one}), name, one), frozenset()))
     for root in _roots(function, parts, reached, plain):
@@ -166,6 +171,10 @@ def _found(
             stepping[id(value)] = value
         if is_module:
             kinds.update(map(type, value.modules()))
+        if issubclass(type(value), FUNCTIONS):
+            # A module's forward may be one of its own.
+            called += [value] if holder.is_named or holder.name == "forward" else []
+            continue
         if is_module and holder.path:
             known += _buffers(holder)
         elif is_module or issubclass(type(value), LEAVES):
@@ -180,7 +189,7 @@ def _found(
         if holder.is_named and is_object and not is_module and is_looked_into(type(value)):
             if type(value) not in kinds:
                 kinds.add(type(value))
-                of_class = _of_class(type(value), plain)
+                of_class = _of_class(type(value), plain.add_far)
                 named += [(one, frozenset()) for one in of_class if one.name in names]
             attributes[id(vars_of(value))] = vars_of(value)
             for slot, one in slots_of(value):
@@ -213,11 +222,13 @@ def _found(
         [*dictionaries.values()],
         [*lists.values()],
         behind_given,
-        numbers,
-        empty,
+        plain.numbers,
+        plain.empty,
         [*stepping.values()],
+        plain.far[:_MOST_FAR],
+        reached.draws,
     )
-    return found, kinds
+    return found, called, kinds
 
 
 _Way = tuple[Holder, frozenset[int]]
@@ -225,57 +236,85 @@ _Way = tuple[Holder, frozenset[int]]
 
 
 class _Plain(NamedTuple):
-    """Where numbers and texts are, and where None is."""
+    """Where numbers and texts are, where None is, and where others are that are farther away."""
 
     numbers: list[Holder]
     empty: list[Holder]
+    far: list[Holder]
 
     def add(self, holder: Holder) -> None:
         """Add where a value of a plain class is."""
         (self.empty if holder.value is None else self.numbers).append(holder)
+
+    def add_far(self, holder: Holder) -> None:
+        """Add one that the function itself does not name."""
+        (self.empty if holder.value is None else self.far).append(holder)
+
+
+class _Roots:
+    """Where all ways begin, each once.
+
+    Args:
+        plain: What is plain there is added to it.
+
+    Attributes:
+        found: The others, by their places.
+        kinds: The classes that are among them.
+    """
+
+    def __init__(self, plain: _Plain) -> None:
+        self.found: dict[tuple[int, str], Holder] = {}
+        self.kinds: set[type] = set()
+        self._plain = plain
+        self._seen: set[tuple[int, str]] = set()
+
+    def add(self, holder: Holder, add_plain: Callable[[Holder], None]) -> None:
+        """Add one."""
+        place, value = (id(holder.owner), holder.name), holder.value
+        if place in self.found:
+            # Another function has it as well.
+            functions = *self.found[place].functions, *holder.functions
+            self.found[place] = holder._replace(functions=functions)
+        elif issubclass(type(value), type):
+            self.add_class(value, add_plain)
+        elif not issubclass(type(value), (*PLAIN, types.ModuleType)):
+            self.found[place] = holder
+        elif issubclass(type(value), PLAIN) and place not in self._seen:
+            self._seen.add(place)
+            add_plain(holder)
+
+    def add_class(self, kind: type, add_plain: Callable[[Holder], None]) -> None:
+        """Add what a class has, once for the class, whoever names it."""
+        if kind not in self.kinds:
+            self.kinds.add(kind)
+            of_class = _of_class(kind, add_plain)
+            self.found.update({(id(one.owner), one.name): one for one in of_class})
+
+    def add_module(self, module: types.ModuleType, names: frozenset[str]) -> None:
+        """Add what code with these names may use of a module of Python's."""
+        for values, name, one in named_of_module(module, names):
+            if not issubclass(type(one), FUNCTIONS):
+                self.add(Holder(values, name, one), self._plain.add_far)
 
 
 def _roots(
     function: object, parts: Iterable[torch.nn.Module], reached: Reached, plain: _Plain
 ) -> Iterator[Holder]:
     """Where all ways begin, each once; what is plain there is added to ``plain``."""
-    roots: dict[tuple[int, str], Holder] = {}
-    seen_kinds: set[type] = set()
-    seen_plain: set[tuple[int, str]] = set()
-
-    def add(holder: Holder) -> None:
-        place = id(holder.owner), holder.name
-        value = holder.value
-        if place in roots:
-            # Another function has it as well.
-            functions = *roots[place].functions, *holder.functions
-            roots[place] = holder._replace(functions=functions)
-        elif issubclass(type(value), type):
-            # Once for the class, whoever names it.
-            if value not in seen_kinds:
-                seen_kinds.add(value)
-                for one in _of_class(value, plain):
-                    roots[id(one.owner), one.name] = one
-        elif issubclass(type(value), types.ModuleType):
-            for values, name, one in named_of_module(value, reached.names):
-                if not issubclass(type(one), FUNCTIONS):
-                    add(Holder(values, name, one))
-        elif not issubclass(type(value), PLAIN):
-            roots[place] = holder
-        elif place not in seen_plain:
-            seen_plain.add(place)
-            plain.add(holder)
-
+    roots = _Roots(plain)
     for holder in held_by(function, None):
-        add(holder)
+        roots.add(holder, plain.add)
     for other in reached.functions.values():
+        code = getattr(other, "__code__", None)
         for holder in places_of(other):
-            if (id(holder.owner), holder.name) not in roots:
-                if not issubclass(type(holder.value), FUNCTIONS):
-                    add(holder)
-    for kind in reached.kinds - seen_kinds:
-        _of_class(kind, plain)
-    yield from roots.values()
+            if issubclass(type(holder.value), types.ModuleType) and code is not None:
+                roots.add_module(holder.value, names_of(code))
+            elif not issubclass(type(holder.value), FUNCTIONS):
+                if (id(holder.owner), holder.name) not in roots.found:
+                    roots.add(holder, plain.add_far)
+    for kind in reached.kinds:
+        roots.add_class(kind, plain.add_far)
+    yield from roots.found.values()
     kinds: dict[type, list[tuple[str, Any]]] = {}
     for part in parts:
         values = vars(part)
@@ -283,7 +322,7 @@ def _roots(
         # Those of the user's are looked at with all that they have.
         for name in reached.names.intersection(values) - {"training"} if is_torchs(part) else ():
             if issubclass(type(values[name]), PLAIN):
-                plain.add(Holder(values, name, values[name]))
+                plain.add_far(Holder(values, name, values[name]))
         # A method of a module has them from above.
         if part is not getattr(function, "__self__", None):
             if type(part) not in kinds:
@@ -292,7 +331,7 @@ def _roots(
             yield from (Holder(part, *item) for item in items if item[0] not in values)
 
 
-def _of_class(one: Any, plain: _Plain) -> list[Holder]:
+def _of_class(one: Any, add_plain: Callable[[Holder], None]) -> list[Holder]:
     """What a class of the user's has, and those that it is derived from."""
     if not is_users(one.__module__):
         return []
@@ -302,7 +341,7 @@ def _of_class(one: Any, plain: _Plain) -> list[Holder]:
             values.update(vars(base))
     for name, value in values.items():
         if issubclass(type(value), PLAIN) and name[:2] != "__":
-            plain.add(Holder(one, name, value))
+            add_plain(Holder(one, name, value))
     return [Holder(one, *item) for item in of_kind(one)]
 
 

@@ -78,7 +78,8 @@ pub(super) struct Place {
     pub(super) form: Layout,
 }
 
-/// Dtype, device and dispatch keys of a tensor, and what its extents make together.
+/// Dtype, device and dispatch keys of a tensor, and what its extents make together; of more dimensions
+/// than [`MOST_DIMENSIONS`] these are not looked at.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     kind: u64,
