@@ -13,7 +13,7 @@ import torch
 
 import cgraph
 
-__all__ = ["ROUNDS", "calls_us", "device_us", "host_us", "publish"]
+__all__ = ["CALLS", "ROUNDS", "calls_us", "device_us", "host_us", "publish"]
 
 ROUNDS = 60
 # So few that the driver's queue does not fill.

@@ -1,7 +1,8 @@
 """P2 and P8 for ``cgraph.graphed``: what a call costs the host, and a ladder of captures.
 
 P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs at each call and
-with those of the call before; the result is dropped before the next call. Then calls that take
+with those of the call before; the result is dropped before the next call, and in the last column it is
+assigned to one variable. Then calls that take
 turns among 1, 5 and 10 shapes, so that each finds its graph behind all others, with new inputs,
 beside a dictionary of torch's graphs by their shapes.
 
@@ -30,7 +31,7 @@ from callables import total
 from decode import SIZES, Decode
 
 import cgraph
-from common import calls_us, host_us, publish
+from common import CALLS, calls_us, host_us, publish
 
 
 def calls(count: int) -> list[str]:
@@ -48,13 +49,22 @@ def calls(count: int) -> list[str]:
         torch_us, our_us, again, same_us = calls_us(
             [(theirs, turns), (ours, turns), (ours, turns), (ours, [new])]
         )
+        (kept_us,) = host_us([lambda: in_one_variable(ours, new)], 1)
     return [
         str(count),
         f"{torch_us:.1f}",
         f"{our_us:.2f} / {again:.2f}",
         f"{torch_us / our_us:.1f}",
         f"{same_us:.2f}",
+        f"{kept_us / CALLS:.2f}",
     ]
+
+
+def in_one_variable(function: Any, args: list[torch.Tensor]) -> torch.Tensor:
+    """Calls as a loop has them that uses each result."""
+    for _ in range(CALLS):
+        result = function(*args)
+    return result  # type: ignore[no-any-return]
 
 
 def shapes_in_turn(count: int) -> list[str]:
@@ -186,6 +196,7 @@ def main() -> None:
     parser.add_argument("--markdown", type=Path, help="append the tables to this file")
     options = parser.parse_args()
     head = ["inputs", "torch µs", "cgraph µs (twice)", "torch / cgraph", "cgraph, unchanged µs"]
+    head.append("unchanged, assigned µs")
     rows = [calls(count) for count in (1, 4, 16, 64)]
     publish("P2: host time of a call of a graphed function", head, rows, options.markdown)
     head = ["shapes", "torch µs", "cgraph µs", "torch / cgraph"]
