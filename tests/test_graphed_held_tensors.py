@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
 import cgraph
-from cgraph.errors import StateError
 from graphed_calls import near
 from lab import Lab, fresh
 from networks import leaf
@@ -160,41 +157,3 @@ def test_a_view_of_what_the_graph_uses_may_be_replaced(lab: Lab, needs_grad: boo
         module.last = module.weight.detach()
     (key,) = graphed.report().keys
     assert (key.state, key.rerecorded) == ("captured", ())
-
-
-def test_a_loop_with_one_variable_gets_two_tensors_in_turn(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x: x * 2, on_held="raise")
-    y, seen = graphed(fresh(lab, 3)), list[Any]()
-    for number in range(60):
-        x = fresh(lab, 3)
-        y = graphed(x)
-        assert torch.equal(y, x * 2)
-        if number > 40:
-            seen.append(weakref.ref(y))
-    # Of one that has gone there is no reference any more.
-    assert len({id(one()) for one in seen}) == 2 and seen[0]() is seen[2]()
-
-
-@pytest.mark.parametrize("change", [lambda y: y.resize_(2), lambda y: setattr(y, "mark", 1)])
-def test_a_tensor_of_a_loop_that_was_changed_is_not_returned_again(lab: Lab, change: Any) -> None:
-    graphed = cgraph.graphed(lambda x: x * 2, on_held="raise")
-    y = graphed(fresh(lab, 3))
-    for number in range(12):
-        x = fresh(lab, 3)
-        y = graphed(x)
-        assert torch.equal(y, x * 2) and not hasattr(y, "mark")
-        if number % 3 == 0:
-            change(y)
-
-
-def test_views_are_told_of_where_a_loop_has_one_variable(lab: Lab) -> None:
-    graphed, kept = cgraph.graphed(lambda x: x * 2, on_held="raise"), []
-    y = graphed(fresh(lab, 3))
-    for _ in range(5):
-        y = graphed(fresh(lab, 3))
-    kept.append(y.detach()[:1])
-    with pytest.raises(StateError, match="memory of output 0"):
-        y = graphed(fresh(lab, 3))
-    kept.clear()
-    y = graphed(fresh(lab, 3))
-    assert y.shape == (3,)

@@ -6,11 +6,13 @@ import gc
 import warnings
 import weakref
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from torch.utils import weak
 
 import cgraph
 from cgraph.errors import StateError
@@ -412,3 +414,46 @@ def test_a_result_that_refers_to_its_function_keeps_nothing_alive(lab: Lab) -> N
     reference = make()
     gc.collect()
     assert reference() is None
+
+
+TOUCHED: dict[str, Callable[[Tensor], Any]] = {
+    "a gradient": lambda y: (y.requires_grad_() * 2).sum().backward(),
+    "a hook": lambda y: y.requires_grad_().register_hook(lambda grad: grad * 10),
+    "a gradient that was set": lambda y: setattr(y, "grad", torch.ones_like(y)),
+    "a name": lambda y: y.rename_("rows"),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Named tensors")
+@pytest.mark.parametrize("touch", TOUCHED.values(), ids=TOUCHED)
+@pytest.mark.parametrize("lets_go", [False, True])
+def test_what_a_caller_has_done_to_a_result_is_not_that_of_a_later_one(
+    lab: Lab, touch: Callable[[Tensor], Any], lets_go: bool
+) -> None:
+    graphed = cgraph.graphed(twice)
+    for _ in range(6):
+        x = fresh(lab, 3)
+        y = graphed(x)
+        assert y.grad is None and not y.requires_grad and y.names == (None,)
+        (y.requires_grad_() * 2).sum().backward()
+        assert torch.equal(y.grad, torch.full_like(x, 2))
+        y.grad = None
+        touch(y)
+        y.requires_grad_(False)
+        if lets_go:
+            del y
+
+
+@pytest.mark.parametrize("lets_go", [False, True])
+def test_a_result_that_a_weak_dictionary_knows_is_not_returned_again(
+    lab: Lab, lets_go: bool
+) -> None:
+    graphed, known = cgraph.graphed(twice), weak.WeakTensorKeyDictionary()
+    for _ in range(8):
+        x = fresh(lab, 3)
+        y = graphed(x)
+        if y not in known:
+            known[y] = y.sum().item()
+        assert known[y] == (x * 2).sum().item()
+        if lets_go:
+            del y

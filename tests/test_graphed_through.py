@@ -303,3 +303,18 @@ def test_a_library_may_set_itself_up_in_the_first_call(lab: Lab, warmup: int, ah
     for _ in range(3):
         agree(graphed, lambda x: x * 2, fresh(lab, 3))
     assert (Library.names, states(graphed)) == (["operator"], ["captured"])
+
+
+def test_many_hooks_hide_nothing_of_what_the_forward_calls(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    net = nn.Sequential(*(nn.Identity() for _ in range(600)), Forward())
+    for one in net[:600]:
+        one.register_forward_hook(lambda module, args, result: None)
+    graphed, kept = cgraph.graphed(net), []
+    with torch.no_grad():
+        for _ in range(2):
+            kept.append(fresh(lab, 4))
+            monkeypatch.setitem(globals(), "WEIGHT", kept[-1])
+            agree(graphed, net, fresh(lab, 3, 4))
+    assert states(graphed) == ["captured"]

@@ -179,6 +179,16 @@ def of_python() -> Made:
     return lambda x: x * random.random(), random.getstate
 
 
+def of_python_and_count() -> Made:
+    counts = {"calls": 0}
+
+    def function(x: Tensor) -> Tensor:
+        counts["calls"] += 1
+        return x * random.random()
+
+    return function, lambda: (counts["calls"], random.getstate())
+
+
 def of_numpy() -> Made:
     def state() -> Any:
         _, keys, place, *_ = numpy.random.get_state()
@@ -190,7 +200,7 @@ def of_numpy() -> Made:
 ALL = [
     *(of_global, of_cell, of_class, of_deque, of_user_dict, of_buffer),
     *(of_dict_counter, of_counter, of_schedule, of_class_default, of_python, of_numpy),
-    *(of_toggle, of_popped, of_first_draw),
+    *(of_toggle, of_popped, of_first_draw, of_python_and_count),
 ]
 
 

@@ -1,10 +1,10 @@
 """P2 and P8 for ``cgraph.graphed``: what a call costs the host, and a ladder of captures.
 
 P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs at each call and
-with those of the call before; the result is dropped before the next call, and in the last column it is
-assigned to one variable. Then calls that take
-turns among 1, 5 and 10 shapes, so that each finds its graph behind all others, with new inputs,
-beside a dictionary of torch's graphs by their shapes.
+with those of the call before; the result is dropped before the next call, and in the last column
+it is assigned to one variable. Then calls that take turns among 1, 5 and 10 shapes, so that each
+finds its graph behind all others, with new inputs, beside a dictionary of torch's graphs by their
+shapes.
 
 P8: a 16-layer decode model at 51 batch sizes, captured by ``.capture`` and by a loop over
 ``torch.cuda.graph``, both after one call at the largest size, nine times in turn. Then every size

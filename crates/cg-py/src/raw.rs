@@ -221,3 +221,17 @@ pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {
     let count = unsafe { pyo3::ffi::Py_REFCNT(object.as_ptr()) };
     i64::try_from(count).unwrap_or(i64::MAX)
 }
+
+/// Whether somebody has a weak reference to an object, whose class keeps these at an offset that it
+/// calls `__weakrefoffset__`; 0 if it keeps none.
+#[inline]
+pub(crate) fn has_weak_references(object: &Bound<'_, PyAny>, offset: isize) -> bool {
+    if offset == 0 {
+        return false;
+    }
+    // SAFETY: the object is alive, and at this offset of objects of its class, which may be before them,
+    // Python has a pointer to the first weak reference.
+    let first = unsafe { object.as_ptr().byte_offset(offset) }.cast::<*const c_void>();
+    // SAFETY: as above. The interpreter is held, without which nobody writes to it.
+    !unsafe { first.read() }.is_null()
+}

@@ -131,6 +131,21 @@ impl TensorReader {
         gradient_flag(tensor)
     }
 
+    /// Whether a tensor that requires no gradient has neither one nor hooks nor names. Where fields are
+    /// not known, hooks of torch's own are not seen.
+    #[inline]
+    pub(crate) fn is_untouched(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        let plain = self.plain.as_ref();
+        if let Some(answer) = plain.and_then(|plain| plain.is_untouched(tensor)) {
+            return Ok(answer);
+        }
+        let py = tensor.py();
+        let hooks = tensor.getattr(intern!(py, "_backward_hooks"))?;
+        let has_names: bool = tensor.call_method0(intern!(py, "has_names"))?.extract()?;
+        let grad = tensor.getattr(intern!(py, "grad"))?;
+        Ok(grad.is_none() && hooks.is_none() && !has_names)
+    }
+
     /// Where a tensor is that has this address; none where only Python can compare it.
     pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64) -> Option<Spot> {
         let plain = self.plain.as_ref();

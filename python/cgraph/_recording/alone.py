@@ -18,6 +18,7 @@ from cgraph._recording.capture import capture_once, storages_in_place, wait_afte
 from cgraph._recording.conditions import (
     NotReadyError,
     PythonState,
+    require_same_numbers,
     require_state,
     require_unmoved,
 )
@@ -119,14 +120,13 @@ def recorded_alone(
         last.push(state.after)
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
-        yield functools.partial(_record, plan, driver, begun, state)
+        yield functools.partial(_record, plan, driver, begun)
 
 
 def _record(
     plan: Plan,
     driver: _driver.Driver,
     begun: Attributes,
-    state: PythonState,
     call: Call,
     statics: list[torch.Tensor],
 ) -> Ended:
@@ -153,7 +153,7 @@ def _record(
             require_state(steps)
             # Python code of breaks runs in replays as well.
             if isinstance(graph, CUDAGraph):
-                state.require_same(captured=True)
+                require_same_numbers(begun, _NOTHING)
             else:
                 # The capture has run them, and the segments before them.
                 driver.synchronize()

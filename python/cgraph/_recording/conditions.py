@@ -15,7 +15,7 @@ from cgraph._state.attributes import (
     place_of,
 )
 from cgraph._state.drawing import RandomOfPython
-from cgraph._state.holders import Holder, put_back_numbers, put_back_tensors
+from cgraph._state.holders import put_back_numbers, put_back_tensors
 from cgraph._state.kept import IsMade, kept_in, put_back_kept
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
@@ -91,11 +91,11 @@ class PythonState:
         self._found = found
         self._is_made = is_made
         # After the first call.
-        self._made: dict[Place, Any] | None = None
+        self._made: dict[Place, Any] = {}
         self._far: list[Any] = []
+        self._looks = 0
         self._random = RandomOfPython() if found.draws else None
         self._drawn = self._random
-        self._draws = False
 
     def require_same(self, *, captured: bool = False) -> None:
         """Refuse a function that changes numbers or texts, or takes them away.
@@ -109,13 +109,15 @@ class PythonState:
         self._require_none_drawn(captured=captured)
         require_same_numbers(self._attributes, self._found)
         made, far = self._made_now(), [one.now for one in self._found.far]
-        if self._made is None:
-            if made or any(map(_differ, self._found.far, far)):
-                self._made, self._far = made, far
+        self._looks += 1
+        if self._looks == _AFTER_FIRST and not captured:
+            self._made, self._far = made, far
+        if self._looks <= _AFTER_FIRST and not captured:
             return
         for place in self._counted(made):
             raise NotReadyError(changes(str(place[-1]), self._made[place], made.get(place)))
-        for one, then, now in zip(self._found.far, self._far, far, strict=True):
+        values = self._far or [one.value for one in self._found.far]
+        for one, then, now in zip(self._found.far, values, far, strict=True):
             if is_another(now, then):
                 raise NotReadyError(changes(one.words, then, now))
 
@@ -123,14 +125,13 @@ class PythonState:
         """Refuse a function that goes on drawing random numbers which are not torch's."""
         if self._drawn is None or not self._drawn.has_moved:
             return
-        self._draws = captured or self._drawn is not self._random
-        # What the first call draws may be for the others to use.
-        self._drawn = RandomOfPython()
-        if self._draws:
+        if captured or self._drawn is not self._random:
             raise NotReadyError(
                 "the function draws from random or numpy.random, and replays do not: draw torch's"
                 " random numbers, or pass them as an argument"
             )
+        # What the first call draws may be for the others to use.
+        self._drawn = RandomOfPython()
 
     def put_back_what_breaks_assign(self) -> None:
         """Let tensors and random numbers be as they were, before a call that is made again."""
@@ -162,7 +163,7 @@ class PythonState:
         put_back_numbers(one for one in self._found.empty if place_of(one) in counted)
         pairs = zip(self._found.far, self._far, strict=False)
         put_back_numbers(one for one, then in pairs if is_another(one.now, then))
-        if self._draws and self._random is not None:
+        if self._random is not None:
             self._random.put_back()
 
     def _made_now(self) -> dict[Place, Any]:
@@ -171,12 +172,12 @@ class PythonState:
 
     def _counted(self, made: dict[Place, Any]) -> set[Place]:
         """The places of those that were another number after the first call."""
-        known = (self._made or {}).items()
+        known = self._made.items()
         return {place for place, then in known if is_another(made.get(place), then)}
 
 
-def _differ(one: Holder, now: Any) -> bool:
-    return is_another(now, one.value)
+# The first look comes before the first call.
+_AFTER_FIRST = 2
 
 
 def require_none_kept(found: Found, is_made: IsMade) -> None:

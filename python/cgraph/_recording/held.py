@@ -97,8 +97,8 @@ class Holding:
         kwargs: Mapping[str, Any] | None = None,
         are_kept: bool = False,
         is_returned: bool = False,
-    ) -> bool:
-        """Act on output ``place`` of the call at ``site``; whether somebody else has it.
+    ) -> None:
+        """Act on output ``place`` of the call at ``site``.
 
         Args:
             storages: What each output lies in; None if views are not looked for, or its graph is
@@ -116,16 +116,16 @@ class Holding:
         """
         if is_busy():
             # In a warm-up, whose values nobody sees.
-            return True
+            return
         if lent is not None and not is_returned:
             given = _Given(args, kwargs or {}, are_kept, sys._getframe(1))
             count -= given.references(lent) + _assigned_next(lent, given)
             if count <= 0:
-                return False
+                return
         if lent is not None and is_returned and storages is not None:
             views = _Left(storages[place])
             if not views.is_held:
-                return True
+                return
             lent, storages = None, {place: views}
         if lent is not None and (is_returned or self._policy == "clone"):
             # In the mode of the call that returned it, or it would change its kind.
@@ -135,13 +135,13 @@ class Holding:
                 # Not `set_`: autograd may have saved it, and take that for a change of values.
                 lent.data = instead.clone()
             if storages is None or not storages[place].is_held:
-                return True
+                return
             lent = None
         line, there = user_line(), _line(site)
         if self._policy != "raise" and (line, there) in self._warned:
-            return True
+            return
         if _is_let_go(storages, place, lent, count):
-            return True
+            return
         here = short_place(line)
         what = "output" if lent is not None else "memory of output"
         does = "overwrites" if is_own else "may overwrite"
@@ -156,7 +156,6 @@ class Holding:
             raise StateError(text)
         self._warned.add((line, there))
         warnings.warn(text, stacklevel=levels_to_user())
-        return True
 
 
 class _Left(NamedTuple):

@@ -256,6 +256,7 @@ def train(
         warmup, written = plan.warmup, set[int]()
         if warmup:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
+            state.require_same()
             with gradients_there(leaves), breakable(passes), draws_on(driver.generators()):
                 alone = noted(leaves)
                 Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)

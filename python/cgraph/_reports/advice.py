@@ -34,7 +34,7 @@ FIXES = {
     "no rows": "nothing: there is no work to save",
     "the result has": "return tensors, numbers, strings, and tuples, lists or dictionaries of them",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
-    " cgraph.explain(fn, *args) lists all that a capture refuses",
+    " cgraph.explain(fn, *args) lists the operators that a capture refuses",
     "until its next call": "nothing, unless each call makes something new: do that before",
     "padding": "let padding rows write nothing that others read, give sizes= without gaps, or"
     " check_padding=False if no such row matters",

@@ -23,6 +23,7 @@ __all__ = [
     "Reached",
     "asks_for_gradients",
     "globals_in",
+    "imported_in",
     "is_looked_into",
     "is_users",
     "named_of_module",
@@ -58,10 +59,12 @@ class Reached:
         parts = [*parts]
         hooks = [hook for one in parts for hook in _hooks_of(vars(one), "")]
         hooks += _hooks_of(vars(torch.nn.modules.module), "_global")
-        self.functions.update((id(one), one) for one in hooks)
         kinds = {type(one) for one in parts}
         forwards = ((kind.forward, kind) for kind in kinds)
-        self._go([(function, None), *forwards, *((hook, None) for hook in hooks)])
+        self._go([(function, None), *forwards])
+        self._go([(hook, None) for hook in hooks])
+        # With what the objects have that are hooks, or whose methods are.
+        self.functions.update((id(one), one) for one in hooks)
 
     @property
     def size(self) -> tuple[int, int]:
@@ -128,6 +131,8 @@ class Reached:
             names = names_of(one.__code__)
             for name in globals_in(one.__code__):
                 yield from self._called_of(one.__globals__.get(name), names)
+            for module in imported_in(one.__code__):
+                yield from self._called_of(module, names)
             for cell in (cell for cell in one.__closure__ or () if cell != _UNASSIGNED):
                 yield from self._called_of(cell.cell_contents, names)
             if owner is not None:
@@ -155,9 +160,12 @@ class Reached:
         elif issubclass(type(value), type) and is_users(vars(value).get("__module__")):
             of_autograd = issubclass(value, torch.autograd.Function)
             members = self._members_of(value)
-            for name in (names | _OF_AUTOGRAD if of_autograd else names) & members.keys():
-                if isinstance(members[name][0], staticmethod | classmethod | types.FunctionType):
-                    yield members[name][0], value
+            for name, (member, *_) in members.items():
+                # Who names a class may make objects, and operators call their methods.
+                is_special = name.startswith("__") and name not in _NOT_CALLED - _MAKING
+                is_called = name in names or is_special or (of_autograd and name in _OF_AUTOGRAD)
+                if is_called and isinstance(member, _METHODS):
+                    yield member, value
 
     def _members_of(self, kind: type) -> dict[str, list[Any]]:
         """What classes of the user's have by each name, the most derived first."""
@@ -231,6 +239,18 @@ def globals_in(code: types.CodeType) -> tuple[str, ...]:
     return tuple(found)
 
 
+def imported_in(code: types.CodeType) -> list[types.ModuleType]:
+    """The modules that code imports itself, and that are there."""
+    found = (sys.modules.get(name) for name in _imports_in(code))
+    return [one for one in found if isinstance(one, types.ModuleType)]
+
+
+@functools.lru_cache(maxsize=4096)
+def _imports_in(code: types.CodeType) -> tuple[str, ...]:
+    imports = (one for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME")
+    return tuple({str(one.argval): None for one in imports})
+
+
 @functools.lru_cache(maxsize=4096)
 def names_of(code: types.CodeType) -> frozenset[str]:
     """Names of globals, attributes and methods, with those of the functions defined in it.
@@ -256,6 +276,8 @@ _OF_GRADIENTS = frozenset(
     {"grad", "zero_grad", "clip_grad_norm_", "clip_grad_norm", "clip_grad_value_", "unscale_"}
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+_MAKING = frozenset({"__init__", "__new__", "__post_init__"})
+_METHODS = (staticmethod, classmethod, types.FunctionType)
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward"})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # No more are gone through: there is no end to some libraries.

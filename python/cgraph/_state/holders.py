@@ -68,8 +68,15 @@ class Holder(NamedTuple):
                 _put(self.owner, self.name, self.value)
 
     def _lead(self, path: Iterable[Any]) -> Any:
-        is_dict = isinstance(self.owner, dict)
-        value = _item(self.owner, self.name) if is_dict else getattr(self.owner, self.name)
+        if isinstance(self.owner, dict):
+            value = _item(self.owner, self.name)
+        elif isinstance(self.owner, type):
+            # A metaclass may answer by code of the user's.
+            value = next(
+                vars(one)[self.name] for one in self.owner.__mro__ if self.name in vars(one)
+            )
+        else:
+            value = getattr(self.owner, self.name)
         for name in path:
             value = _item(value, name)
         return value

@@ -13,6 +13,7 @@ from cgraph._state.attributes import is_torchs
 from cgraph._state.code import (
     Reached,
     asks_for_gradients,
+    imported_in,
     is_looked_into,
     is_users,
     named_of_module,
@@ -305,7 +306,9 @@ def _roots(
     for holder in held_by(function, None):
         roots.add(holder, plain.add)
     for other in reached.functions.values():
-        code = getattr(other, "__code__", None)
+        code = other.__code__ if isinstance(other, types.FunctionType) else None
+        for module in () if code is None else imported_in(code):
+            roots.add_module(module, names_of(other.__code__))
         for holder in places_of(other):
             if issubclass(type(holder.value), types.ModuleType) and code is not None:
                 roots.add_module(holder.value, names_of(code))

@@ -42,10 +42,6 @@ pub(super) type Site = (Py<PyAny>, Py<PyAny>);
 pub(super) struct Lent {
     /// Returned again if the caller has let it go as it was: a new tensor costs more.
     tensor: Attached<Option<Py<PyAny>>>,
-    /// What was returned before that, for a caller that has one variable for the results of all calls.
-    spare: Attached<Option<Py<PyAny>>>,
-    /// Of one tensor to its storage.
-    references: AtomicI64,
     site: Attached<Option<Site>>,
 }
 
@@ -160,11 +156,6 @@ impl Storage {
         self.at_rest.fetch_add(references, Ordering::Relaxed);
     }
 
-    /// Counts so many references more.
-    fn count(&self, references: i64) {
-        self.at_rest.fetch_add(references, Ordering::Relaxed);
-    }
-
     /// Counts it no more.
     pub(super) fn remove(&self, lent: &Arc<Lent>, references: i64) {
         self.at_rest.fetch_sub(references, Ordering::Relaxed);
@@ -202,34 +193,6 @@ impl Lent {
         self.tensor.take(py)
     }
 
-    /// Says how many references to the storage one such tensor has.
-    pub(super) fn count(&self, references: i64) {
-        self.references.store(references, Ordering::Relaxed);
-    }
-
-    /// Keeps what was lent before, which is as it was made.
-    pub(super) fn put_spare(&self, py: Python<'_>, storage: &Storage, tensor: Py<PyAny>) {
-        drop(self.take_spare(py, storage));
-        storage.count(self.references.load(Ordering::Relaxed));
-        drop(self.spare.replace(py, Some(tensor)));
-    }
-
-    /// What was lent before, which is not kept any more.
-    pub(super) fn take_spare(&self, py: Python<'_>, storage: &Storage) -> Option<Py<PyAny>> {
-        let spare = self.spare.take(py)?;
-        storage.count(-self.references.load(Ordering::Relaxed));
-        Some(spare)
-    }
-
-    /// Lets go what was lent before if a caller still has it: the storage is held then.
-    pub(super) fn let_go(&self, py: Python<'_>, storage: &Storage) {
-        if let Some(spare) = self.take_spare(py, storage)
-            && raw::references(spare.bind(py)) == 1
-        {
-            self.put_spare(py, storage, spare);
-        }
-    }
-
     /// Keeps where the call is.
     pub(super) fn put_site(&self, py: Python<'_>, site: Option<Site>) {
         drop(self.site.replace(py, site));
@@ -237,9 +200,8 @@ impl Lent {
 
     /// Shows the garbage collector what this owns: a tensor may have attributes of the user's.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        for one in [&self.tensor, &self.spare] {
-            one.traverse(visit, |tensor, visit| visit.call(tensor))?;
-        }
+        self.tensor
+            .traverse(visit, |tensor, visit| visit.call(tensor))?;
         self.site.traverse(visit, |site, visit| {
             site.iter().try_for_each(|(code, instruction)| {
                 visit.call(code)?;
@@ -332,15 +294,14 @@ impl Held {
         };
         // As a rule the variable that the result of this call is assigned to.
         if !closely && count - CALLS * times <= 1 && !given.return_it(used.bind(py)) {
-            // It is free when that has the result of this call.
-            lent.put(py, used);
             return Ok(false);
         }
-        self.tell(py, place, lent, Some((used, count)), given, is_own)
+        self.tell(py, place, lent, Some((used, count)), given, is_own)?;
+        Ok(true)
     }
 
-    /// Tells of a result that is held, with how many references; none if only views of it are. Whether
-    /// somebody has to know. What was lent is lent again if not, or if that raises.
+    /// Tells of a result that is held, with how many references; none if only views of it are. What
+    /// was lent is lent again if that raises.
     #[cold]
     pub(super) fn tell(
         &self,
@@ -350,7 +311,7 @@ impl Held {
         used: Option<(Py<PyAny>, i64)>,
         given: Arguments<'_, '_>,
         is_own: bool,
-    ) -> PyResult<bool> {
+    ) -> PyResult<()> {
         let site = lent.site.take(py);
         let (used, count) = used.map_or((None, MANY), |(used, count)| (Some(used), count));
         let is_returned = used
@@ -370,16 +331,13 @@ impl Held {
             is_returned,
         );
         let told = self.callback.call1(py, what);
-        let told = told.and_then(|told| told.is_truthy(py));
         if told.is_err() {
             lent.put_site(py, site);
+            if let Some(used) = used {
+                lent.put(py, used);
+            }
         }
-        if !told.as_ref().is_ok_and(|told| *told)
-            && let Some(used) = used
-        {
-            lent.put(py, used);
-        }
-        told
+        told.map(drop)
     }
 
     /// Tells of a result whose memory is looked for no more, as its graph is gone or it is returned.

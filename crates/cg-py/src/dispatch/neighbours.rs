@@ -190,9 +190,6 @@ impl Loan {
         let (Some(lent), Some(held)) = (self.lent.upgrade(), self.held.upgrade()) else {
             return Ok(());
         };
-        if closely {
-            lent.let_go(py, self.storage.get());
-        }
         let is_told = held.look(py, self.place, &lent, given, closely, false)?;
         if closely && !is_told && self.storage.get().is_held(py)? {
             held.tell(py, self.place, &lent, None, given, false)?;

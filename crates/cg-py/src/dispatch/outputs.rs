@@ -54,6 +54,8 @@ enum Build {
 struct Output {
     own: Py<PyAny>,
     signature: Py<Signature>,
+    /// Where the class of `own` has weak references to its objects.
+    weak_offset: isize,
     lent: Arc<Lent>,
     storage: Py<Storage>,
     /// To its storage, of the two tensors here.
@@ -143,9 +145,6 @@ impl Outputs {
             };
             let storage = output.storage.get();
             let others = storage.others(&output.lent);
-            if closely {
-                output.lent.let_go(py, storage);
-            }
             let mut is_told = false;
             for lent in others.iter().chain([&output.lent]) {
                 is_told |= held.look(py, place, lent, given, closely, true)?;
@@ -283,11 +282,11 @@ impl Leaf {
                 lent.put(py, value.call_method0("detach")?.unbind());
                 // A tensor of a class derived from torch's has a second one inside it, which `own`
                 // was made with as well. Python code of the class may have let others go meanwhile.
-                let of_one = (shared.references(py)? - before).max(1);
-                let references = TENSORS * of_one;
-                lent.count(of_one);
+                let references = TENSORS * (shared.references(py)? - before).max(1);
                 shared.add(&lent, references);
+                let class = value.get_type();
                 Self::Static(Output {
+                    weak_offset: class.getattr(intern!(py, "__weakrefoffset__"))?.extract()?,
                     lent,
                     references,
                     own: value.unbind(),
@@ -320,46 +319,22 @@ impl Output {
     /// An alias that no caller has and that is as it was made.
     #[inline]
     fn lend(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let last = self.lent.take_tensor(py).map(|last| last.into_bound(py));
-        let next = match last {
-            Some(last) if self.is_free(&last)? => last,
-            last => self.lend_another(py, last)?,
-        };
-        self.lent.put(py, next.clone().unbind());
-        Ok(next.unbind())
-    }
-
-    /// The same where a caller has the last one.
-    fn lend_another<'py>(
-        &self,
-        py: Python<'py>,
-        last: Option<Bound<'py, PyAny>>,
-    ) -> PyResult<Bound<'py, PyAny>> {
-        let storage = self.storage.get();
-        let spare = self.lent.take_spare(py, storage);
-        // One that has got memory of its own is none of this storage's.
-        if let Some(last) = last
-            && self.is_as_made(&last)?
-        {
-            self.lent.put_spare(py, storage, last.unbind());
+        let lent = self.lent.take_tensor(py);
+        if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
+            let signature = self.signature.get();
+            let is_as_made = raw::references(&lent) == 1
+                && signature.matches(&lent, false)? == Some(Match::Same)
+                && is_as_given(&lent, self.own.bind(py))?
+                && !raw::has_weak_references(&lent, self.weak_offset)
+                && signature.reader().get().is_untouched(&lent)?;
+            if is_as_made {
+                self.lent.put(py, lent.clone().unbind());
+                return Ok(lent.unbind());
+            }
         }
-        match spare.map(|spare| spare.into_bound(py)) {
-            Some(spare) if self.is_free(&spare)? => Ok(spare),
-            _ => self.own.bind(py).call_method0(intern!(py, "detach")),
-        }
-    }
-
-    /// Whether nobody else has an alias, which is as it was made.
-    #[inline]
-    fn is_free(&self, alias: &Bound<'_, PyAny>) -> PyResult<bool> {
-        Ok(raw::references(alias) == 1 && self.is_as_made(alias)?)
-    }
-
-    #[inline]
-    fn is_as_made(&self, alias: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let signature = self.signature.get();
-        Ok(signature.matches(alias, false)? == Some(Match::Same)
-            && is_as_given(alias, self.own.bind(alias.py()))?)
+        let new = self.own.call_method0(py, intern!(py, "detach"))?;
+        self.lent.put(py, new.clone_ref(py));
+        Ok(new)
     }
 }
 
@@ -379,9 +354,6 @@ fn is_as_given(tensor: &Bound<'_, PyAny>, own: &Bound<'_, PyAny>) -> PyResult<bo
 
 impl Drop for Output {
     fn drop(&mut self) {
-        // Without the interpreter, at its end, nothing is replayed any more.
-        let storage = self.storage.get();
-        Python::try_attach(|py| drop(self.lent.take_spare(py, storage)));
-        storage.remove(&self.lent, self.references);
+        self.storage.get().remove(&self.lent, self.references);
     }
 }

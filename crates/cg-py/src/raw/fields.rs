@@ -262,6 +262,18 @@ impl Fields {
         is_free.then(|| [of_storage(DATA), at(OFFSET)])
     }
 
+    /// Whether nothing is noted for autograd, no hook and no gradient, and there are no names.
+    ///
+    /// # Safety
+    /// As for [`Self::words`].
+    #[inline]
+    #[expect(clippy::unused_self, reason = "as for `words`")]
+    pub(super) unsafe fn is_untouched(&self, object: *const c_void) -> bool {
+        // SAFETY: the contract is that of this function.
+        let at = |field| unsafe { word(object, field) };
+        at(AUTOGRAD) == 0 && at(EXTRA) == 0
+    }
+
     /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
     ///
     /// # Safety

@@ -198,6 +198,16 @@ impl ReadPlain {
         self.noted(unsafe { self.functions.address(handle) })
     }
 
+    /// Whether a tensor has no gradient, hook or name, and never had; none if that is not known here.
+    #[inline]
+    pub(crate) fn is_untouched(&self, tensor: &Bound<'_, PyAny>) -> Option<bool> {
+        let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
+        // SAFETY: the handle is the tensor's.
+        let object = unsafe { object(handle) };
+        // SAFETY: the object is the tensor's, and strided, as `handle` has seen by the fields.
+        Some(unsafe { fields.is_untouched(object) })
+    }
+
     /// Whether a tensor requires a gradient; none if that is not known here.
     #[inline]
     pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> Option<bool> {
