@@ -367,3 +367,18 @@ def test_a_tensor_that_is_laid_out_anew_in_place_is_captured_anew(lab: Lab, chan
         change(held)
     (key,) = graphed.report().keys
     assert [one.reason for one in key.rerecorded] == ["moved"]
+
+
+@pytest.mark.parametrize("dimensions", [2, 5, 6, 7])
+def test_a_buffer_of_any_dimensions_that_is_laid_out_anew_is_captured_anew(
+    lab: Lab, dimensions: int
+) -> None:
+    held = fresh(lab, *([2] * dimensions))
+    graphed = cgraph.graphed(lambda x: held * x)
+    for _ in range(2):
+        for _ in range(2):
+            x = fresh(lab, 2)
+            torch.testing.assert_close(graphed(x), held * x)
+        held.transpose_(0, 1)
+    (key,) = graphed.report().keys
+    assert [one.reason for one in key.rerecorded] == ["moved"]

@@ -420,8 +420,9 @@ TOUCHED: dict[str, Callable[[Tensor], Any]] = {
     "a gradient": lambda y: (y.requires_grad_() * 2).sum().backward(),
     "a hook": lambda y: y.requires_grad_().register_hook(lambda grad: grad * 10),
     "a gradient that was set": lambda y: setattr(y, "grad", torch.ones_like(y)),
-    "a name": lambda y: y.rename_("rows"),
 }
+if hasattr(Tensor, "rename_"):  # up to torch 2.14
+    TOUCHED["a name"] = lambda y: y.rename_("rows")
 
 
 @pytest.mark.filterwarnings("ignore:Named tensors")
@@ -434,7 +435,8 @@ def test_what_a_caller_has_done_to_a_result_is_not_that_of_a_later_one(
     for _ in range(6):
         x = fresh(lab, 3)
         y = graphed(x)
-        assert y.grad is None and not y.requires_grad and y.names == (None,)
+        assert y.grad is None and not y.requires_grad
+        assert getattr(y, "names", (None,)) == (None,)
         (y.requires_grad_() * 2).sum().backward()
         assert torch.equal(y.grad, torch.full_like(x, 2))
         y.grad = None

@@ -82,19 +82,18 @@ def graphed(
     there or such a module has as an attribute; and likewise of what it may call: methods, the
     forward and the hooks of a module, functions of a module of Python. They may lie six steps away,
     in containers of up to 4096 items, 8192 in all. A call after one that the graph uses has moved
-    or was laid out anew (of up to five dimensions, and torch's own classes), or after a module was
-    exchanged, captures anew, and so does one after a module, a leaf of a backward pass inside or an
-    optimizer got or lost a hook, or a setting of an optimizer was changed. An attribute that was
-    None, and other containers that grow, are not looked at again, nor are values inside objects
-    among the arguments that compare as objects. Of modules behind objects all of that is looked at
-    as well; where a backward pass outside is to reach their parameters, calls run eagerly. If the
-    result requires a gradient, backward passes are graphs too, as those of
-    :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
-    hooks of one do not see what goes through another, and an argument that is returned is another
-    tensor. Calls whose backward passes are still to come have a graph each (``max_open``), and run
-    eagerly if they change gradients themselves, unless with ``warmup=0``. A training step with its
-    backward pass and optimizer inside is one graph, and returns a loss without history (with torch
-    2.8 it is to detach it).
+    or was laid out anew (of torch's own classes), or after a module was exchanged, captures anew,
+    and so does one after a module, a leaf of a backward pass inside or an optimizer got or lost a
+    hook, or a setting of an optimizer was changed. An attribute that was None, and other containers
+    that grow, are not looked at again, nor are values inside objects among the arguments that
+    compare as objects. Of modules behind objects all of that is looked at as well; where a backward
+    pass outside is to reach their parameters, calls run eagerly. If the result requires a gradient,
+    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
+    come from one node of autograd then, so that hooks of one do not see what goes through another,
+    and an argument that is returned is another tensor. Calls whose backward passes are still to
+    come have a graph each (``max_open``), and run eagerly if they change gradients themselves,
+    unless with ``warmup=0``. A training step with its backward pass and optimizer inside is one
+    graph, and returns a loss without history (with torch 2.8 it is to detach it).
 
     The function is given copies of tensors: those with gaps, or that are expanded, have none there,
     and a result that is a view of an argument is one of the copy. A graphed module is no

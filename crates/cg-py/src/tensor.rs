@@ -141,15 +141,18 @@ impl TensorReader {
         }
         let py = tensor.py();
         let hooks = tensor.getattr(intern!(py, "_backward_hooks"))?;
-        let has_names: bool = tensor.call_method0(intern!(py, "has_names"))?.extract()?;
+        // torch 2.15 has no names any more.
+        let has_names = tensor.getattr_opt(intern!(py, "has_names"))?;
+        let has_names = has_names.map_or(Ok(false), |has_names| has_names.call0()?.is_truthy())?;
         let grad = tensor.getattr(intern!(py, "grad"))?;
         Ok(grad.is_none() && hooks.is_none() && !has_names)
     }
 
     /// Where a tensor is that has this address; none where only Python can compare it.
     pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64) -> Option<Spot> {
-        let plain = self.plain.as_ref();
-        plain.map(|plain| plain.spot(tensor, address))
+        let plain = self.plain.as_ref()?;
+        let extents = self.with(tensor, |view| [view.shape, view.strides].concat());
+        Some(plain.spot(tensor, address, extents.ok()?))
     }
 
     /// Whether tensors are there; none where only Python can tell.

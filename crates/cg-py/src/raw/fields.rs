@@ -78,8 +78,14 @@ pub(super) struct Place {
     pub(super) form: Layout,
 }
 
-/// Dtype, device and dispatch keys of a tensor, and what its extents make together; of more dimensions
-/// than [`MOST_DIMENSIONS`] these are not looked at.
+impl Place {
+    /// Whether it says how the tensor is laid out: extents of more dimensions lie elsewhere.
+    pub(super) fn has_extents(&self) -> bool {
+        self.form.dim <= MOST_DIMENSIONS as u64
+    }
+}
+
+/// Dtype, device and dispatch keys of a tensor, and what its extents make together.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Layout {
     kind: u64,

@@ -36,6 +36,8 @@ pub(crate) struct Spot {
     address: u64,
     /// What is compared first, and says how it is laid out.
     place: Option<Place>,
+    /// What says that where fields do not: form, shape and strides.
+    like: Option<(Form, Vec<i64>)>,
 }
 
 /// How a tensor compares with another one, of which are known its words, or its form and its extents.
@@ -158,17 +160,32 @@ impl ReadPlain {
         }
     }
 
-    /// Where a tensor is that has this address now; it stays there as long as [`Self::is_at`] says so.
-    pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64) -> Spot {
+    /// Where a tensor is that has this address now, and these extents, the shape and then the strides; it
+    /// stays there as long as [`Self::is_at`] says so.
+    pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64, extents: Vec<i64>) -> Spot {
         let is_there = self.address(tensor) == Some(address);
         let place = is_there.then(|| self.place(tensor)).flatten();
-        Spot { address, place }
+        let form = is_there.then(|| self.form(tensor)).flatten();
+        let like = form.map(|form| (form, extents));
+        let tells = |(form, extents): &(Form, Vec<i64>)| matches!(self.look(tensor, form, extents), Seen::At(at, _) if at == address);
+        Spot {
+            address,
+            like: like.filter(|like| place.is_none() && tells(like)),
+            place,
+        }
     }
 
     /// Whether a tensor is there, and laid out as it was where that is known; none for classes that are
     /// derived from `torch.Tensor`.
     #[inline]
     pub(crate) fn is_at(&self, tensor: &Bound<'_, PyAny>, spot: &Spot) -> Option<bool> {
+        if let Some((form, extents)) = &spot.like {
+            return match self.look(tensor, form, extents) {
+                Seen::At(now, _) => Some(now == spot.address),
+                Seen::Other => Some(false),
+                Seen::Unknown => None,
+            };
+        }
         let (before, now) = (spot.place, self.place(tensor));
         if before.is_some() && now == before {
             return Some(true);
@@ -187,7 +204,7 @@ impl ReadPlain {
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's, and strided; as in `look`.
-        unsafe { fields.spot(object) }
+        unsafe { fields.spot(object) }.filter(Place::has_extents)
     }
 
     /// Where a tensor's memory is; none for classes that are derived from `torch.Tensor`.
