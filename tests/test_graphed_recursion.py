@@ -10,6 +10,7 @@ from torch import Tensor
 
 import cgraph
 from cgraph import eager_break
+from cgraph.errors import CaptureError
 from lab import Lab, fresh
 
 
@@ -66,3 +67,28 @@ def test_two_functions_that_call_each_other_spoil_nothing(lab: Lab) -> None:
             expected = one(x)
             first, second = graphs
             assert torch.equal(first(x), expected)
+
+
+def test_a_capture_inside_a_break_of_its_own_is_refused(lab: Lab) -> None:
+    refused: list[str] = []
+
+    @eager_break
+    def part(x: Tensor) -> None:
+        if is_replayed:
+            with pytest.raises(CaptureError) as raised:
+                graphed.capture(x[:1], progress=False)
+            refused.append(str(raised.value))
+
+    def function(x: Tensor) -> Tensor:
+        y = x * 3
+        part(y)
+        return y + 1
+
+    graphed, is_replayed = cgraph.graphed(function), False
+    graphed(fresh(lab, 4))
+    is_replayed = True
+    x = fresh(lab, 4)
+    assert torch.equal(graphed(x), x * 3 + 1)
+    assert len(refused) == 1 and "inside one of its own breaks" in refused[0]
+    graphed.capture(x[:1], progress=False)
+    assert graphed.report().captured == 2

@@ -378,6 +378,17 @@ class Counted(torch.optim.SGD):
         super().step(closure)
 
 
+def stepping(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
+    def step(x: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss: Tensor = net(x).square().mean()
+        loss.backward()
+        optimizer.step()
+        return loss.detach()
+
+    return step
+
+
 @pytest.mark.parametrize("warmup", [3, 1, 0])
 @pytest.mark.parametrize("kind", [Slow, Counted])
 def test_an_optimizer_that_counts_is_left_as_by_the_calls_alone(
@@ -386,16 +397,6 @@ def test_an_optimizer_that_counts_is_left_as_by_the_calls_alone(
     net = nn.Linear(3, 2).to(lab.device)
     nets = net, copy.deepcopy(net)
     optimizers = [kind(one.parameters()) for one in nets]
-
-    def stepping(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
-        def step(x: Tensor) -> Tensor:
-            optimizer.zero_grad()
-            loss: Tensor = net(x).square().mean()
-            loss.backward()
-            optimizer.step()
-            return loss.detach()
-
-        return step
 
     mine, eager = map(stepping, nets, optimizers)
     graphed = cgraph.graphed(mine, warmup=warmup)
@@ -413,14 +414,7 @@ def test_an_optimizer_with_a_constant_beside_its_states_is_captured(lab: Lab) ->
     optimizer = torch.optim.SGD(net.parameters(), 0.1)
     optimizer.state["name"] = "mine"  # type: ignore[index, assignment]
 
-    def step(x: Tensor) -> Tensor:
-        optimizer.zero_grad()
-        loss: Tensor = net(x).square().mean()
-        loss.backward()
-        optimizer.step()
-        return loss.detach()
-
-    graphed = cgraph.graphed(step)
+    graphed = cgraph.graphed(stepping(net, optimizer))
     for _ in range(3):
         before, x = copy.deepcopy(net), fresh(lab, 4, 3)
         assert near(graphed(x), before(x).square().mean().detach())

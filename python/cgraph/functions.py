@@ -351,6 +351,11 @@ class GraphedFunction(Standing):
                 " one, and captures cannot be nested: capture it before"
             )
         with self._turn:
+            if self._turn.is_replaying:
+                raise CaptureError(
+                    f"{self._name} was to be captured inside one of its own breaks, whose replay"
+                    " still reads the memory of its graphs: capture it before"
+                )
             call = self._capturing.taken(args, kwargs)
             of_ladder = self._options, sizes, progress, self._name, self._is_frozen
             with call.on_device():

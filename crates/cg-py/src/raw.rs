@@ -222,16 +222,38 @@ pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Whether somebody has a weak reference to an object, whose class keeps these at an offset that it
-/// calls `__weakrefoffset__`; 0 if it keeps none.
-#[inline]
-pub(crate) fn has_weak_references(object: &Bound<'_, PyAny>, offset: isize) -> bool {
-    if offset == 0 {
-        return false;
+/// Where the objects of a class have weak references to them.
+pub(crate) struct WeakReferences {
+    class: Py<PyType>,
+    /// In bytes from an object, maybe before it; 0 where there can be none.
+    offset: isize,
+}
+
+impl WeakReferences {
+    /// Of objects of this class.
+    pub(crate) fn of(class: &Bound<'_, PyType>) -> PyResult<Self> {
+        let offset = class.getattr(intern!(class.py(), "__weakrefoffset__"))?;
+        Ok(Self {
+            class: class.clone().unbind(),
+            offset: offset.extract()?,
+        })
     }
-    // SAFETY: the object is alive, and at this offset of objects of its class, which may be before them,
-    // Python has a pointer to the first weak reference.
-    let first = unsafe { object.as_ptr().byte_offset(offset) }.cast::<*const c_void>();
-    // SAFETY: as above. The interpreter is held, without which nobody writes to it.
-    !unsafe { first.read() }.is_null()
+
+    /// Whether somebody has one to an object, or may have, as it is of another class.
+    #[inline]
+    pub(crate) fn may_be_there(&self, object: &Bound<'_, PyAny>) -> bool {
+        if object.get_type_ptr().cast() != self.class.as_ptr() {
+            return true;
+        }
+        if self.offset == 0 {
+            return false;
+        }
+        // SAFETY: the object is alive and of just this class, by which Python has a pointer at this offset
+        // from each of its objects.
+        let first = unsafe { object.as_ptr().byte_offset(self.offset) };
+        // SAFETY: as above; the pointer is a word that is aligned as such, and the interpreter is held,
+        // without which nobody writes to it.
+        let first = unsafe { first.cast::<*const c_void>().read() };
+        !first.is_null()
+    }
 }

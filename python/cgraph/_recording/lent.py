@@ -47,9 +47,8 @@ class Lent:
         """
         leaves = [one for one in tree_iter(arguments) if isinstance(one, torch.Tensor)]
         given = [id(one) for one in leaves]
-        alive = Counter(
-            self._numbers.get(place) for place, reference in self._last if reference() is not None
-        )
+        last = self._last if self._numbers else ()
+        alive = Counter(self._numbers.get(place) for place, one in last if one() is not None)
         for place, reference in self._last:
             lent = reference()
             if lent is not None and id(lent) not in given:
@@ -128,7 +127,7 @@ class _Memory:
 
 
 class _Views(NamedTuple):
-    """Views of results, which are held if they are more than before the last call.
+    """Views of results, which are held if they are more than when they were last looked for.
 
     Those in variables of a loop are as many each time: nobody reads them any more.
     """

@@ -256,6 +256,7 @@ def train(
         warmup, written = plan.warmup, set[int]()
         if warmup:
             # What the function makes in its first call, as an optimizer, is to have the real ones.
+            # All is as it was: what the first call changes is told from this.
             state.require_same()
             with gradients_there(leaves), breakable(passes), draws_on(driver.generators()):
                 alone = noted(leaves)

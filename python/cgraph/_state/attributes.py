@@ -21,7 +21,6 @@ __all__ = [
     "changes",
     "dictionaries_of",
     "is_another",
-    "is_number",
     "is_torchs",
     "made_numbers",
     "place_of",
@@ -95,16 +94,15 @@ class Attributes:
             else:
                 now.pop(name, None)
         owners = {place[0] for place in made}
-        for now, before in self._contents.changed() if owners else ():
+        changed = self._contents.changed() if owners else []
+        for now, before in ((now, before) for now, before in changed if id(now) in owners):
             # Items of other dictionaries may be other threads'.
             names = set(now) if id(now) in self._of_objects else {one[-1] for one in made}
-            for name in names if id(now) in owners else ():
-                if before.get(name) is not None:
-                    continue
-                if name in before:
-                    now[name] = None
-                else:
+            for name in names:
+                if name not in before:
                     now.pop(name, None)
+                elif before[name] is None:
+                    now[name] = None
 
     def put_back(self) -> None:
         """Let the dictionaries hold what they held, after a capture that is made anew.

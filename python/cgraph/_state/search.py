@@ -284,6 +284,10 @@ class _Roots:
             self._seen.add(place)
             add_plain(holder)
 
+    def has(self, holder: Holder) -> bool:
+        """Whether it is there, with the functions that lead to it."""
+        return (id(holder.owner), holder.name) in self.found
+
     def add_class(self, kind: type, add_plain: Callable[[Holder], None]) -> None:
         """Add what a class has, once for the class, whoever names it."""
         if kind not in self.kinds:
@@ -307,14 +311,14 @@ def _roots(
         roots.add(holder, plain.add)
     for other in reached.functions.values():
         code = other.__code__ if isinstance(other, types.FunctionType) else None
-        for module in () if code is None else imported_in(code):
-            roots.add_module(module, names_of(other.__code__))
+        if code is not None:
+            for module in imported_in(code):
+                roots.add_module(module, names_of(code))
         for holder in places_of(other):
             if issubclass(type(holder.value), types.ModuleType) and code is not None:
                 roots.add_module(holder.value, names_of(code))
-            elif not issubclass(type(holder.value), FUNCTIONS):
-                if (id(holder.owner), holder.name) not in roots.found:
-                    roots.add(holder, plain.add_far)
+            elif not issubclass(type(holder.value), FUNCTIONS) and not roots.has(holder):
+                roots.add(holder, plain.add_far)
     for kind in reached.kinds:
         roots.add_class(kind, plain.add_far)
     yield from roots.found.values()

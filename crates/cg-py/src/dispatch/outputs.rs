@@ -13,7 +13,7 @@ use super::held::{Arguments, Callbacks, Held, Lent, Storage};
 use super::neighbours::{Loan, Neighbours};
 use super::pattern::Found;
 use crate::error::argument;
-use crate::raw;
+use crate::raw::{self, WeakReferences};
 use crate::signature::{Match, Signature};
 
 /// The result of a replay.
@@ -54,8 +54,7 @@ enum Build {
 struct Output {
     own: Py<PyAny>,
     signature: Py<Signature>,
-    /// Where the class of `own` has weak references to its objects.
-    weak_offset: isize,
+    weak_references: WeakReferences,
     lent: Arc<Lent>,
     storage: Py<Storage>,
     /// To its storage, of the two tensors here.
@@ -284,9 +283,8 @@ impl Leaf {
                 // was made with as well. Python code of the class may have let others go meanwhile.
                 let references = TENSORS * (shared.references(py)? - before).max(1);
                 shared.add(&lent, references);
-                let class = value.get_type();
                 Self::Static(Output {
-                    weak_offset: class.getattr(intern!(py, "__weakrefoffset__"))?.extract()?,
+                    weak_references: WeakReferences::of(&value.get_type())?,
                     lent,
                     references,
                     own: value.unbind(),
@@ -322,12 +320,12 @@ impl Output {
         let lent = self.lent.take_tensor(py);
         if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
             let signature = self.signature.get();
-            let is_as_made = raw::references(&lent) == 1
+            let is_free = raw::references(&lent) == 1
                 && signature.matches(&lent, false)? == Some(Match::Same)
                 && is_as_given(&lent, self.own.bind(py))?
-                && !raw::has_weak_references(&lent, self.weak_offset)
+                && !self.weak_references.may_be_there(&lent)
                 && signature.reader().get().is_untouched(&lent)?;
-            if is_as_made {
+            if is_free {
                 self.lent.put(py, lent.clone().unbind());
                 return Ok(lent.unbind());
             }

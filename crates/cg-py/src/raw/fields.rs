@@ -70,28 +70,13 @@ pub(crate) struct Words {
 
 /// Where a tensor is, and how it is laid out there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Place {
+pub(super) struct Placement {
     /// The memory of its storage.
-    pub(super) data: u64,
+    data: u64,
     /// In elements.
     offset: u64,
-    pub(super) form: Layout,
-}
-
-impl Place {
-    /// Whether it says how the tensor is laid out: extents of more dimensions lie elsewhere.
-    pub(super) fn has_extents(&self) -> bool {
-        self.form.dim <= MOST_DIMENSIONS as u64
-    }
-}
-
-/// Dtype, device and dispatch keys of a tensor, and what its extents make together.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Layout {
-    kind: u64,
-    keys: u64,
-    dim: u64,
-    extents: u64,
+    /// Dtype and device, dispatch keys, the number of dimensions, and what the extents make together.
+    pub(super) form: [u64; 4],
 }
 
 /// Of more dimensions the extents lie elsewhere.
@@ -220,33 +205,39 @@ impl Fields {
         Seen::At(address, None)
     }
 
-    /// Where a tensor is and how it is laid out; none where torch must be asked.
+    /// Where a tensor is and how it is laid out; none where torch must be asked, as for more dimensions.
     ///
     /// # Safety
     /// As for [`Self::compare`].
     #[inline]
-    pub(super) unsafe fn spot(&self, object: *const c_void) -> Option<Place> {
+    pub(super) unsafe fn placement(&self, object: *const c_void) -> Option<Placement> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
+        let dim = at(DIM);
+        if dim > MOST_DIMENSIONS as u64 {
+            return None;
+        }
         // SAFETY: the contract is that of this function.
         let [data, offset] = unsafe { self.place(object) }?;
-        let dim = at(DIM);
         let mut extents = 0_u64;
-        if dim <= MOST_DIMENSIONS as u64 {
-            // Of few dimensions, which may come in another order, one word says as much as all.
-            for i in 0..usize::try_from(dim).unwrap_or_default() {
-                for first in [SIZES, STRIDES] {
-                    extents = (extents.rotate_left(5) ^ at(first + WORD * i)).wrapping_mul(MIX);
-                }
+        for i in 0..usize::try_from(dim).ok()? {
+            for first in [SIZES, STRIDES] {
+                extents = (extents.rotate_left(5) ^ at(first + WORD * i)).wrapping_mul(MIX);
             }
         }
-        let form = Layout {
-            kind: at(KIND) & OF_KIND,
-            keys: at(KEYS),
-            dim,
-            extents,
-        };
-        Some(Place { data, offset, form })
+        let form = [at(KIND) & OF_KIND, at(KEYS), dim, extents];
+        Some(Placement { data, offset, form })
+    }
+
+    /// Whether the memory of a tensor's storage was taken away; none where torch must be asked.
+    ///
+    /// # Safety
+    /// As for [`Self::compare`].
+    #[inline]
+    pub(super) unsafe fn is_empty(&self, object: *const c_void) -> Option<bool> {
+        // SAFETY: the contract is that of this function.
+        let place = unsafe { self.place(object) };
+        place.map(|[data, _]| data == 0)
     }
 
     /// The memory of a tensor's storage and the offset there, in elements; none where torch must be

@@ -14,7 +14,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use super::by_fields::{ByFields, Known, Member, object, requires_grad};
-use super::fields::{Fields, Place, Words};
+use super::fields::{Fields, Placement, Words};
 use super::is_instance;
 use super::stable::{Answer, Form, Functions};
 use crate::error::argument;
@@ -35,7 +35,7 @@ pub(crate) struct ReadPlain {
 pub(crate) struct Spot {
     address: u64,
     /// What is compared first, and says how it is laid out.
-    place: Option<Place>,
+    placement: Option<Placement>,
     /// What says that where fields do not: form, shape and strides.
     like: Option<(Form, Vec<i64>)>,
 }
@@ -163,16 +163,22 @@ impl ReadPlain {
     /// Where a tensor is that has this address now, and these extents, the shape and then the strides; it
     /// stays there as long as [`Self::is_at`] says so.
     pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64, extents: Vec<i64>) -> Spot {
-        let is_there = self.address(tensor) == Some(address);
-        let place = is_there.then(|| self.place(tensor)).flatten();
-        let form = is_there.then(|| self.form(tensor)).flatten();
-        let like = form.map(|form| (form, extents));
-        let tells = |(form, extents): &(Form, Vec<i64>)| matches!(self.look(tensor, form, extents), Seen::At(at, _) if at == address);
-        Spot {
+        let mut spot = Spot {
             address,
-            like: like.filter(|like| place.is_none() && tells(like)),
-            place,
+            placement: None,
+            like: None,
+        };
+        if self.address(tensor) != Some(address) {
+            return spot;
         }
+        spot.placement = self.placement(tensor);
+        if spot.placement.is_none()
+            && let Some(form) = self.form(tensor)
+            && matches!(self.look(tensor, &form, &extents), Seen::At(at, _) if at == address)
+        {
+            spot.like = Some((form, extents));
+        }
+        spot
     }
 
     /// Whether a tensor is there, and laid out as it was where that is known; none for classes that are
@@ -186,7 +192,7 @@ impl ReadPlain {
                 Seen::Unknown => None,
             };
         }
-        let (before, now) = (spot.place, self.place(tensor));
+        let (before, now) = (spot.placement, self.placement(tensor));
         if before.is_some() && now == before {
             return Some(true);
         }
@@ -199,12 +205,12 @@ impl ReadPlain {
     }
 
     #[inline]
-    fn place(&self, tensor: &Bound<'_, PyAny>) -> Option<Place> {
+    fn placement(&self, tensor: &Bound<'_, PyAny>) -> Option<Placement> {
         let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
         // SAFETY: the handle is the tensor's.
         let object = unsafe { object(handle) };
         // SAFETY: the object is the tensor's, and strided; as in `look`.
-        unsafe { fields.spot(object) }.filter(Place::has_extents)
+        unsafe { fields.placement(object) }
     }
 
     /// Where a tensor's memory is; none for classes that are derived from `torch.Tensor`.
@@ -290,8 +296,7 @@ impl ReadPlain {
         let object = unsafe { object(handle) };
         let fields = self.fields.as_ref();
         // SAFETY: the object is the tensor's, and strided; as in `look`.
-        let spot = fields.and_then(|fields| unsafe { fields.spot(object) });
-        if spot.is_some_and(|place| place.data == 0) {
+        if fields.and_then(|fields| unsafe { fields.is_empty(object) }) == Some(true) {
             // torch would add the offset.
             return Ok(Some(0));
         }
