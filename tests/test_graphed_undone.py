@@ -197,7 +197,44 @@ def of_numpy() -> Made:
     return lambda x: x * float(numpy.random.rand()), state
 
 
+def of_own_generator(made: Callable[[], Any]) -> Callable[[], Made]:
+    def of_generator() -> Made:
+        generator = made()
+        state = generator.getstate if hasattr(generator, "getstate") else lambda: None
+        return lambda x: x * float(generator.random()), state
+
+    return of_generator
+
+
+def of_own_state() -> Made:
+    generator = numpy.random.RandomState(3)
+    return lambda x: x * float(generator.rand()), lambda: None
+
+
+def of_list() -> Made:
+    counts = [0]
+
+    def function(x: Tensor) -> Tensor:
+        counts[0] += 1
+        return x * counts[0]
+
+    return function, lambda: [*counts]
+
+
+def of_default_list() -> Made:
+    def function(x: Tensor, counts: list[int] = [0]) -> Tensor:  # noqa: B006
+        counts[0] += 1
+        return x * counts[0]
+
+    return function, lambda: function.__defaults__[0][0]  # type: ignore[index]
+
+
 ALL = [
+    *(of_list, of_default_list, of_own_state),
+    *(
+        of_own_generator(lambda: random.Random(3)),
+        of_own_generator(lambda: numpy.random.default_rng(3)),
+    ),
     *(of_global, of_cell, of_class, of_deque, of_user_dict, of_buffer),
     *(of_dict_counter, of_counter, of_schedule, of_class_default, of_python, of_numpy),
     *(of_toggle, of_popped, of_first_draw, of_python_and_count),

@@ -112,14 +112,16 @@ def graphed(
     the shape of a tensor, or that gives a parameter other memory, or puts another tensor where it
     has read one, runs eagerly, and so does one that changes settings or counts of an optimizer, as
     a learning rate scheduler does, or a number or text that its code names in an attribute, a
-    dictionary, a closure, a global or a class, or draws from ``random`` or ``numpy.random``, or
-    leaves a tensor in an attribute, a dictionary, a list or a deque, also by a hook, and the first
-    call of one that only then changes a number, or writes to tensors which it makes then and keeps;
-    other changes of lists are not noticed. Calls that get or return a function, or an object which
-    pytree does not know, that leads to tensors run eagerly; an object without any is returned as at
-    the capture. A copied argument has no ``.grad``, and one with attributes of its own runs
-    eagerly, unless they came after the capture. What it raises in a warm-up call is raised, and the
-    next call tries again. One that seeds a generator, or sets its state, runs eagerly.
+    dictionary, a list, a closure, a global or a class, or draws from ``random``, ``numpy.random``
+    or a generator of theirs, or names an iterator, or leaves a tensor in an attribute, a
+    dictionary, a list or a deque, also by a hook, and the first call of one that only then changes
+    a number, or writes to tensors which it makes then and keeps; what else it adds to a list is not
+    noticed. Such a call leaves of what it has set up what an eager one does. Calls that get or
+    return a function, or an object which pytree does not know, that leads to tensors run eagerly;
+    an object without any is returned as at the capture. A copied argument has no ``.grad``, and one
+    with attributes of its own runs eagerly, unless they came after the capture. What it raises in a
+    warm-up call is raised, and the next call tries again. One that seeds a generator, or sets its
+    state, runs eagerly.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in

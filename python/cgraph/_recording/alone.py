@@ -17,12 +17,12 @@ from cgraph._recording.calls import Call
 from cgraph._recording.capture import capture_once, storages_in_place, wait_after_error
 from cgraph._recording.conditions import (
     NotReadyError,
-    PythonState,
     require_same_numbers,
     require_state,
     require_unmoved,
 )
 from cgraph._recording.plan import Plan
+from cgraph._recording.python_state import PythonState
 from cgraph._recording.recorded import Recorded, numbered
 from cgraph._recording.refusals import require_known_classes, require_none_recorded
 from cgraph._recording.unchanged import Unchanged

@@ -17,17 +17,19 @@ from cgraph import _driver, _torch
 from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.timing import replay_seconds, seconds_of
+from cgraph._recording.breakables import BreakFoundError, Calls, Whole
 from cgraph._recording.calls import Call
 from cgraph._recording.conditions import (
     NotReadyError,
-    PythonState,
     WarmupError,
+    require_none_drained,
     require_none_kept,
     require_same_numbers,
     require_state,
     require_unmoved,
 )
 from cgraph._recording.plan import Plan
+from cgraph._recording.python_state import PythonState
 from cgraph._recording.recorded import Recorded
 from cgraph._recording.refusals import require_known_classes
 from cgraph._recording.unchanged import Unchanged
@@ -42,7 +44,7 @@ from cgraph._state.stepping import Steps
 from cgraph._state.surroundings import modules_of
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
-from cgraph.breaks import GradientBreakError, Work, breakable, on_one_thread
+from cgraph.breaks import GradientBreakError, breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 from cgraph.segments import SegmentedGraph
@@ -55,6 +57,7 @@ __all__ = [
     "wait_after_error",
     "warn_uncompiled",
     "watched",
+    "with_registered",
 ]
 
 Result = TypeVar("Result")
@@ -74,9 +77,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     """
     if plan.warmup or not plan.preserve:
         return _record(plan, call, statics, driver)
-    modules = [*modules_of(plan.function), *call.modules]
-    parts = [part for module in modules for part in module.modules()]
-    attributes = Attributes([*plan.dictionaries, *registered_in(parts)])
+    attributes = Attributes(with_registered(plan, call))
     try:
         return _record(plan, call, statics, driver)
     except _UnseenWritesError:
@@ -85,6 +86,13 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
             _fill(statics, call, driver)
         plan = replace(plan, warmup=1, only_captures=False)
         return _record(plan, call, statics, driver)
+
+
+def with_registered(plan: Plan, call: Call) -> list[dict[str, Any]]:
+    """What holds the attributes that a function may set, and the parts of modules."""
+    modules = [*modules_of(plan.function), *call.modules]
+    parts = [part for module in modules for part in module.modules()]
+    return [*plan.dictionaries, *registered_in(parts)]
 
 
 def _record(
@@ -100,6 +108,7 @@ def _record(
         return detached(result) if call.mode.grad else result
 
     begin = plan.found()
+    require_none_drained(begin)
     has_leaves = plan.preserve or call.mode.grad
     leaves = plan.leaves(args, kwargs, begin) if has_leaves else []
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
@@ -108,7 +117,8 @@ def _record(
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
-        begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
+        dictionaries = with_registered(plan, call)
+        begun = Attributes([*dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, is_made)
         last.push(state.after)
@@ -119,15 +129,14 @@ def _record(
             # them, and replays may write them on yet another.
             driver.synchronize()
         with driver.stream(plan.stream):
-            breaks = _Calls()
+            breaks = Calls(state.in_break)
 
             def ends() -> None:
                 """Look at what calls have changed, also what only the first one does."""
                 if breaks.are_met:
                     # What Python does in breaks is done again.
                     state.put_back_what_breaks_assign()
-                else:
-                    state.require_same()
+                state.require_same()
                 require_state(steps)
 
             def begins() -> None:
@@ -197,9 +206,10 @@ def _record(
                 if (reason := call.reason_beside(writes)) is not None:
                     raise NotReadyError(reason)
                 require_state(steps)
-                # Python code of breaks runs in replays as well.
+                # Python code of breaks runs in replays as well, and calls have shown what it does.
                 if isinstance(graph, CUDAGraph):
                     require_same_numbers(values, held)
+                if isinstance(graph, CUDAGraph) or plan.warmup:
                     state.require_same(captured=True)
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise NotReadyError(
@@ -242,7 +252,7 @@ def _warm_up(
     rollback: Rollback,
     driver: _driver.Driver,
     begins: Callable[[], None],
-    breaks: _Calls,
+    breaks: Calls,
 ) -> float | None:
     """Call the function; the seconds of the last call, if they are asked for.
 
@@ -410,9 +420,9 @@ def capture_once(
     graph._may_be_empty = True
     graph.capture_begin(pool=plan.pool, capture_error_mode=plan.mode)
     try:
-        with breakable(_Whole()):
+        with breakable(Whole()):
             result = run()
-    except (_BreakFoundError, GradientBreakError) as error:
+    except (BreakFoundError, GradientBreakError) as error:
         graph._abandon(error)
     except BaseException as error:
         graph._abandon(error)
@@ -462,35 +472,8 @@ def _end(plan: Plan, graph: CUDAGraph) -> None:
             raise
 
 
-class _BreakFoundError(BaseException):
-    """A break was called in a capture that is not divided. No code of users catches this."""
-
-
 class _UnseenWritesError(Exception):
     """A capture would run segments between breaks, and no call has shown what they write."""
-
-
-class _Calls:
-    """Calls before a capture, whose breaks just run.
-
-    Attributes:
-        are_met: Whether there was a break.
-    """
-
-    are_met = False
-
-    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
-        """Run a break."""
-        self.are_met = True
-        return work.fn(*args, **kwargs)
-
-
-class _Whole:
-    """A capture that is not divided."""
-
-    def run(self, *_: object) -> Any:
-        """Tell that there is a break."""
-        raise _BreakFoundError
 
 
 def wait_after_error(driver: _driver.Driver, error: object, *_: object) -> None:

@@ -14,12 +14,11 @@ from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._breaks.sessions import Session
 from cgraph._recording.conditions import WarmupError, has_moved
 from cgraph._state.history import leaves_behind
-from cgraph.breaks import GradientBreakError, Work, innermost
+from cgraph.breaks import innermost
 from cgraph.errors import CallableError
 
 __all__ = [
     "NoGradientError",
-    "Passes",
     "Surface",
     "require_in_place",
     "stand_ins",
@@ -28,31 +27,6 @@ __all__ = [
 
 class NoGradientError(Exception):
     """No result has a backward pass to come: those are inside the function, if anywhere."""
-
-
-class Passes:
-    """Warm-up calls, whose breaks just run, and captures of passes that are not divided.
-
-    Attributes:
-        met: A break that was called; None if there was none.
-    """
-
-    met: str | None = None
-
-    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
-        """Run a break in a warm-up call; refuse it in a capture."""
-        self.met = work.name
-        if _driver.current().is_capturing():
-            self.require_none()
-        return work.fn(*args, **kwargs)
-
-    def require_none(self) -> None:
-        """Refuse a break that was called, also where the function has caught the refusal."""
-        if self.met is not None:
-            raise GradientBreakError(
-                "a break in a function whose result requires gradients, whose passes are captured"
-                f" whole: {self.met}"
-            )
 
 
 class Surface(torch.nn.Module):

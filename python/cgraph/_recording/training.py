@@ -15,12 +15,19 @@ from torch.amp.grad_scaler import GradScaler
 
 from cgraph import _driver, _torch
 from cgraph._captures.timing import seconds_of
+from cgraph._recording.breakables import Passes
 from cgraph._recording.calls import Call
-from cgraph._recording.capture import again_compiled, record, warn_uncompiled, watched
+from cgraph._recording.capture import (
+    again_compiled,
+    record,
+    warn_uncompiled,
+    watched,
+    with_registered,
+)
 from cgraph._recording.conditions import (
     NotReadyError,
-    PythonState,
     WarmupError,
+    require_none_drained,
     require_none_kept,
     require_same_numbers,
     require_state,
@@ -29,11 +36,11 @@ from cgraph._recording.conditions import (
 from cgraph._recording.held import Holding
 from cgraph._recording.lent import Lent
 from cgraph._recording.plan import Plan
+from cgraph._recording.python_state import PythonState
 from cgraph._recording.recorded import Recorded
 from cgraph._recording.refusals import require_no_gradient
 from cgraph._recording.surface import (
     NoGradientError,
-    Passes,
     Surface,
     require_in_place,
     stand_ins,
@@ -223,12 +230,14 @@ def train(
     versions = [static._version for static in statics]
     driver = _driver.current()
     begin = plan.found()
+    require_none_drained(begin)
     leaves = plan.leaves(args, kwargs, begin)
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
-        begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
+        dictionaries = with_registered(plan, call)
+        begun = Attributes([*dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, is_made)
         last.push(state.after)
@@ -242,6 +251,8 @@ def train(
 
         def begins() -> None:
             """Note what there is when a capture begins: calls may have made some of it."""
+            # What Python does in breaks is done again.
+            state.put_back_what_breaks_count()
             found = plan.found()
             held[:] = [found]
             steps.captures_now()
@@ -251,7 +262,7 @@ def train(
             values[:] = [Attributes([*plan.dictionaries, *found.all_dictionaries])]
             rollback.notice(tensor for holder in found.all_holders for tensor in holder.tensors)
 
-        passes = Passes()
+        passes = Passes(state.in_break)
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
         warmup, written = plan.warmup, set[int]()
         if warmup:
@@ -262,10 +273,10 @@ def train(
                 alone = noted(leaves)
                 Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
                 require_left_alone(alone)
-            if passes.met is None:
-                state.require_same()
-            elif not is_divided:
+            if not is_divided:
                 passes.require_none()
+            state.put_back_what_breaks_count()
+            state.require_same()
             # Of the backward pass there was none yet.
             warmup = max(1, warmup - 1)
             driver.synchronize()
@@ -308,8 +319,9 @@ def train(
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
                     require_same_numbers(attributes, found)
-                    state.require_same(captured=True)
                     require_none_kept(found, is_made)
+                if not is_divided or plan.warmup:
+                    state.require_same(captured=True)
             graphed_of(surface).stand_for(parameters)
             return surface
 
@@ -330,6 +342,7 @@ def train(
             surface = again_compiled(captured, rollback, rollback.rewind, plan.name)
         graphed = graphed_of(surface)
         driver.synchronize()
+        state.put_back_what_breaks_count()
         seconds = time.perf_counter() - began
         eager_seconds: float | None = None
         graph_seconds: float | None = None

@@ -21,6 +21,7 @@ __all__ = [
     "changes",
     "dictionaries_of",
     "is_another",
+    "is_number",
     "is_torchs",
     "made_numbers",
     "place_of",
@@ -43,8 +44,13 @@ class Attributes:
     def __init__(
         self, dictionaries: Sequence[dict[str, Any]], others: Sequence[dict[Any, Any]] = ()
     ) -> None:
+        self._dictionaries, self._others = dictionaries, others
         self._contents = _core.Contents([*dictionaries, *others])
         self._of_objects = set(map(id, dictionaries))
+
+    def again(self) -> Attributes:
+        """The same dictionaries, as they are now."""
+        return Attributes(self._dictionaries, self._others)
 
     def require_no_new_tensor(self) -> None:
         """Refuse a function that keeps a tensor where no replay puts one.
@@ -58,12 +64,15 @@ class Attributes:
                 " it in place, or make it an argument and a result"
             )
 
-    @property
-    def changed(self) -> str | None:
-        """Why a function is not captured that changes a number or text; None if it changes none."""
+    def changed(self, but: Collection[Place] = ()) -> str | None:
+        """Why a function is not captured that changes a number or text; None if it changes none.
+
+        Args:
+            but: Places that do not count.
+        """
         for now, name, before in self._changes():
             value = dict.get(now, name)
-            if not isinstance(value, torch.Tensor):
+            if not isinstance(value, torch.Tensor) and (id(now), name) not in but:
                 return changes(name, before[name], value)
         return None
 
@@ -74,11 +83,30 @@ class Attributes:
         return any(not isinstance(before.get(name), torch.Tensor) for _, name, before in new)
 
     @property
+    def others(self) -> set[Place]:
+        """The places of numbers and texts that are others now, or gone.
+
+        Also of new ones, unless other threads may have put them there.
+        """
+        return {
+            (id(now), name)
+            for now, name, before in self._changes(made=True)
+            if name in before or id(now) in self._of_objects
+        }
+
+    @property
     def made(self) -> dict[Place, Any]:
         """Numbers and texts that are where there was none, by their places."""
         changes = ((now, name) for now, name, before in self._changes(made=True))
         found = {(id(now), name): dict.get(now, name) for now, name in changes}
         return {place: value for place, value in found.items() if is_number(value)}
+
+    @property
+    def new(self) -> list[Any]:
+        """What is where there was nothing, or None."""
+        pairs = ((dict.items(now), before) for now, before in self._contents.changed())
+        items = ((value, before.get(name)) for now, before in pairs for name, value in now)
+        return [value for value, old in items if old is None and value is not None]
 
     def put_back_others(self, *, numbers: bool, made: Collection[Place] = ()) -> None:
         """Set tensors back that are others now.
@@ -97,21 +125,40 @@ class Attributes:
         changed = self._contents.changed() if owners else []
         for now, before in ((now, before) for now, before in changed if id(now) in owners):
             # Items of other dictionaries may be other threads'.
-            names = set(now) if id(now) in self._of_objects else {one[-1] for one in made}
-            for name in names:
-                if name not in before:
+            is_objects = id(now) in self._of_objects
+            _take_new(now, before, set(now) if is_objects else {one[-1] for one in made})
+
+    def put_back_new(self, has_made: Callable[[Any], bool]) -> None:
+        """Take away what is where there was nothing, or None.
+
+        Args:
+            has_made: Tells of a value whether what a call has made is in it. From dictionaries that
+                are no attributes of objects nothing is taken unless some value is such a one: other
+                threads may have put it there.
+        """
+        for now, before in self._contents.changed():
+            names = [name for name in dict(dict.items(now)) if before.get(name) is None]
+            if id(now) in self._of_objects or any(has_made(dict.get(now, one)) for one in names):
+                _take_new(now, before, names)
+
+    def put_back_in(self, places: Collection[Place]) -> None:
+        """Let numbers and texts in some places be as they were, where they are others now."""
+        for now, name, before in list(self._changes(made=True)) if places else ():
+            if (id(now), name) in places and not isinstance(dict.get(now, name), torch.Tensor):
+                if name in before:
+                    now[name] = before[name]
+                else:
                     now.pop(name, None)
-                elif before[name] is None:
-                    now[name] = None
 
     def put_back(self) -> None:
-        """Let the dictionaries hold what they held, after a capture that is made anew.
+        """Let attributes of objects be what they were, after a capture that is made anew.
 
         What it has made, as a module, nothing has computed.
         """
         for now, before in self._contents.changed():
-            now.clear()
-            now.update(before)
+            if id(now) in self._of_objects:
+                now.clear()
+                now.update(before)
 
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
@@ -145,6 +192,15 @@ class Attributes:
                     yield now, name, before
 
 
+def _take_new(now: dict[Any, Any], before: dict[Any, Any], names: Iterable[Any]) -> None:
+    """Let a dictionary have nothing by some names where it had nothing, and None where it had."""
+    for name in names:
+        if name not in before:
+            now.pop(name, None)
+        elif before[name] is None:
+            now[name] = None
+
+
 def is_number(value: object) -> bool:
     """Whether a value is a number or a text, which a call may change."""
     return isinstance(value, _NUMBERS)
@@ -166,16 +222,17 @@ def changes(name: str, before: object, now: object = None) -> str:
     )
 
 
-def changed_numbers(held: Iterable[Holder]) -> str | None:
+def changed_numbers(held: Iterable[Holder], but: Collection[Place] = ()) -> str | None:
     """Why a function is not captured that changes numbers or texts which it finds by name.
 
     None if they are as they were.
 
     Args:
         held: Where they were.
+        but: Places that do not count.
     """
     for one in held:
-        if is_another(one.now, one.value):
+        if is_another(one.now, one.value) and place_of(one) not in but:
             return changes(one.title, one.value, one.now)
     return None
 

@@ -45,14 +45,15 @@ class Reached:
         names: The names that the code has.
         functions: The functions and methods of the user's that it consists of, by their numbers.
         kinds: The classes of the user's whose methods are among them.
-        draws: Whether it names the random numbers of Python or NumPy.
+        draws: Whether it names the random numbers that all of Python or NumPy share.
+        has_breaks: Whether breaks are among them.
     """
 
     def __init__(self, function: object, parts: Iterable[torch.nn.Module]) -> None:
         self.names: set[str] = set()
         self.functions: dict[int, Any] = {}
         self.kinds: set[type] = set()
-        self.draws = False
+        self.draws = self.has_breaks = False
         # What was seen stays alive, as long as it is known by its number.
         self._seen: dict[tuple[int, type | None], object] = {}
         self._members: dict[type, dict[str, list[Any]]] = {}
@@ -112,7 +113,8 @@ class Reached:
         if issubclass(kind, types.MethodType):
             yield one.__func__, type(one.__self__)
         elif issubclass(kind, functools.partial):
-            yield one.func, None
+            given = one.func, *one.args, *one.keywords.values()
+            yield from ((value, None) for value in given)
         elif issubclass(kind, _core.Dispatcher):
             yield one.__wrapped__, owner
         elif issubclass(kind, property):
@@ -125,6 +127,7 @@ class Reached:
             yield one.__func__, owner
         elif issubclass(kind, types.FunctionType):
             if not is_users(one.__globals__.get("__name__")):
+                self.has_breaks |= one.__globals__.get("__name__") == "cgraph.breaks"
                 # That of a decorator, as of `torch.no_grad()`.
                 yield vars(one).get("__wrapped__"), owner
                 return
@@ -135,6 +138,8 @@ class Reached:
                 yield from self._called_of(module, names)
             for cell in (cell for cell in one.__closure__ or () if cell != _UNASSIGNED):
                 yield from self._called_of(cell.cell_contents, names)
+            for value in (*(one.__defaults__ or ()), *(one.__kwdefaults__ or {}).values()):
+                yield from self._called_of(value, names)
             if owner is not None:
                 members = self._members_of(owner)
                 for name in names & members.keys():

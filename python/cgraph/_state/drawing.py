@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import random
 import sys
 from collections.abc import Iterator, Sequence
@@ -10,9 +11,10 @@ from typing import Any
 
 import torch
 
+from cgraph._state.code import is_users
 from cgraph.errors import CaptureError
 
-__all__ = ["RandomOfPython", "draws_on", "random_state_is_set"]
+__all__ = ["RandomOfPython", "draws_on", "is_drained", "is_drawn_from", "random_state_is_set"]
 
 # No call draws so many numbers. Offsets are multiples of four.
 _AHEAD = 1 << 40
@@ -56,38 +58,75 @@ def random_state_is_set() -> CaptureError:
     )
 
 
-class RandomOfPython:
-    """The states of Python's and NumPy's random numbers, as they are now."""
+def is_drawn_from(value: object) -> bool:
+    """Whether a value is a generator of random numbers of Python's or NumPy's."""
+    return issubclass(type(value), random.Random) or _is_numpys(value)
 
-    def __init__(self) -> None:
-        self._python = random.getstate()
-        self._numpy = _state_of_numpy()
+
+def is_drained(value: object) -> bool:
+    """Whether a value is an iterator, which gives something else each time, and is of no user's."""
+    kind = type(value)
+    is_iterator = issubclass(kind, Iterator) and not issubclass(kind, io.IOBase)
+    return is_iterator and not is_users(vars(kind).get("__module__"))
+
+
+class RandomOfPython:
+    """The states of random numbers of Python and NumPy, as they are now.
+
+    Args:
+        shared: Whether that of all functions of ``random`` and ``numpy.random`` is among them.
+        own: Other generators.
+    """
+
+    def __init__(self, *, shared: bool, own: Sequence[Any]) -> None:
+        numpy = sys.modules.get("numpy")
+        self._generators = [*own]
+        if shared:
+            self._generators.append(random)
+            self._generators += [] if numpy is None else [numpy.random]
+        self._states = [*map(_state_of, self._generators)]
+
+    def again(self) -> RandomOfPython:
+        """The same as they are by now."""
+        return RandomOfPython(shared=False, own=self._generators)
 
     @property
     def has_moved(self) -> bool:
         """Whether some were drawn since, or a seed was set."""
-        if random.getstate() != self._python:
-            return True
-        numpy = _state_of_numpy()
-        return self._numpy is not None and numpy is not None and _differ(numpy, self._numpy)
+        return not _are_same([*map(_state_of, self._generators)], self._states)
 
     def put_back(self) -> None:
         """Let them be drawn again."""
-        random.setstate(self._python)
-        if self._numpy is not None:
-            sys.modules["numpy"].random.set_state(self._numpy)
+        for generator, state in zip(self._generators, self._states, strict=True):
+            if hasattr(generator, "setstate"):
+                generator.setstate(state)
+            elif hasattr(generator, "set_state"):
+                generator.set_state(state)
+            else:
+                getattr(generator, "bit_generator", generator).state = state
 
 
-def _state_of_numpy() -> dict[str, Any] | None:
-    """That of the functions of ``numpy.random``; None without NumPy, or of another generator."""
-    numpy = sys.modules.get("numpy")
-    if numpy is None or not hasattr(numpy, "random"):
-        return None
-    state: dict[str, Any] = numpy.random.get_state(legacy=False)
-    return state if state["bit_generator"] == "MT19937" else None
+def _is_numpys(value: Any) -> bool:
+    kind = type(value)
+    is_of_numpy = kind.__module__.partition(".")[0] == "numpy"
+    return is_of_numpy and (hasattr(kind, "bit_generator") or hasattr(kind, "set_state"))
 
 
-def _differ(one: dict[str, Any], other: dict[str, Any]) -> bool:
-    keys = one["state"]["key"].tobytes(), other["state"]["key"].tobytes()
-    places = one["state"]["pos"], other["state"]["pos"]
-    return bool(places[0] != places[1] or keys[0] != keys[1])
+def _state_of(generator: Any) -> Any:
+    if hasattr(generator, "getstate"):
+        return generator.getstate()
+    if hasattr(generator, "get_state"):
+        return generator.get_state(legacy=False)
+    return getattr(generator, "bit_generator", generator).state
+
+
+def _are_same(one: Any, other: Any) -> bool:
+    """Whether two states are, which may have arrays of NumPy's inside."""
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and _are_same([*one.values()], [*other.values()])
+    if isinstance(one, list | tuple):
+        pairs = zip(one, other, strict=False)
+        return len(one) == len(other) and all(_are_same(*pair) for pair in pairs)
+    if hasattr(one, "tobytes"):
+        return bool(one.tobytes() == other.tobytes())
+    return bool(one == other)

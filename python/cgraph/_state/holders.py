@@ -256,7 +256,12 @@ def _put(owner: Any, name: Any, value: object) -> None:
     elif not isinstance(owner, tuple):
         # Of the class that it is found in.
         kind = owner if isinstance(owner, type) else type(owner)
-        setattr(next(base for base in kind.__mro__ if name in vars(base)), name, value)
+        base = next(base for base in kind.__mro__ if name in vars(base))
+        slot = vars(base)[name]
+        if isinstance(slot, types.MemberDescriptorType) and kind is not owner:
+            slot.__set__(owner, value)
+        else:
+            setattr(base, name, value)
 
 
 def _own_attributes(owner: object) -> dict[str, Any]:

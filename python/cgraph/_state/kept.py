@@ -9,10 +9,22 @@ from typing import Any
 
 import torch
 
+from cgraph._state.attributes import changes, is_another, is_number
 from cgraph._state.holders import Holder
 from cgraph._torch import tree_iter
 
-__all__ = ["Before", "IsMade", "items_of", "kept_in", "len_of", "put_back_kept"]
+__all__ = [
+    "Before",
+    "IsMade",
+    "changed_in",
+    "has_made_items",
+    "is_changed",
+    "items_of",
+    "kept_in",
+    "len_of",
+    "put_back_items",
+    "put_back_kept",
+]
 
 Kept = list[Any] | deque[Any]
 Before = tuple[Kept, list[Any]]
@@ -56,22 +68,70 @@ def kept_in(
     return None
 
 
-def put_back_kept(lists: Iterable[Before], slots: Iterable[Holder], is_made: IsMade) -> None:
-    """Let lists and slots have no tensors that were made since.
+def put_back_kept(lists: Iterable[Before], has_made: Callable[[Any], bool]) -> None:
+    """Let lists have what they had, to which what was made since was added.
 
     Args:
         lists: Each with what it had.
-        slots: Where None was.
-        is_made: Tells of tensors.
+        has_made: Tells of an item whether tensors in it were made since.
+    """
+    put_back_items(one for one in lists if has_made_items(*one, has_made))
+
+
+def has_made_items(one: Kept, before: list[Any], has_made: Callable[[Any], bool]) -> bool:
+    """Whether a list has got something with tensors that were made since.
+
+    Args:
+        one: The list.
+        before: What it had.
+        has_made: Tells of an item whether there are such ones in it.
+    """
+    if not is_changed(one, before):
+        return False
+    known = set(map(id, before))
+    return any(has_made(item) for item in items_of(one) if id(item) not in known)
+
+
+def changed_in(one: Kept, before: list[Any]) -> str | None:
+    """Why a function is not captured that changes numbers in a list; None if it changes none.
+
+    What is added to a list may be a log of calls, or another thread's.
+
+    Args:
+        one: The list.
+        before: What it had.
+    """
+    now = items_of(one)
+    if len(now) != len(before):
+        return None
+    pairs = enumerate(zip(now, before, strict=True))
+    numbers = (pair for pair in pairs if is_number(pair[1][1]) or pair[1][1] is None)
+    for place, (there, then) in numbers:
+        if is_another(there, then):
+            return changes(f"item {place} of a list", then, there)
+    return None
+
+
+def is_changed(one: Kept, before: list[Any]) -> bool:
+    """Whether a list has not the very same items any more.
+
+    Args:
+        one: The list.
+        before: What it had.
+    """
+    now = items_of(one)
+    return len(now) != len(before) or not all(map(operator.is_, now, before))
+
+
+def put_back_items(lists: Iterable[Before]) -> None:
+    """Let lists have what they had.
+
+    Args:
+        lists: Each with that.
     """
     for one, before in lists:
-        if made := _made_in(one, before, is_made):
-            gone = {id(item) for item in (*before, *made)}
-            others = [item for item in items_of(one) if id(item) not in gone]
-            _fill(one, [*before, *others])
-    for slot in slots:
-        if isinstance(slot.now, torch.Tensor) and is_made(slot.now):
-            slot.put_back()
+        if is_changed(one, before):
+            _fill(one, before)
 
 
 def items_of(one: Kept) -> list[Any]:
@@ -99,11 +159,10 @@ def _made_in(one: Kept, before: list[Any], is_made: IsMade) -> list[Any]:
 
     Of all of them nobody knows: operators of a call that is timed are not seen.
     """
-    now = items_of(one)
-    if len(now) == len(before) and all(map(operator.is_, now, before)):
+    if not is_changed(one, before):
         return []
     known = set(map(id, before))
-    new = [item for item in now if id(item) not in known and _tensors_in(item)]
+    new = [item for item in items_of(one) if id(item) not in known and _tensors_in(item)]
     is_ours = any(is_made(tensor) for item in new for tensor in _tensors_in(item))
     return new if is_ours else []
 

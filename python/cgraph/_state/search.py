@@ -19,6 +19,7 @@ from cgraph._state.code import (
     named_of_module,
     names_of,
 )
+from cgraph._state.drawing import is_drained, is_drawn_from
 from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.kept import Before, items_of, len_of
 from cgraph._state.surroundings import (
@@ -58,7 +59,9 @@ class Found(NamedTuple):
         empty: The same places where None is.
         stepping: Optimizers, learning rate schedulers and gradient scalers, wherever they are.
         far: Where other numbers are, that only functions name which it may call.
-        draws: Whether code names the random numbers of Python or NumPy.
+        draws: Whether code names the random numbers that all of Python or NumPy share.
+        generators: Other generators of random numbers of Python or NumPy, on such ways.
+        drained: Where iterators are, likewise, unless breaks may be what goes through them.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
     """
@@ -73,6 +76,8 @@ class Found(NamedTuple):
     stepping: list[Any]
     far: Sequence[Holder] = ()
     draws: bool = False
+    generators: Sequence[Any] = ()
+    drained: Sequence[Holder] = ()
     asks_for_gradients: bool = False
 
     @classmethod
@@ -153,11 +158,14 @@ def _found(
         (named if is_named else others).append(way)
     holders: list[Holder] = []
     behind_given: list[Holder] = []
-    attributes: dict[int, dict[str, Any]] = {}
+    owners = (one.__self__ for one in reached.functions.values() if type(one) is types.MethodType)
+    attributes = {id(values): values for values in map(vars_of, owners)}
     dictionaries: dict[int, dict[Any, Any]] = {}
     lists: dict[int, Before] = {}
     kinds: set[type] = set()
     stepping: dict[int, Any] = {}
+    generators: dict[int, Any] = {}
+    drained: list[Holder] = []
     left = _MOST_ITEMS
     while named or others:
         holder, around = (named or others).popleft()
@@ -180,6 +188,10 @@ def _found(
             known += _buffers(holder)
         elif is_module or issubclass(type(value), LEAVES):
             continue
+        if holder.is_named and is_drawn_from(value):
+            generators[id(value)] = value
+        if holder.is_named and is_drained(value):
+            drained.append(holder)
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
         is_object = not issubclass(type(value), (dict, list, tuple))
@@ -228,6 +240,8 @@ def _found(
         [*stepping.values()],
         plain.far[:_MOST_FAR],
         reached.draws,
+        [*generators.values()],
+        [] if reached.has_breaks else drained,
     )
     return found, called, kinds
 

@@ -1,0 +1,232 @@
+"""What Python has before the calls of a capture, and whether the function goes on changing it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from cgraph._recording.conditions import NotReadyError, WarmupError, require_same_numbers
+from cgraph._state.attributes import (
+    Attributes,
+    Place,
+    changed_numbers,
+    changes,
+    is_another,
+    made_numbers,
+    place_of,
+)
+from cgraph._state.drawing import RandomOfPython
+from cgraph._state.holders import Holder, put_back_numbers, put_back_tensors
+from cgraph._state.kept import (
+    Before,
+    IsMade,
+    changed_in,
+    has_made_items,
+    items_of,
+    put_back_items,
+    put_back_kept,
+)
+from cgraph._state.search import Found
+from cgraph._torch import tree_iter
+
+__all__ = ["PythonState"]
+
+
+class PythonState:
+    """What Python has before calls: attributes, names, lists, and its random numbers.
+
+    What is made in the first call alone stays, with the objects that are made beside it: numbers
+    where there was none, flags of what the function only calls, and lists. What breaks change is
+    put back before they run again.
+
+    Args:
+        attributes: Those in dictionaries, as they are.
+        found: Where else tensors and numbers are, and lists with what they have.
+        is_made: Tells which tensors were made since.
+    """
+
+    def __init__(self, attributes: Attributes, found: Found, is_made: IsMade) -> None:
+        self._attributes = attributes
+        self._found = found
+        self._is_made = is_made
+        # After the first call.
+        self._made: dict[Place, Any] = {}
+        self._far: list[Any] = []
+        self._lists: list[Before] = found.lists
+        self._looks = 0
+        self._random: RandomOfPython | None = None
+        if found.draws or found.generators:
+            self._random = RandomOfPython(shared=found.draws, own=found.generators)
+        self._drawn = self._random
+        # What breaks change, by its place, and lists by their numbers.
+        self._of_breaks: set[Place] = set()
+        self._lists_of_breaks: set[int] = set()
+        self._has_breaks = False
+
+    @contextmanager
+    def in_break(self) -> Iterator[None]:
+        """A ``with`` block in which a break runs, whose Python code runs in replays as well."""
+        self._has_breaks = True
+        attributes, found = self._attributes.again(), self._found
+        held = [(one, one.now) for one in self._held]
+        lists = [(one, items_of(one)) for one, _ in found.lists]
+        try:
+            yield
+        finally:
+            self._of_breaks |= attributes.others
+            self._of_breaks |= {place_of(one) for one, then in held if is_another(one.now, then)}
+            self._lists_of_breaks |= {id(one) for one, then in lists if changed_in(one, then)}
+
+    def require_same(self, *, captured: bool = False) -> None:
+        """Refuse a function that changes numbers or texts, or takes them away.
+
+        Also one that goes on changing those that it has made itself, those of what it calls or in
+        lists, or that goes on drawing random numbers which are not torch's. What breaks change does
+        not count.
+
+        Args:
+            captured: Whether the capture has run.
+        """
+        self._require_none_drawn(captured=captured)
+        require_same_numbers(self._attributes, self._found, self._of_breaks)
+        made, far = self._made_now(), [one.now for one in self._found.far]
+        self._looks += 1
+        if self._looks == _AFTER_FIRST and not captured:
+            self._made, self._far = made, far
+            self._lists = [(one, items_of(one)) for one, _ in self._found.lists]
+        if self._looks <= _AFTER_FIRST and not captured:
+            return
+        for place in self._counted(made):
+            raise NotReadyError(changes(str(place[-1]), self._made[place], made.get(place)))
+        for one, then, now in zip(self._found.far, self._far_before, far, strict=True):
+            if is_another(now, then) and place_of(one) not in self._of_breaks:
+                raise NotReadyError(changes(one.words, then, now))
+        for kept, before in self._lists:
+            if id(kept) not in self._lists_of_breaks and (reason := changed_in(kept, before)):
+                raise NotReadyError(reason)
+
+    def _require_none_drawn(self, *, captured: bool) -> None:
+        """Refuse a function that goes on drawing random numbers which are not torch's."""
+        if self._drawn is None or self._has_breaks or not self._drawn.has_moved:
+            return
+        if captured or self._drawn is not self._random:
+            raise NotReadyError(
+                "the function draws random numbers of Python or NumPy, and replays do not: draw"
+                " torch's, or pass them as an argument"
+            )
+        # What the first call draws may be for the others to use.
+        self._drawn = self._drawn.again()
+
+    def put_back_what_breaks_assign(self) -> None:
+        """Let tensors and what breaks have changed be as it was, before they run again."""
+        put_back_tensors(self._found.all_holders)
+        self.put_back_what_breaks_count()
+
+    def put_back_what_breaks_count(self) -> None:
+        """The same for numbers, texts and lists, and random numbers."""
+        self._attributes.put_back_in(self._of_breaks)
+        put_back_numbers(one for one in self._held if place_of(one) in self._of_breaks)
+        put_back_items(one for one in self._found.lists if id(one[0]) in self._lists_of_breaks)
+        if self._random is not None and self._has_breaks:
+            self._random.put_back()
+
+    def after(self, error: type[BaseException] | None, *_: object) -> None:
+        """Put it back at the end of a block that raises.
+
+        Numbers that the function has changed before it raised itself stay, as after any call.
+
+        Args:
+            error: What the block raises; None for nothing.
+        """
+        if error is None:
+            return
+        is_own = issubclass(error, WarmupError)
+        # What says that made tensors are there goes with them.
+        if self._leaves_tensors or (not is_own and self._has_changed_numbers):
+            self._put_back_all()
+        elif not is_own:
+            self._put_back_counted()
+        if not is_own:
+            self.put_back_what_breaks_count()
+            put_back_kept(self._found.lists, self._has_made)
+            if self._random is not None:
+                self._random.put_back()
+        self._attributes.put_back_others(numbers=False)
+        put_back_tensors(self._found.all_holders)
+
+    def _put_back_all(self) -> None:
+        """Let what calls have changed be as before them: another one makes and counts it again."""
+        self._attributes.put_back()
+        self._attributes.put_back_new(self._has_made)
+        self._attributes.put_back_others(numbers=True)
+        put_back_numbers([*self._held, *self._found.holders])
+        self._put_back_lists(self._found.lists)
+
+    def _put_back_counted(self) -> None:
+        """Let what goes on changing be as before calls, but not what only the first one makes."""
+        found = self._found
+        counted = self._counted(self._made_now())
+        self._attributes.put_back_others(numbers=True, made=counted)
+        put_back_numbers(one for one in found.empty if place_of(one) in counted)
+        far = zip(found.far, self._far_before, strict=True)
+        put_back_numbers(one for one, then in far if is_another(one.now, then))
+        self._put_back_lists(self._lists)
+
+    def _put_back_lists(self, lists: Iterable[Before]) -> None:
+        """Let those whose numbers are others now, and which are as long, have what they had."""
+        before = {id(one): items for one, items in self._found.lists}
+        changed = (one for one, then in lists if changed_in(one, then))
+        put_back_items((one, before[id(one)]) for one in changed)
+
+    @property
+    def _has_changed_numbers(self) -> bool:
+        """Whether some are others that must not be, or were drawn, but in breaks."""
+        but = self._of_breaks
+        reasons = self._attributes.changed(but), changed_numbers(self._found.numbers, but)
+        random = None if self._has_breaks else self._random
+        has_drawn = random is not None and random.has_moved
+        return has_drawn or any(reasons)
+
+    @property
+    def _held(self) -> list[Holder]:
+        """Where numbers and texts are, or None, besides dictionaries."""
+        return [*self._found.numbers, *self._found.empty, *self._found.far]
+
+    @property
+    def _leaves_tensors(self) -> bool:
+        """Whether there are tensors that were made where there was nothing."""
+        values = [*self._attributes.new, *(one.now for one in self._found.empty)]
+        return any(map(self._has_made, values)) or any(
+            has_made_items(*one, self._has_made) for one in self._found.lists
+        )
+
+    def _has_made(self, value: object) -> bool:
+        """Whether a value is such a tensor, or has one."""
+        for one in tree_iter(value):
+            tensors = [one] if isinstance(one, torch.Tensor) else []
+            if isinstance(one, torch.nn.Module):
+                tensors += [*one.parameters(), *one.buffers()]
+            if any(map(self._is_made, tensors)):
+                return True
+        return False
+
+    @property
+    def _far_before(self) -> list[Any]:
+        """Those of what the function calls, after its first call."""
+        return self._far or [one.value for one in self._found.far]
+
+    def _made_now(self) -> dict[Place, Any]:
+        """Numbers where there was none, or None."""
+        return {**self._attributes.made, **made_numbers(self._found.empty)}
+
+    def _counted(self, made: dict[Place, Any]) -> set[Place]:
+        """The places of those that were another number after the first call."""
+        known = self._made.items()
+        return {place for place, then in known if is_another(made.get(place), then)}
+
+
+# The first look comes before the first call.
+_AFTER_FIRST = 2

@@ -1,0 +1,197 @@
+"""What breaks count, log and draw is that of the calls, and not of those before a capture."""
+
+from __future__ import annotations
+
+import random
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+import cgraph
+from cgraph import eager_break
+from graphed_calls import states
+from lab import Lab, fresh
+
+Counted = tuple[Callable[[Tensor], Tensor], Callable[[], Any]]
+"""A function with a break, and what that has left so far."""
+
+COUNT = 0
+
+
+class Net(nn.Module):
+    """A module with a break that logs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner, self.turns = nn.Linear(3, 3), 0
+        self.losses: list[float] = []
+
+    @eager_break
+    def log(self, x: Tensor) -> Tensor:
+        self.turns += 1
+        self.losses.append(float(x.detach().sum()))
+        return x * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.log(self.inner(x)).relu()
+
+
+def of_module(lab: Lab) -> Counted:
+    torch.manual_seed(5)
+    net = Net().to(lab.device)
+    return net, lambda: (net.turns, net.losses[-1])
+
+
+def of_containers(lab: Lab) -> Counted:
+    counts = {"calls": 0, "sum": 0.0}
+    last = deque([0.0, 0.0])
+
+    @eager_break
+    def log(x: Tensor) -> Tensor:
+        global COUNT
+        COUNT += 1
+        counts["calls"] += 1
+        counts["sum"] += float(x.detach().sum())
+        last[0] += 1
+        last.rotate()
+        last[0] = random.random()
+        return x + 1
+
+    global COUNT
+    COUNT = 0
+    return lambda x: log(x * 2) * 3, lambda: (COUNT, dict(counts), [*last])
+
+
+def of_two(lab: Lab) -> Counted:
+    class Host:
+        """Counts in slots and in a class."""
+
+        __slots__ = ("turns",)
+        made = 0
+
+        def __init__(self) -> None:
+            self.turns = 0
+
+        @eager_break
+        def outer(self, x: Tensor) -> Tensor:
+            self.turns += 1
+            return self.inner(x) * 2
+
+        @eager_break
+        def inner(self, x: Tensor) -> Tensor:
+            type(self).made += 1
+            return x + 1
+
+    host = Host()
+    return lambda x: host.inner(host.outer(x * 3)) * 2, lambda: (host.turns, Host.made)
+
+
+@pytest.mark.parametrize("measure", [True, False])
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("made", [of_module, of_containers, of_two])
+def test_what_a_break_leaves_in_python_is_that_of_the_calls(
+    lab: Lab, made: Callable[[Lab], Counted], grad: bool, warmup: int, measure: bool
+) -> None:
+    inputs = [fresh(lab, 2, 3).requires_grad_(grad) for _ in range(4)]
+    seen: list[list[Any]] = []
+    for graphs in (False, True):
+        random.seed(5)
+        function, left = made(lab)
+        run = cgraph.graphed(function, warmup=warmup, measure=measure) if graphs else function
+        seen.append([])
+        with torch.set_grad_enabled(grad):
+            for x in inputs:
+                y = run(x)
+                gradient = torch.autograd.grad(y.sum(), x)[0].clone() if grad else None
+                seen[-1].append((y.detach().clone(), gradient, left()))
+        if graphs:
+            assert states(run) == ["captured"]
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_a_number_that_a_function_counts_beside_a_break_is_counted_once_a_call(
+    lab: Lab, warmup: int
+) -> None:
+    counts, logged = {"calls": 0}, [0]
+
+    @eager_break
+    def log(x: Tensor) -> Tensor:
+        logged[0] += 1
+        return x + 1
+
+    def function(x: Tensor) -> Tensor:
+        counts["calls"] += 1
+        return log(x) * counts["calls"]
+
+    graphed = cgraph.graphed(function, warmup=warmup)
+    for number in range(1, 6):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x), (x + 1) * number)
+        assert logged == [number]
+
+
+def numbers() -> Iterator[float]:
+    yield from map(float, range(100))
+
+
+class Loader:
+    """An object that has an iterator of torch's."""
+
+    def __init__(self) -> None:
+        self.batches = iter(DataLoader(torch.arange(100.0).reshape(100, 1)))  # type: ignore[arg-type]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return x * float(next(self.batches))
+
+
+def of_cell() -> Callable[[Tensor], Tensor]:
+    given = numbers()
+    return lambda x: x * next(given)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("made", [Loader, of_cell])
+@pytest.mark.parametrize("warmup", [0, 3])
+def test_an_iterator_gives_each_call_what_comes_next(
+    lab: Lab, warmup: int, made: Callable[[], Callable[[Tensor], Tensor]]
+) -> None:
+    function = cgraph.graphed(made(), warmup=warmup)
+    for number in range(5):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(function(x), x * number)
+    assert "takes" not in str(function.report()) or "names" in str(function.report())
+
+
+def test_an_iterator_is_named_where_it_keeps_a_function_from_being_captured(lab: Lab) -> None:
+    function = cgraph.graphed(Loader(), on_fail="raise")
+    with pytest.raises(cgraph.errors.CaptureError, match=r"names batches, a \w*DataLoaderIter"):
+        function(fresh(lab, 3))
+
+
+def test_a_break_may_take_from_an_iterator(lab: Lab) -> None:
+    given = numbers()
+    scale = torch.zeros((), device=lab.device)
+
+    @eager_break
+    def load() -> None:
+        scale.fill_(next(given))
+
+    def function(x: Tensor) -> Tensor:
+        load()
+        return x * scale
+
+    graphed = cgraph.graphed(function)
+    x = fresh(lab, 3)
+    graphed(x)
+    for _ in range(3):
+        before = float(scale)
+        torch.testing.assert_close(graphed(x), x * (before + 1))
+    assert states(graphed) == ["captured"]

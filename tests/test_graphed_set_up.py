@@ -1,0 +1,262 @@
+"""What a refused call has set up is not there in part: another call sets it up anew."""
+
+from __future__ import annotations
+
+import random
+import sys
+import types
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from lab import Lab, fresh
+
+# Each of these functions runs eagerly, and says so.
+pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
+
+Made = tuple[Callable[[Tensor], Tensor], Callable[[], Any]]
+"""Gives the table that a function has set up in its first call, and what there is of it."""
+
+
+class Thing:
+    """What is no tensor."""
+
+
+def table(x: Tensor) -> Tensor:
+    return torch.arange(3.0, device=x.device)
+
+
+@pytest.fixture
+def library() -> Iterator[types.ModuleType]:
+    """A module of Python's that sets itself up."""
+    code = """
+READY, TABLE = False, None
+def get(x):
+    global READY, TABLE
+    if not READY:
+        READY, TABLE = True, table(x)
+    return TABLE
+"""
+    module = types.ModuleType("set_up_library")
+    vars(module)["table"] = table
+    sys.modules["set_up_library"] = module
+    exec(code, vars(module))
+    yield module
+    del sys.modules["set_up_library"]
+
+
+def of_attributes(ready: object) -> Callable[[], Made]:
+    class Host:
+        def get(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "ready"):
+                self.ready, self.table = ready, table(x)
+            return self.table
+
+    def of_attributes() -> Made:
+        host = Host()
+        return host.get, lambda: host.table
+
+    return of_attributes
+
+
+def of_none() -> Made:
+    class Host:
+        ready: Any = None
+
+        def __init__(self) -> None:
+            self.table: Any = None
+
+        def get(self, x: Tensor) -> Tensor:
+            if self.ready is None:
+                self.ready, self.table = True, table(x)
+            return self.table  # type: ignore[no-any-return]
+
+    host = Host()
+    return host.get, lambda: (host.ready, host.table)
+
+
+def of_slots() -> Made:
+    class Host:
+        __slots__ = ("ready", "table")
+
+        def __init__(self) -> None:
+            self.ready: Any = None
+            self.table: Any = None
+
+        def get(self, x: Tensor) -> Tensor:
+            if self.ready is None:
+                self.ready, self.table = True, table(x)
+            return self.table  # type: ignore[no-any-return]
+
+    host = Host()
+    return host.get, lambda: (host.ready, host.table)
+
+
+def of_dictionary(ready: object) -> Callable[[], Made]:
+    def of_dictionary() -> Made:
+        kept: dict[str, Any] = {}
+
+        def get(x: Tensor) -> Tensor:
+            if "ready" not in kept:
+                kept["ready"], kept["table"] = ready, table(x)
+            return kept["table"]  # type: ignore[no-any-return]
+
+        return get, lambda: kept["table"]
+
+    return of_dictionary
+
+
+def of_list(ready: object) -> Callable[[], Made]:
+    def of_list() -> Made:
+        kept: list[Any] = [ready]
+
+        def get(x: Tensor) -> Tensor:
+            if len(kept) == 1:
+                kept.append(ready)
+                kept.append(table(x))
+            return kept[2]  # type: ignore[no-any-return]
+
+        return get, lambda: (len(kept), kept[2])
+
+    return of_list
+
+
+def of_cells() -> Made:
+    ready, kept = None, None
+
+    def get(x: Tensor) -> Tensor:
+        nonlocal ready, kept
+        if not ready:
+            ready, kept = True, table(x)
+        return kept  # type: ignore[return-value]
+
+    return get, lambda: (ready, kept)
+
+
+def of_list_in_a_cell() -> Made:
+    kept: Any = None
+
+    def get(x: Tensor) -> Tensor:
+        nonlocal kept
+        if not kept:
+            kept = [True, table(x)]
+        return kept[1]  # type: ignore[no-any-return]
+
+    return get, lambda: kept[1]
+
+
+def of_two_objects() -> Made:
+    one, two = types.SimpleNamespace(), types.SimpleNamespace()
+
+    def get(x: Tensor) -> Tensor:
+        if not hasattr(one, "ready"):
+            one.ready, two.table = Thing(), table(x)
+        return two.table  # type: ignore[no-any-return]
+
+    return get, lambda: two.table
+
+
+def of_buffer() -> Made:
+    class Host(nn.Module):
+        def forward(self, x: Tensor) -> Tensor:
+            if not hasattr(self, "ready"):
+                self.ready = True
+                self.register_buffer("table", table(x))
+            return self.table  # type: ignore[return-value]
+
+    host = Host()
+    return host, lambda: (host.ready, host.table)
+
+
+def of_modules() -> Made:
+    class Host(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.is_made, self.parts = False, nn.ModuleList()
+
+        def forward(self, x: Tensor) -> Tensor:
+            if not self.is_made:
+                part = nn.Linear(3, 3, bias=False, device=x.device)
+                nn.init.ones_(part.weight)
+                self.parts.append(part)
+                self.is_made = True
+            return self.parts[0](table(x))  # type: ignore[no-any-return]
+
+    host = Host()
+    return host, lambda: (host.is_made, len(host.parts), len(host.state_dict()))
+
+
+ALL = [
+    *(of_attributes(True), of_attributes(Thing()), of_none, of_slots, of_cells),
+    *(of_dictionary(True), of_dictionary(Thing()), of_list(True), of_list(Thing())),
+    *(of_list_in_a_cell, of_two_objects, of_buffer, of_modules),
+]
+
+
+def waits(x: Tensor) -> float:
+    return float(x.sum().item())
+
+
+def draws(x: Tensor) -> float:
+    return random.random()
+
+
+@pytest.mark.parametrize("refused", [waits, draws])
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("made", ALL)
+def test_a_refused_call_leaves_what_an_eager_one_leaves(
+    lab: Lab, made: Callable[[], Made], warmup: int, refused: Callable[[Tensor], float]
+) -> None:
+    inputs = [fresh(lab, 3) for _ in range(3)]
+    seen: list[list[Any]] = []
+    for graphs in (False, True):
+        random.seed(5)
+        get, left = made()
+
+        def function(x: Tensor, get: Callable[[Tensor], Tensor] = get) -> Tensor:
+            return x * get(x) * refused(x)
+
+        run = cgraph.graphed(function, warmup=warmup) if graphs else function
+        with torch.no_grad():
+            seen.append([(run(x).clone(), left()) for x in inputs])
+    torch.testing.assert_close(seen[1], seen[0])
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+def test_a_library_whose_first_call_was_refused_sets_itself_up(
+    lab: Lab, warmup: int, library: types.ModuleType
+) -> None:
+    graphed = cgraph.graphed(lambda x: x * library.get(x) * waits(x), warmup=warmup)
+    for _ in range(3):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x), x * table(x) * waits(x))
+    assert library.READY
+    assert torch.equal(library.TABLE, table(x))
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("made", ALL)
+def test_a_call_that_raises_after_it_has_set_up_something_spoils_no_other(
+    lab: Lab, made: Callable[[], Made], warmup: int
+) -> None:
+    get, _ = made()
+
+    def function(x: Tensor, is_bad: bool = False) -> Tensor:
+        y = x * get(x)
+        if is_bad:
+            raise ValueError("the user's own")
+        return y
+
+    graphed = cgraph.graphed(function, warmup=warmup)
+    with torch.no_grad():
+        for is_bad in (True, False, True, False):
+            x = fresh(lab, 3)
+            if is_bad:
+                with pytest.raises(ValueError, match="the user's own"):
+                    graphed(x, is_bad)
+            else:
+                torch.testing.assert_close(graphed(x), function(x))
