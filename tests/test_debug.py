@@ -459,3 +459,13 @@ def test_a_result_of_more_values_is_named(lab: Lab) -> None:
     count = 3
     with pytest.raises(CompareError, match="returns 3 values, and the capture returned 2"):
         run(fresh(lab, 3))
+
+
+def test_a_result_that_is_put_together_another_way_is_named(lab: Lab) -> None:
+    names = ["a"]
+    function = cgraph.graphed(lambda x: {names[-1]: x * 2}, debug="compare")
+    x = fresh(lab, 3)
+    assert list(function(x)) == ["a"]
+    names.append("b")
+    with pytest.raises(CompareError, match=r"returns result\['b'\].* returned result\['a'\]"):
+        function(x)

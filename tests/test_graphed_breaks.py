@@ -110,3 +110,16 @@ def test_modules_that_the_first_call_makes_have_their_weights(lab: Lab, warmup: 
         net.inner = nn.Linear(3, 3, device=lab.device)
         x = fresh(lab, 2, 3)
         torch.testing.assert_close(function(x), net(x))
+
+
+def test_a_break_that_returns_an_object_with_tensors_makes_the_calls_eager(lab: Lab) -> None:
+    class Pair:
+        def __init__(self, one: Tensor) -> None:
+            self.one = one
+
+    function = cgraph.graphed(lambda x: cgraph.eager_break(Pair)(x * 2).one + 1)
+    x = fresh(lab, 3)
+    with pytest.warns(UserWarning, match=r"a \S*Pair, whose tensors pytree does not know"):
+        torch.testing.assert_close(function(x), x * 2 + 1)
+    x = fresh(lab, 3)
+    torch.testing.assert_close(function(x), x * 2 + 1)

@@ -404,3 +404,39 @@ def test_graphs_before_a_failed_capture_of_a_ladder_serve_calls(lab: Lab) -> Non
     for rows in (8, 4):
         x = fresh(lab, rows, 2)
         assert torch.equal(graphed(x), x * 2)
+
+
+@pytest.mark.parametrize("is_explicit", [True, False])
+@pytest.mark.parametrize("options", [{}, {"on_fail": "raise"}, {"warmup": 0}, {"sizes": [4]}])
+def test_what_a_function_raises_comes_out_with_what_it_came_from(
+    lab: Lab, options: dict[str, Any], is_explicit: bool
+) -> None:
+    def load(x: Tensor) -> Tensor:
+        try:
+            raise KeyError("missing weight")
+        except KeyError as error:
+            if is_explicit:
+                raise ValueError("cannot load") from error
+            raise ValueError("cannot load")  # noqa: B904
+
+    function = cgraph.graphed(load, **options)
+    with pytest.raises(ValueError, match="cannot load") as caught:
+        function(fresh(lab, 3))
+    assert isinstance(caught.value.__context__, KeyError)
+    assert isinstance(caught.value.__cause__, KeyError if is_explicit else type(None))
+    assert caught.value.__suppress_context__ == is_explicit
+
+
+def test_an_exception_of_a_capture_that_has_no_text_is_answered_eagerly(lab: Lab) -> None:
+    class Odd(Exception):
+        def __str__(self) -> str:
+            raise RuntimeError("no text")
+
+    def function(x: Tensor) -> Tensor:
+        if cgraph.is_current_stream_capturing():
+            raise Odd
+        return x * 2
+
+    graphed, x = cgraph.graphed(function), fresh(lab, 3)
+    with pytest.warns(UserWarning, match="runs eagerly.*Odd"):
+        assert_close(graphed(x), x * 2)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 import random
 import threading
-from collections import Counter, UserDict, deque
+import types
+from collections import Counter, OrderedDict, UserDict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy
 import pytest
@@ -229,7 +232,104 @@ def of_default_list() -> Made:
     return function, lambda: function.__defaults__[0][0]  # type: ignore[index]
 
 
+def of_value(then: Any, later: Callable[[Any], Any]) -> Callable[[], Made]:
+    def of_value() -> Made:
+        class Host:
+            """An object with a value that is exchanged in each call."""
+
+            def __init__(self) -> None:
+                self.value = then
+
+            def __call__(self, x: Tensor) -> Tensor:
+                scale = self.value.count if hasattr(self.value, "count") else 2
+                scale = 1 if callable(scale) else scale
+                self.value = later(self.value)
+                return x * scale + (1 if self.value == then else 0)
+
+        host = Host()
+        return host, lambda: hash(host.value)
+
+    return of_value
+
+
+def of_queue(kind: type[dict[str, int]], take: Callable[[Any], int]) -> Callable[[], Made]:
+    def of_queue() -> Made:
+        queue = kind((name, place + 1) for place, name in enumerate("abcdefgh"))
+        return lambda x: x * take(queue), lambda: hash("".join(queue))
+
+    return of_queue
+
+
+def of_array() -> Made:
+    counts = numpy.zeros(2)
+
+    def function(x: Tensor) -> Tensor:
+        counts[1] += 1
+        return x * float(counts[1])
+
+    return function, lambda: counts.tolist()
+
+
+def of_window() -> Made:
+    last = deque([1.0, 2.0, 3.0], maxlen=3)
+
+    def function(x: Tensor) -> Tensor:
+        last.append(last[0] * 2)
+        return x * last[-1]
+
+    return function, lambda: [*last]
+
+
+def of_first_value(kind: str) -> Callable[[], Made]:
+    def of_first_value() -> Made:
+        """One that is set in the first call, whose result is another one."""
+        host, kept = types.SimpleNamespace(seen=None), dict[str, int]()
+
+        def function(x: Tensor) -> Tensor:
+            if kind == "dict":
+                by = 3 if "by" in kept else 2
+                kept["by"] = 5
+                return x * by
+            by = 2 if host.seen is None else 3
+            host.seen = "yes"
+            return x * by
+
+        return function, lambda: (host.seen == "yes", kept.get("by", 5))
+
+    return of_first_value
+
+
+class Phase(enum.Enum):
+    """What comes next."""
+
+    ONE = 1
+    TWO = 2
+
+
+class Step(NamedTuple):
+    """A count that is a tuple."""
+
+    count: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Frozen:
+    """A count that does not change."""
+
+    count: int
+
+
+VALUES = [
+    of_value(Phase.ONE, lambda one: Phase.TWO if one is Phase.ONE else Phase.ONE),
+    of_value(Step(1), lambda one: Step(one.count + 1)),
+    of_value(Frozen(1), lambda one: Frozen(one.count + 1)),
+    of_value(torch.float32, lambda one: torch.float64 if one == torch.float32 else torch.float32),
+    of_queue(dict, lambda queue: queue.pop(next(iter(queue)))),
+    of_queue(OrderedDict, lambda queue: queue.popitem(last=False)[1]),
+    *(of_array, of_window),
+]
 ALL = [
+    *VALUES,
     *(of_list, of_default_list, of_own_state),
     *(
         of_own_generator(lambda: random.Random(3)),
@@ -256,6 +356,12 @@ def test_calls_leave_what_eager_calls_leave(
         with torch.no_grad():
             seen.append([(run(x).clone(), left()) for x in inputs])
     torch.testing.assert_close(seen[1], seen[0], rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("kind", ["attribute", "dict"])
+def test_a_first_call_that_returns_something_else_does_so(lab: Lab, kind: str) -> None:
+    # With a warm-up of one call there is none to compare it with.
+    test_calls_leave_what_eager_calls_leave(lab, of_first_value(kind), warmup=3)
 
 
 def test_an_error_leaves_what_was_none(lab: Lab) -> None:

@@ -18,7 +18,11 @@ def first_line(error: BaseException) -> str:
     >>> first_line(ValueError("CUDA error: invalid argument\nSearch for ..."))
     'CUDA error: invalid argument'
     """
-    return str(error).strip().split("\n", maxsplit=1)[0]
+    try:
+        text = str(error)
+    except Exception:  # whatever a class of the user's raises
+        text = type(error).__qualname__
+    return text.strip().split("\n", maxsplit=1)[0]
 
 
 def in_time(seconds: float) -> str:

@@ -118,6 +118,9 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     first call required none. There are no second derivatives, and no backward pass inside of a
     function whose result requires a gradient as well.
 
+    What it raises in a replay comes out of the call: code of the function that catches it, or that
+    is to run finally, runs in the capture alone. Catch it inside the break.
+
     Arguments that it has not used in a call get zeros. Parameters that it finds elsewhere and has
     not used get no gradient, as in eager. A backward pass inside of the function cannot leave them
     out: an optimizer behind it was captured with them or without. So these are to get zeros there,

@@ -9,6 +9,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._state.constants import Constant, as_now
+from cgraph._state.hidden import hides_tensors
 from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
 from cgraph.errors import CaptureError
 
@@ -102,6 +103,11 @@ class Bridge:
                 raise CaptureError(
                     f"{self._name} has returned {_brief(value)}, which requires a gradient and is a"
                     " constant of what follows: detach it, or move it to the device"
+                )
+            if hides_tensors(value):
+                raise CaptureError(
+                    f"{self._name} has returned a {type(value).__qualname__}, whose tensors pytree"
+                    " does not know: return tensors, or tuples, lists or dictionaries of them"
                 )
             return _Constant(value), value
         if storage is None or value.layout is not torch.strided:

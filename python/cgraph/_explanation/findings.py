@@ -66,6 +66,16 @@ KINDS = {
         "draw from the default one, or call graph.register_generator_state(generator) before the"
         " capture",
     ),
+    "seed": Advice(
+        "refused",
+        "seeds random numbers or sets their state",
+        "do it before the capture, or pass random numbers as an argument",
+    ),
+    "host random": Advice(
+        "frozen",
+        "draws random numbers of Python: replays keep those of the capture",
+        "draw torch's, or pass them as an argument",
+    ),
     "optimizer": Advice(
         "refused",
         "steps an optimizer that counts its steps on the host",

@@ -14,6 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from cgraph import _source, _torch
 from cgraph._driver import Driver
+from cgraph._explanation.draws import draws_noted
 from cgraph._explanation.findings import OPERATORS, Log
 from cgraph._explanation.joins import Streams
 from cgraph._source import Place
@@ -54,6 +55,7 @@ def inspected(driver: Driver, log: Log) -> Iterator[None]:
         operators.uncompiled = stack.enter_context(_torch.Uncompiled())
         stack.callback(_torch.leave_mode, operators)
         _torch.enter_mode(operators)
+        stack.enter_context(draws_noted(log, here))
         yield
 
 

@@ -125,7 +125,7 @@ class Capturing:
             add_note(
                 error.cause, f"cgraph: {self.name} was being captured for the key ({key.text})"
             )
-            raise error.cause from None
+            error.come_out()
         except NotReadyError as error:
             raise error.ahead from None
         self.rows.learn(call)

@@ -192,7 +192,8 @@ class Serving:
                 return self._failed(key, request, error.cause)
             # Nothing of a capture: what the function raises, the caller gets.
             capturing.limits.forget_unused(key)
-            raise self._with_note(error.cause, key) from None
+            self._with_note(error.cause, key)
+            error.come_out()
         except PoolBusyError:
             key.eager_calls += 1
             return request.eagerly(self._function)

@@ -30,6 +30,7 @@ from cgraph._state.attributes import Attributes
 from cgraph._state.holders import Holder
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
+from cgraph._state.surroundings import modules_of
 from cgraph._torch import tree_flatten
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
@@ -120,18 +121,21 @@ def recorded_alone(
         last.push(state.after)
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
-        yield functools.partial(_record, plan, driver, begun)
+        modules = modules_of(plan.function)
+        yield functools.partial(_record, plan, driver, begun, modules)
 
 
 def _record(
     plan: Plan,
     driver: _driver.Driver,
     begun: Attributes,
+    modules: list[torch.nn.Module],
     call: Call,
     statics: list[torch.Tensor],
 ) -> Ended:
     began = time.perf_counter()
-    unchanged = Unchanged(call, statics)
+    parts = [part for module in (*modules, *call.modules) for part in module.modules()]
+    unchanged = Unchanged(call, statics, parts)
 
     def run() -> Any:
         args, kwargs = call.arguments(statics)

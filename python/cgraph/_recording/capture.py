@@ -24,9 +24,9 @@ from cgraph._recording.conditions import (
     WarmupError,
     require_none_drained,
     require_none_kept,
-    require_same_numbers,
     require_state,
     require_unmoved,
+    state_is_made,
 )
 from cgraph._recording.plan import Plan
 from cgraph._recording.python_state import PythonState
@@ -52,12 +52,12 @@ from cgraph.segments import SegmentedGraph
 __all__ = [
     "again_compiled",
     "capture_once",
+    "parts_of",
     "record",
     "storages_in_place",
     "wait_after_error",
     "warn_uncompiled",
     "watched",
-    "with_registered",
 ]
 
 Result = TypeVar("Result")
@@ -77,7 +77,7 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     """
     if plan.warmup or not plan.preserve:
         return _record(plan, call, statics, driver)
-    attributes = Attributes(with_registered(plan, call))
+    attributes = Attributes([*plan.dictionaries, *registered_in(parts_of(plan, call))])
     try:
         return _record(plan, call, statics, driver)
     except _UnseenWritesError:
@@ -88,18 +88,18 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         return _record(plan, call, statics, driver)
 
 
-def with_registered(plan: Plan, call: Call) -> list[dict[str, Any]]:
-    """What holds the attributes that a function may set, and the parts of modules."""
+def parts_of(plan: Plan, call: Call) -> list[torch.nn.Module]:
+    """The modules that a call reaches, with what they consist of."""
     modules = [*modules_of(plan.function), *call.modules]
-    parts = [part for module in modules for part in module.modules()]
-    return [*plan.dictionaries, *registered_in(parts)]
+    return [part for module in modules for part in module.modules()]
 
 
 def _record(
     plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.Driver
 ) -> Recorded:
     args, kwargs = call.arguments(statics)
-    unchanged = Unchanged(call, statics)
+    parts = parts_of(plan, call)
+    unchanged = Unchanged(call, statics, parts)
 
     def run() -> Any:
         args, kwargs = call.arguments(statics)
@@ -117,7 +117,7 @@ def _record(
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
-        dictionaries = with_registered(plan, call)
+        dictionaries = [*plan.dictionaries, *registered_in(parts)]
         begun = Attributes([*dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, is_made)
@@ -145,7 +145,8 @@ def _record(
 
             try:
                 with breakable(breaks):
-                    eager_seconds = _warm_up(run, plan, rollback, driver, begins, breaks)
+                    warm_up = run, plan, rollback, driver, begins, breaks, state
+                    eager_seconds = _warm_up(*warm_up)
             except (CaptureError, NotReadyError, torch.OutOfMemoryError):
                 raise  # what is kept to be put back may have been too much
             except Exception as error:
@@ -208,13 +209,11 @@ def _record(
                 require_state(steps)
                 # Python code of breaks runs in replays as well, and calls have shown what it does.
                 if isinstance(graph, CUDAGraph):
-                    require_same_numbers(values, held)
+                    state.require_same_now(values, held)
                 if isinstance(graph, CUDAGraph) or plan.warmup:
                     state.require_same(captured=True)
                 if rollback.is_state_made or kept.has_new_tensor:
-                    raise NotReadyError(
-                        "the function writes to a tensor that a call makes and keeps"
-                    )
+                    raise state_is_made()
                 if isinstance(graph, CUDAGraph):
                     require_none_kept(held, is_made)
             except (CaptureError, NotReadyError):
@@ -253,10 +252,12 @@ def _warm_up(
     driver: _driver.Driver,
     begins: Callable[[], None],
     breaks: Calls,
+    state: PythonState,
 ) -> float | None:
     """Call the function; the seconds of the last call, if they are asked for.
 
-    ``begins`` is called when each call begins, and ``breaks`` knows whether one had a break.
+    ``begins`` is called when each call begins, ``breaks`` knows whether one had a break, and
+    ``state`` what Python had before.
 
     The first call loads what is loaded only once, and shows what is to be put back. So one that is
     timed comes after another one.
@@ -264,7 +265,7 @@ def _warm_up(
     if not plan.warmup:
         return None
 
-    def call() -> None:
+    def call() -> Any:
         # Each begins as the call does: a counter must not run over its end.
         rollback.rewind()
         begins()
@@ -277,11 +278,18 @@ def _warm_up(
         # What a thread sets up is there before the capture, which has one.
         alone = on_one_thread() if breaks.are_met else nullcontext()
         with draws_on(generators), aside, alone:
-            run()
+            return run()
 
     calls = max(1, plan.warmup - plan.measure)
-    for _ in range(calls):
-        call()
+    first: list[Any] | None = None
+    for place in range(calls):
+        result = call()
+        if place == 0 and calls > 1 and state.has_set_up:
+            first = _copied_leaves(result)
+        elif first is not None:
+            state.note_results(first, _copied_leaves(result))
+            first = None
+        del result
     if calls == 1 and plan.compiles and rollback.has_uncompiled:
         # It is compiled here, and not in the capture.
         call()
@@ -294,6 +302,12 @@ def _warm_up(
             seconds = seconds_of(run, driver)
     driver.synchronize()
     return seconds
+
+
+def _copied_leaves(result: Any) -> list[Any]:
+    """The leaves of a result, as they are now."""
+    leaves = tree_flatten(result)[0]
+    return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves]
 
 
 def _compiled(

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from itertools import starmap
+from typing import Any, NoReturn
+
+import torch
 
 from cgraph._recording.plan import Plan
 from cgraph._state.attributes import Attributes, Place, changed_numbers
 from cgraph._state.kept import IsMade, kept_in
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
+from cgraph._text import first_line
 from cgraph.errors import CaptureError
 
 __all__ = [
@@ -18,8 +23,10 @@ __all__ = [
     "require_none_drained",
     "require_none_kept",
     "require_same_numbers",
+    "require_same_results",
     "require_state",
     "require_unmoved",
+    "state_is_made",
 ]
 
 
@@ -40,8 +47,17 @@ class WarmupError(Exception):
     """
 
     def __init__(self, cause: Exception) -> None:
-        super().__init__(str(cause))
+        super().__init__(first_line(cause))
         self.cause = cause
+
+    def come_out(self) -> NoReturn:
+        """Raise the exception as the function has raised it, with what that came from."""
+        cause = self.cause
+        chain = cause.__cause__, cause.__context__, cause.__suppress_context__
+        try:
+            raise cause
+        finally:
+            cause.__cause__, cause.__context__, cause.__suppress_context__ = chain
 
 
 def require_state(steps: Steps) -> None:
@@ -77,6 +93,29 @@ def require_none_kept(found: Found, is_made: IsMade) -> None:
         raise NotReadyError(reason)
 
 
+def require_same_results(first: Sequence[Any], second: Sequence[Any]) -> None:
+    """Refuse a first call that sets something up and returns something else than the next one.
+
+    Args:
+        first: The leaves of its result.
+        second: Those of the next call's, with the same arguments.
+    """
+    pairs = zip(first, second, strict=False)
+    if len(first) != len(second) or not all(starmap(_are_alike, pairs)):
+        raise NotReadyError("the first call returns something else than the next one")
+
+
+def _are_alike(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        if one.shape != other.shape or one.dtype != other.dtype:
+            return False
+        try:
+            return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+        except Exception:  # a kind of tensor that cannot be compared
+            return True
+    return isinstance(one, torch.Tensor) == isinstance(other, torch.Tensor)
+
+
 def require_none_drained(found: Found) -> None:
     """Refuse a function that names an iterator, before it gives anything: nobody can put that back.
 
@@ -98,6 +137,11 @@ def require_unmoved(plan: Plan) -> None:
     """Refuse a function that lets tensors of modules lie elsewhere, before they are put back."""
     if (name := plan.moved()) is not None:
         raise has_moved(name)
+
+
+def state_is_made() -> NotReadyError:
+    """The error of a function whose calls write to what an earlier one has made."""
+    return NotReadyError("the function writes to a tensor that a call makes and keeps")
 
 
 def has_moved(name: str) -> NotReadyError:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-import torch
-
-from cgraph._recording.conditions import NotReadyError, WarmupError, require_same_numbers
+from cgraph._recording.conditions import (
+    NotReadyError,
+    WarmupError,
+    require_same_numbers,
+    require_same_results,
+)
 from cgraph._state.attributes import (
     Attributes,
     Place,
@@ -18,7 +21,9 @@ from cgraph._state.attributes import (
     made_numbers,
     place_of,
 )
+from cgraph._state.constants import Constant
 from cgraph._state.drawing import RandomOfPython
+from cgraph._state.hidden import tensors_inside
 from cgraph._state.holders import Holder, put_back_numbers, put_back_tensors
 from cgraph._state.kept import (
     Before,
@@ -30,7 +35,6 @@ from cgraph._state.kept import (
     put_back_kept,
 )
 from cgraph._state.search import Found
-from cgraph._torch import tree_iter
 
 __all__ = ["PythonState"]
 
@@ -56,7 +60,9 @@ class PythonState:
         self._made: dict[Place, Any] = {}
         self._far: list[Any] = []
         self._lists: list[Before] = found.lists
+        self._arrays = found.arrays
         self._looks = 0
+        self._results: tuple[Sequence[Any], Sequence[Any]] | None = None
         self._random: RandomOfPython | None = None
         if found.draws or found.generators:
             self._random = RandomOfPython(shared=found.draws, own=found.generators)
@@ -64,7 +70,7 @@ class PythonState:
         # What breaks change, by its place, and lists by their numbers.
         self._of_breaks: set[Place] = set()
         self._lists_of_breaks: set[int] = set()
-        self._has_breaks = False
+        self._has_breaks = self._undoes_all = False
 
     @contextmanager
     def in_break(self) -> Iterator[None]:
@@ -76,9 +82,21 @@ class PythonState:
         try:
             yield
         finally:
-            self._of_breaks |= attributes.others
-            self._of_breaks |= {place_of(one) for one, then in held if is_another(one.now, then)}
-            self._lists_of_breaks |= {id(one) for one, then in lists if changed_in(one, then)}
+            changed = [one for one, then in held if self._is_left(one.now, then)]
+            self._of_breaks |= attributes.others(self._has_made) | set(map(place_of, changed))
+            for one, then in lists:
+                if changed_in(one, then) or has_made_items(one, then, self._has_made):
+                    self._lists_of_breaks.add(id(one))
+
+    def _is_left(self, now: object, then: object) -> bool:
+        """Whether a break has left something else in a place, a number or what it has made."""
+        return is_another(now, then) or (now is not then and self._has_made(now))
+
+    @property
+    def has_set_up(self) -> bool:
+        """Whether the first call, which comes to its end, has set numbers for the others to use."""
+        far = (one for one in self._found.far if is_another(one.now, one.value))
+        return bool(self._made_now()) or any(True for _ in far)
 
     def require_same(self, *, captured: bool = False) -> None:
         """Refuse a function that changes numbers or texts, or takes them away.
@@ -91,12 +109,15 @@ class PythonState:
             captured: Whether the capture has run.
         """
         self._require_none_drawn(captured=captured)
+        if (reason := self._attributes.exchanged) is not None:
+            raise NotReadyError(reason)
         require_same_numbers(self._attributes, self._found, self._of_breaks)
         made, far = self._made_now(), [one.now for one in self._found.far]
         self._looks += 1
         if self._looks == _AFTER_FIRST and not captured:
             self._made, self._far = made, far
             self._lists = [(one, items_of(one)) for one, _ in self._found.lists]
+            self._arrays = [(one, one.copy()) for one, _ in self._found.arrays]
         if self._looks <= _AFTER_FIRST and not captured:
             return
         for place in self._counted(made):
@@ -104,9 +125,15 @@ class PythonState:
         for one, then, now in zip(self._found.far, self._far_before, far, strict=True):
             if is_another(now, then) and place_of(one) not in self._of_breaks:
                 raise NotReadyError(changes(one.words, then, now))
+        for array, then in self._arrays:
+            if Constant(array) != Constant(then):
+                raise NotReadyError(changes("an array of NumPy's", then, array))
         for kept, before in self._lists:
             if id(kept) not in self._lists_of_breaks and (reason := changed_in(kept, before)):
                 raise NotReadyError(reason)
+        if self._results is not None:
+            (first, second), self._results = self._results, None
+            self._or_undo_all(lambda: require_same_results(first, second))
 
     def _require_none_drawn(self, *, captured: bool) -> None:
         """Refuse a function that goes on drawing random numbers which are not torch's."""
@@ -126,12 +153,38 @@ class PythonState:
         self.put_back_what_breaks_count()
 
     def put_back_what_breaks_count(self) -> None:
-        """The same for numbers, texts and lists, and random numbers."""
+        """The same but for tensors in the places of others."""
         self._attributes.put_back_in(self._of_breaks)
         put_back_numbers(one for one in self._held if place_of(one) in self._of_breaks)
         put_back_items(one for one in self._found.lists if id(one[0]) in self._lists_of_breaks)
         if self._random is not None and self._has_breaks:
             self._random.put_back()
+
+    def require_same_now(self, attributes: Attributes, found: Found) -> None:
+        """Refuse a capture that changes numbers or texts of what calls before it have made.
+
+        Args:
+            attributes: Those in dictionaries, as they were when it began.
+            found: Where others were.
+        """
+        self._or_undo_all(lambda: require_same_numbers(attributes, found))
+
+    def note_results(self, first: Sequence[Any], second: Sequence[Any]) -> None:
+        """Note what the first call has returned that sets something up, and the next one.
+
+        Args:
+            first: The leaves of its result.
+            second: Those of the next call's, with the same arguments.
+        """
+        self._results = first, second
+
+    def _or_undo_all(self, check: Callable[[], None]) -> None:
+        """Make a check that refuses what was made by the first call."""
+        try:
+            check()
+        except NotReadyError:
+            self._undoes_all = True
+            raise
 
     def after(self, error: type[BaseException] | None, *_: object) -> None:
         """Put it back at the end of a block that raises.
@@ -161,9 +214,11 @@ class PythonState:
         """Let what calls have changed be as before them: another one makes and counts it again."""
         self._attributes.put_back()
         self._attributes.put_back_new(self._has_made)
-        self._attributes.put_back_others(numbers=True)
+        made = set(self._made) if self._undoes_all else set()
+        self._attributes.put_back_others(numbers=True, made=made)
         put_back_numbers([*self._held, *self._found.holders])
         self._put_back_lists(self._found.lists)
+        self._put_back_arrays(self._found.arrays)
 
     def _put_back_counted(self) -> None:
         """Let what goes on changing be as before calls, but not what only the first one makes."""
@@ -174,6 +229,13 @@ class PythonState:
         far = zip(found.far, self._far_before, strict=True)
         put_back_numbers(one for one, then in far if is_another(one.now, then))
         self._put_back_lists(self._lists)
+        self._put_back_arrays(self._arrays)
+
+    def _put_back_arrays(self, arrays: Iterable[tuple[Any, Any]]) -> None:
+        """Let those that are others now have what they had."""
+        for (array, then), (_, before) in zip(arrays, self._found.arrays, strict=True):
+            if Constant(array) != Constant(then):
+                array[...] = before
 
     def _put_back_lists(self, lists: Iterable[Before]) -> None:
         """Let those whose numbers are others now, and which are as long, have what they had."""
@@ -185,10 +247,11 @@ class PythonState:
     def _has_changed_numbers(self) -> bool:
         """Whether some are others that must not be, or were drawn, but in breaks."""
         but = self._of_breaks
-        reasons = self._attributes.changed(but), changed_numbers(self._found.numbers, but)
+        attributes = self._attributes
+        others = attributes.changed(but), changed_numbers(self._found.numbers, but)
         random = None if self._has_breaks else self._random
         has_drawn = random is not None and random.has_moved
-        return has_drawn or any(reasons)
+        return has_drawn or self._undoes_all or any((*others, attributes.exchanged))
 
     @property
     def _held(self) -> list[Holder]:
@@ -205,13 +268,7 @@ class PythonState:
 
     def _has_made(self, value: object) -> bool:
         """Whether a value is such a tensor, or has one."""
-        for one in tree_iter(value):
-            tensors = [one] if isinstance(one, torch.Tensor) else []
-            if isinstance(one, torch.nn.Module):
-                tensors += [*one.parameters(), *one.buffers()]
-            if any(map(self._is_made, tensors)):
-                return True
-        return False
+        return any(map(self._is_made, tensors_inside(value)))
 
     @property
     def _far_before(self) -> list[Any]:

@@ -101,6 +101,13 @@ def require_known_classes(outputs: Sequence[Any]) -> None:
     Raises:
         ResultError: It has.
     """
+    for leaf in (one for one in outputs if isinstance(one, torch.Tensor)):
+        attributes = [one for one in vars(leaf) if not one.startswith("_")]
+        if attributes and not isinstance(leaf, torch.nn.Parameter):
+            raise ResultError(
+                f"the result has a tensor with an attribute, {attributes[0]}, and what replays"
+                " return has none: return it beside the tensor"
+            )
     for leaf in (one for one in outputs if not isinstance(one, torch.Tensor)):
         kind = type(leaf).__qualname__
         if hides_tensors(leaf):

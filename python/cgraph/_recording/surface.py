@@ -89,6 +89,12 @@ class Surface(torch.nn.Module):
         outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
         if all(_torch.is_spent(one) for one in outputs if one.requires_grad):
             raise NoGradientError
+        for one in outputs:
+            if is_captured and not one.is_leaf and one.retains_grad:
+                raise CallableError(
+                    "retain_grad() of a result, which replays do not call: call it on what the"
+                    " function returns"
+                )
         for tensor in leaves_behind(outputs):
             if id(tensor) not in known:
                 raise no_way_back("the result", tensor)
@@ -152,5 +158,6 @@ def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
     made: Any = real.detach()
     if type(made) is not type(real):
         made = _torch.in_class(made, type(real))
-    vars(made).update(vars(real))
+    # The very same: what is set on one is set on the other.
+    made.__dict__ = vars(real)
     return made.requires_grad_(real.requires_grad)  # type: ignore[no-any-return]

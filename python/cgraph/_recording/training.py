@@ -19,19 +19,19 @@ from cgraph._recording.breakables import Passes
 from cgraph._recording.calls import Call
 from cgraph._recording.capture import (
     again_compiled,
+    parts_of,
     record,
     warn_uncompiled,
     watched,
-    with_registered,
 )
 from cgraph._recording.conditions import (
     NotReadyError,
     WarmupError,
     require_none_drained,
     require_none_kept,
-    require_same_numbers,
     require_state,
     require_unmoved,
+    state_is_made,
 )
 from cgraph._recording.held import Holding
 from cgraph._recording.lent import Lent
@@ -46,7 +46,7 @@ from cgraph._recording.surface import (
     stand_ins,
 )
 from cgraph._recording.unchanged import Unchanged
-from cgraph._state.attributes import Attributes
+from cgraph._state.attributes import Attributes, registered_in
 from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import gradients_there, noted, require_left_alone
 from cgraph._state.holders import Holder, require_none_replaced, used_of
@@ -226,7 +226,8 @@ def train(
         CallableError: The function cannot be graphed with gradients.
     """
     args, kwargs = call.arguments(statics)
-    unchanged = Unchanged(call, statics)
+    parts = parts_of(plan, call)
+    unchanged = Unchanged(call, statics, parts)
     versions = [static._version for static in statics]
     driver = _driver.current()
     begin = plan.found()
@@ -236,7 +237,7 @@ def train(
     began = time.perf_counter()
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
-        dictionaries = with_registered(plan, call)
+        dictionaries = [*plan.dictionaries, *registered_in(parts)]
         begun = Attributes([*dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, is_made)
@@ -261,6 +262,7 @@ def train(
             before[:] = [Attributes([*plan.dictionaries, *tables])]
             values[:] = [Attributes([*plan.dictionaries, *found.all_dictionaries])]
             rollback.notice(tensor for holder in found.all_holders for tensor in holder.tensors)
+            rollback.captures_now()
 
         passes = Passes(state.in_break)
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
@@ -275,6 +277,7 @@ def train(
                 require_left_alone(alone)
             if not is_divided:
                 passes.require_none()
+            unchanged.require(args, kwargs)
             state.put_back_what_breaks_count()
             state.require_same()
             # Of the backward pass there was none yet.
@@ -313,12 +316,14 @@ def train(
             require_state(steps)
             rollback.require_one_device()
             require_unmoved(plan)
+            if rollback.is_state_made:
+                raise state_is_made()
             for attributes in before:
                 attributes.require_no_new_tensor()
             for attributes, found in zip(values, held, strict=True):
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
-                    require_same_numbers(attributes, found)
+                    state.require_same_now(attributes, found)
                     require_none_kept(found, is_made)
                 if not is_divided or plan.warmup:
                     state.require_same(captured=True)

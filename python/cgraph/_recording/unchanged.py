@@ -9,7 +9,9 @@ import torch
 
 from cgraph import _torch
 from cgraph._recording.calls import Call
+from cgraph._recording.conditions import NotReadyError
 from cgraph._recording.noise import same_rows
+from cgraph._state.attributes import changes
 from cgraph._state.constants import Snapshot
 from cgraph.errors import CaptureError
 
@@ -22,9 +24,13 @@ class Unchanged:
     Args:
         call: The call.
         statics: What the function is given instead of the tensors that are copied.
+        parts: The modules that it reaches, with what they consist of.
     """
 
-    def __init__(self, call: Call, statics: Sequence[torch.Tensor]) -> None:
+    def __init__(
+        self, call: Call, statics: Sequence[torch.Tensor], parts: Sequence[torch.nn.Module]
+    ) -> None:
+        self._flags = [(part, part.training) for part in parts]
         self._call = call
         self._statics = statics
         constants = [leaf for leaf in call.leaves if leaf.kind == "constant"]
@@ -59,7 +65,13 @@ class Unchanged:
 
         Raises:
             CaptureError: It has; values that are no tensors are as they were again.
+            NotReadyError: It lets modules train, or not, which they do as before again.
         """
+        switched = [(part, flag) for part, flag in self._flags if part.training is not flag]
+        for part, flag in switched:
+            part.training = flag
+        for _, flag in switched:
+            raise NotReadyError(changes("training", flag, not flag))
         changed = [one for one in self._constants if one[2].changed is not None]
         for _, _, snapshot in changed:
             snapshot.put_back()
@@ -68,6 +80,14 @@ class Unchanged:
                 f"the function changes {name}, a {type(value).__qualname__}, and replays do not:"
                 " return what is new"
             )
+        for name, static in zip(self._call.names, self._statics, strict=True):
+            for attribute in [one for one in vars(static) if not one.startswith("_")]:
+                # Who gets the memory next is not to find it.
+                delattr(static, attribute)
+                raise CaptureError(
+                    f"the function sets the attribute {attribute} of {name}, and replays do not:"
+                    " return what is new"
+                )
         for name, tensor, before in self._tensors:
             if _torch.place_of(tensor) != before:
                 raise CaptureError(

@@ -10,7 +10,7 @@ from cgraph._text import in_time, plural
 if TYPE_CHECKING:
     from cgraph.reports import KeyReport, Rerecording
 
-__all__ = ["FIXES", "advice"]
+__all__ = ["FIXES", "advice", "in_words"]
 
 FIXES = {
     "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name"
@@ -65,6 +65,20 @@ def advice(key: KeyReport) -> str | None:
     return "; ".join(found) or None
 
 
+def in_words(argument: str) -> str:
+    """An argument by its name, or what else has moved, which has more than a name."""
+    return argument if " " in argument else f"argument {argument}"
+
+
+def _keep(argument: str) -> str:
+    if " " in argument:
+        return "change it less often, or once before the first call"
+    return (
+        "keep it at one address and change it in place, with copy_(), or declare as static only"
+        " what stays where it is"
+    )
+
+
 def _fix(reason: str) -> str:
     """The fix of the reason that a reason begins with."""
     known = (fix for words, fix in FIXES.items() if reason.lower().startswith(words.lower()))
@@ -95,8 +109,7 @@ def _about_rerecordings(rerecorded: tuple[Rerecording, ...]) -> list[str]:
         elif one.reason == "evicted":
             evicted += one.count
     found = [
-        f"argument {argument} made it be captured again {count:,} times: keep it at one address and"
-        " change it in place, with copy_(), or declare as static only what stays where it is"
+        f"{in_words(argument)} made it be captured again {count:,} times: {_keep(argument)}"
         for argument, count in arguments.most_common()
         if count >= _MANY
     ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
+from cgraph._reports.advice import in_words
 from cgraph._text import in_time, in_units, plural, printable, short_place, table
 
 if TYPE_CHECKING:
@@ -139,7 +140,7 @@ def _sums(functions: Sequence[FunctionReport], keys: int) -> str:
 
 def _rerecording(one: Rerecording) -> str:
     times = "once" if one.count == 1 else f"{one.count:,} times"
-    what = one.reason if one.argument is None else f"argument {one.argument} {one.reason}"
+    what = one.reason if one.argument is None else f"{in_words(one.argument)} {one.reason}"
     return f"{times}: {what}{_place(one.where)}"
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import enum
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Number
 from typing import Any
@@ -77,22 +79,45 @@ class Attributes:
         return None
 
     @property
+    def exchanged(self) -> str | None:
+        """Why a function is not captured that puts a module where another one was; or None."""
+        for now, before in self._contents.changed():
+            for name, there in before.items() if id(now) in self._of_objects else ():
+                value = dict.get(now, name)
+                is_module = isinstance(there, torch.nn.Module)
+                if is_module and isinstance(value, torch.nn.Module) and value is not there:
+                    return (
+                        f"the function puts another module into {name}, and replays do not:"
+                        " exchange modules around the call"
+                    )
+        return None
+
+    @property
     def has_new_tensor(self) -> bool:
         """Whether there is a tensor where there was none."""
         new = self._new_tensors()
         return any(not isinstance(before.get(name), torch.Tensor) for _, name, before in new)
 
-    @property
-    def others(self) -> set[Place]:
-        """The places of numbers and texts that are others now, or gone.
+    def others(self, has_made: Callable[[Any], bool]) -> set[Place]:
+        """The places of numbers and texts that are others now, or gone, and of what calls made.
 
         Also of new ones, unless other threads may have put them there.
+
+        Args:
+            has_made: As for :meth:`put_back_new`.
         """
-        return {
+        numbers = {
             (id(now), name)
             for now, name, before in self._changes(made=True)
             if name in before or id(now) in self._of_objects
         }
+        made = {
+            (id(now), name)
+            for now, before in self._contents.changed()
+            for name, value in dict(dict.items(now)).items()
+            if value is not before.get(name) and has_made(value)
+        }
+        return numbers | made
 
     @property
     def made(self) -> dict[Place, Any]:
@@ -103,10 +128,11 @@ class Attributes:
 
     @property
     def new(self) -> list[Any]:
-        """What is where there was nothing, or None."""
+        """What is where there was something else, but for tensors in the places of others."""
         pairs = ((dict.items(now), before) for now, before in self._contents.changed())
         items = ((value, before.get(name)) for now, before in pairs for name, value in now)
-        return [value for value, old in items if old is None and value is not None]
+        changed = (pair for pair in items if pair[0] is not pair[1])
+        return [value for value, old in changed if not isinstance(old, torch.Tensor)]
 
     def put_back_others(self, *, numbers: bool, made: Collection[Place] = ()) -> None:
         """Set tensors back that are others now.
@@ -117,10 +143,7 @@ class Attributes:
                 attributes with what was made beside them.
         """
         for now, name, before in self._changes() if numbers else self._new_tensors():
-            if name in before:
-                now[name] = before[name]
-            else:
-                now.pop(name, None)
+            _put_back(now, name, before)
         owners = {place[0] for place in made}
         changed = self._contents.changed() if owners else []
         for now, before in ((now, before) for now, before in changed if id(now) in owners):
@@ -129,7 +152,7 @@ class Attributes:
             _take_new(now, before, set(now) if is_objects else {one[-1] for one in made})
 
     def put_back_new(self, has_made: Callable[[Any], bool]) -> None:
-        """Take away what is where there was nothing, or None.
+        """Take away what is where there was nothing, or None, and what has come for something else.
 
         Args:
             has_made: Tells of a value whether what a call has made is in it. From dictionaries that
@@ -137,18 +160,20 @@ class Attributes:
                 threads may have put it there.
         """
         for now, before in self._contents.changed():
-            names = [name for name in dict(dict.items(now)) if before.get(name) is None]
-            if id(now) in self._of_objects or any(has_made(dict.get(now, one)) for one in names):
+            changed = {name: value for name, value in dict(dict.items(now)).items()}
+            names = [name for name in changed if before.get(name) is None]
+            if id(now) in self._of_objects or any(has_made(changed[one]) for one in names):
                 _take_new(now, before, names)
+            for name in before.keys() & changed.keys():
+                if changed[name] is not before[name] and has_made(changed[name]):
+                    now[name] = before[name]
 
     def put_back_in(self, places: Collection[Place]) -> None:
-        """Let numbers and texts in some places be as they were, where they are others now."""
-        for now, name, before in list(self._changes(made=True)) if places else ():
-            if (id(now), name) in places and not isinstance(dict.get(now, name), torch.Tensor):
-                if name in before:
-                    now[name] = before[name]
-                else:
-                    now.pop(name, None)
+        """Let what is in some places be as it was, where it is another one now."""
+        for now, before in self._contents.changed() if places else ():
+            for name in {**before, **dict(dict.items(now))}:
+                if (id(now), name) in places and dict.get(now, name) is not before.get(name):
+                    _put_back(now, name, before)
 
     def put_back(self) -> None:
         """Let attributes of objects be what they were, after a capture that is made anew.
@@ -192,6 +217,20 @@ class Attributes:
                     yield now, name, before
 
 
+def _put_back(now: dict[Any, Any], name: Any, before: dict[Any, Any]) -> None:
+    """Let a dictionary have by a name what it had, or nothing if it had nothing."""
+    if name not in before:
+        now.pop(name, None)
+    elif name in now:
+        now[name] = before[name]
+    else:
+        # In its place: what comes first may be what a call takes.
+        known = {**dict(dict.items(now)), name: before[name]}
+        ordered = {one: known.pop(one) for one in before if one in known}
+        now.clear()
+        now.update({**ordered, **known})
+
+
 def _take_new(now: dict[Any, Any], before: dict[Any, Any], names: Iterable[Any]) -> None:
     """Let a dictionary have nothing by some names where it had nothing, and None where it had."""
     for name in names:
@@ -201,14 +240,26 @@ def _take_new(now: dict[Any, Any], before: dict[Any, Any], names: Iterable[Any])
             now[name] = None
 
 
-def is_number(value: object) -> bool:
-    """Whether a value is a number or a text, which a call may change."""
-    return isinstance(value, _NUMBERS)
+def is_number(value: Any) -> bool:
+    """Whether a value is a number or a text, which a call may change, or consists of some.
+
+    Members of enumerations and torch's types and devices are such ones, and so are tuples and
+    frozen dataclasses of them.
+    """
+    kind = type(value)
+    if issubclass(kind, tuple):
+        return 0 < len(value) <= _LONGEST and all(one is None or is_number(one) for one in value)
+    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
+        values = (getattr(value, one.name, None) for one in dataclasses.fields(kind))
+        return all(one is None or is_number(one) for one in values)
+    return issubclass(kind, _NUMBERS)
 
 
 def is_another(now: object, then: object) -> bool:
     """Whether a number or text is another one now."""
-    return isinstance(now, _NUMBERS | None) and Constant(now) != Constant(then)
+    if now is then:
+        return False
+    return (now is None or is_number(now)) and Constant(now) != Constant(then)
 
 
 def changes(name: str, before: object, now: object = None) -> str:
@@ -252,8 +303,13 @@ def place_of(one: Holder) -> Place:
     return id(one.owner), one.path, one.title
 
 
+# Longer tuples are of data.
+_LONGEST = 64
 # With those of NumPy.
-_NUMBERS = int | float | complex | str | bytes | Number
+_NUMBERS = (
+    *(int, float, complex, str, bytes, Number, enum.Enum),
+    *(torch.dtype, torch.device, torch.layout, torch.memory_format),
+)
 
 
 def registered_in(parts: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:

@@ -16,7 +16,7 @@ from cgraph._state.holders import slots_of, vars_of
 from cgraph._state.surroundings import FUNCTIONS, LEAVES, PLAIN, tensors_of
 from cgraph._torch import tree_iter
 
-__all__ = ["hides_tensors", "is_opaque"]
+__all__ = ["hides_tensors", "is_opaque", "tensors_inside"]
 
 # So many parts are looked at in all, in containers that are not longer, and so many objects away:
 # each call asks that has no graph.
@@ -37,8 +37,24 @@ def hides_tensors(value: Any) -> bool:
     """
     if issubclass(type(value), _FUNCTIONS):
         return any(True for _ in tensors_of(value, modules=False))
-    if not _may_hide(value):
-        return False
+    return _may_hide(value) and any(True for _ in _tensors_behind(value))
+
+
+def tensors_inside(value: Any) -> Iterator[torch.Tensor]:
+    """A tensor, the parameters and buffers of a module, or those in containers and objects.
+
+    Looked for as by :func:`hides_tensors`.
+    """
+    if issubclass(type(value), torch.Tensor):
+        yield value
+    elif issubclass(type(value), torch.nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif _may_hide(value):
+        yield from _tensors_behind(value, modules=True)
+
+
+def _tensors_behind(value: Any, *, modules: bool = False) -> Iterator[torch.Tensor]:
     waiting: deque[tuple[Any, int]] = deque([(value, 0)])
     # What was seen stays alive, as long as it is known by its number.
     seen, left = {id(value): value}, _MOST_PARTS
@@ -47,9 +63,11 @@ def hides_tensors(value: Any) -> bool:
         for part in _held_by(one):
             left -= 1
             if left < 0:
-                return False
+                return
             if issubclass(type(part), torch.Tensor):
-                return True
+                yield part
+            if modules and issubclass(type(part), torch.nn.Module):
+                yield from tensors_inside(part)
             if not _may_hide(part) or id(part) in seen:
                 continue
             seen[id(part)] = part
@@ -57,9 +75,9 @@ def hides_tensors(value: Any) -> bool:
             if is_container or is_looked_into(type(part)):
                 if steps < _MOST_STEPS:
                     waiting.append((part, steps + (not is_container)))
-            elif any(issubclass(type(leaf), torch.Tensor) for leaf in tree_iter(part)):
-                return True
-    return False
+            else:
+                leaves = tree_iter(part)
+                yield from (leaf for leaf in leaves if issubclass(type(leaf), torch.Tensor))
 
 
 def _may_hide(value: Any) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 import types
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -12,6 +13,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph._state.code import is_users
+from cgraph._state.constants import Constant
 from cgraph.errors import CaptureError
 
 __all__ = [
@@ -124,7 +126,7 @@ def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> lis
         uses: Whether it uses one.
     """
     there = (one for one in held if one.now is one.value)
-    used = [one for one in there if any(map(uses, one.tensors))]
+    used = [one for one in there if any(map(uses, one.tensors)) or _is_followed_anyway(one)]
     best: dict[int, tuple[bool, int]] = {}
     for one in used:
         for tensor in one.tensors:
@@ -132,8 +134,16 @@ def used_of(held: Iterable[Holder], uses: Callable[[torch.Tensor], bool]) -> lis
     return with_functions(
         one
         for one in used
-        if not one.is_deep or any(one.rank == best[id(tensor)] for tensor in one.tensors)
+        if not one.is_deep
+        or _is_followed_anyway(one)
+        or any(one.rank == best[id(tensor)] for tensor in one.tensors)
     )
+
+
+def _is_followed_anyway(one: Holder) -> bool:
+    """Whether a capture does something by what has no tensor: an activation, a generator."""
+    is_bare = isinstance(one.value, torch.nn.Module) and not any(True for _ in one.tensors)
+    return one.is_named and (is_bare or isinstance(one.value, torch.Generator))
 
 
 def with_functions(found: Iterable[Holder]) -> list[Holder]:
@@ -152,11 +162,18 @@ def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor],
         CaptureError: It does.
     """
     for one in held:
-        if isinstance(one.value, torch.Tensor) and uses(one.value) and one.now is not one.value:
+        if one.now is one.value:
+            continue
+        name = one.variable or one.name
+        if isinstance(one.value, torch.Tensor) and uses(one.value):
             raise CaptureError(
-                f"the function assigns {one.variable or one.name}, or what is in it, from which it"
-                " has read a tensor, and replays do not: write to that in place, or make it an"
-                " argument and a result"
+                f"the function assigns {name}, or what is in it, from which it has read a tensor,"
+                " and replays do not: write to that in place, or make it an argument and a result"
+            )
+        if isinstance(one.value, torch.nn.Module) and any(map(uses, one.tensors)):
+            raise CaptureError(
+                f"the function puts something else where it has found a module, in {name}, and"
+                " replays do not: exchange modules around the call"
             )
 
 
@@ -193,10 +210,27 @@ def is_same_function(now: object, then: object, around: Pairs = frozenset()) -> 
     if isinstance(now, types.MethodType) and isinstance(then, types.MethodType):
         functions = now.__func__, then.__func__
         return now.__self__ is then.__self__ and is_same_function(*functions, around)
+    if isinstance(now, torch.nn.Module) and isinstance(then, torch.nn.Module):
+        return _are_same_without_tensors(now, then)
     if isinstance(now, functools.partial) and isinstance(then, functools.partial):
         contents = _parts_of(now), _parts_of(then)
         return [*now.keywords] == [*then.keywords] and _are_same(*contents, around)
     return False
+
+
+def _are_same_without_tensors(now: torch.nn.Module, then: torch.nn.Module) -> bool:
+    """Whether two modules without parameters and parts are of one class, with the same settings."""
+    mine, other = vars(now), vars(then)
+    return (
+        type(now) is type(then)
+        and mine.keys() == other.keys()
+        and all(
+            not value and not other[name]
+            if isinstance(value, dict)
+            else value is other[name] or Constant(value) == Constant(other[name])
+            for name, value in mine.items()
+        )
+    )
 
 
 def _parts_of(partial: functools.partial[Any]) -> list[object]:
@@ -247,7 +281,7 @@ def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:
 def _put(owner: Any, name: Any, value: object) -> None:
     if isinstance(name, types.MemberDescriptorType):
         name.__set__(owner, value)
-    elif isinstance(owner, dict | list):
+    elif isinstance(owner, dict | list | deque):
         owner[name] = value
     elif isinstance(owner, types.CellType):
         owner.cell_contents = value
@@ -278,6 +312,8 @@ def _item(owner: Any, name: Any) -> Any:
         return list.__getitem__(owner, name)
     if isinstance(owner, tuple):
         return tuple.__getitem__(owner, name)
+    if isinstance(owner, deque):
+        return deque.__getitem__(owner, name)
     if isinstance(name, types.MemberDescriptorType):
         return name.__get__(owner)
     return _own_attributes(owner)[name]

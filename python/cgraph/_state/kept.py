@@ -60,8 +60,8 @@ def kept_in(
             return f"the function sets {slot.title} to a tensor, and replays do not"
     for holder in held:
         # Attributes of modules are looked at elsewhere: hooks of torch's set some.
-        is_of_module = isinstance(holder.owner, dict) and "_parameters" in holder.owner
-        if isinstance(holder.value, torch.Tensor) and not is_of_module:
+        is_attribute = isinstance(holder.owner, dict) and "_parameters" in holder.owner
+        if isinstance(holder.value, torch.Tensor) and (holder.path or not is_attribute):
             now = holder.now
             if now is not holder.value and isinstance(now, torch.Tensor) and is_made(now):
                 return f"the function sets {holder.title} to a tensor, and replays do not"

@@ -283,7 +283,11 @@ class Surroundings:
             if name is not None and [*owner.items()] != known:
                 return _NAMES[name]
         names = (
-            f"the setting {name} of an optimizer" if id(owner) in self._groups else name
+            f"the setting {name} of an optimizer"
+            if id(owner) in self._groups
+            else f"the module {name}"
+            if isinstance(known.get(name, owner.get(name)), torch.nn.Module)
+            else name
             for owner, known in zip(self._owners, map(dict, self._items), strict=True)
             for name in {**owner, **known}
             if name not in known or name not in owner or not _are_same(owner[name], known[name])
@@ -308,7 +312,9 @@ def _are_same(now: object, then: object) -> bool:
 
 def _words(holder: Holder) -> str:
     """What is found there, in words."""
-    return _NAMES.get(holder.name, holder.name)
+    if holder.variable is not None:
+        return f"the variable {holder.variable} that the function closes over"
+    return _NAMES.get(holder.name, holder.title)
 
 
 _NAMES = {

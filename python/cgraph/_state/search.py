@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgraph._state.attributes import is_torchs
+from cgraph._state.attributes import is_number, is_torchs
 from cgraph._state.code import (
     Reached,
     asks_for_gradients,
@@ -19,6 +19,7 @@ from cgraph._state.code import (
     named_of_module,
     names_of,
 )
+from cgraph._state.constants import is_array
 from cgraph._state.drawing import is_drained, is_drawn_from
 from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.kept import Before, items_of, len_of
@@ -40,6 +41,8 @@ __all__ = ["Found", "found_tensors"]
 _LONGEST, _MOST_ITEMS, _MOST_STEPS = 4096, 8192, 6
 # Longer lists get no tensors that anybody would look for.
 _LONGEST_KEPT = 1 << 16
+# Larger arrays are of data.
+_LARGEST = 1 << 16
 # Numbers of libraries.
 _MOST_FAR = 4096
 
@@ -61,6 +64,7 @@ class Found(NamedTuple):
         far: Where other numbers are, that only functions name which it may call.
         draws: Whether code names the random numbers that all of Python or NumPy share.
         generators: Other generators of random numbers of Python or NumPy, on such ways.
+        arrays: Small arrays of NumPy's likewise, each with a copy.
         drained: Where iterators are, likewise, unless breaks may be what goes through them.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
@@ -78,6 +82,7 @@ class Found(NamedTuple):
     draws: bool = False
     generators: Sequence[Any] = ()
     drained: Sequence[Holder] = ()
+    arrays: Sequence[tuple[Any, Any]] = ()
     asks_for_gradients: bool = False
 
     @classmethod
@@ -160,19 +165,25 @@ def _found(
     behind_given: list[Holder] = []
     owners = (one.__self__ for one in reached.functions.values() if type(one) is types.MethodType)
     attributes = {id(values): values for values in map(vars_of, owners)}
+    attributes |= {id(values): values for values in _set_on_tensors_of(parts)}
     dictionaries: dict[int, dict[Any, Any]] = {}
     lists: dict[int, Before] = {}
     kinds: set[type] = set()
     stepping: dict[int, Any] = {}
     generators: dict[int, Any] = {}
     drained: list[Holder] = []
+    arrays: dict[int, tuple[Any, Any]] = {}
     left = _MOST_ITEMS
     while named or others:
         holder, around = (named or others).popleft()
         value = holder.value
         known = behind_given if isinstance(holder.owner, _Argument) else holders
         is_module = issubclass(type(value), torch.nn.Module)
-        if is_module or issubclass(type(value), (torch.Tensor, torch.optim.Optimizer, tuple)):
+        if values := _set_on(value):
+            attributes[id(values)] = values
+            around_it = around | {id(value)}
+            named += [(Holder(values, *item), around_it) for item in values.items()]
+        if is_module or issubclass(type(value), _KNOWN):
             known.append(holder)
         if issubclass(type(value), torch.optim.Optimizer):
             attributes[id(vars(value))] = vars(value)
@@ -190,11 +201,13 @@ def _found(
             continue
         if holder.is_named and is_drawn_from(value):
             generators[id(value)] = value
+        if holder.is_named and is_array(value) and value.nbytes <= _LARGEST:
+            arrays[id(value)] = value, value.copy()
         if holder.is_named and is_drained(value):
             drained.append(holder)
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
-        is_object = not issubclass(type(value), (dict, list, tuple))
+        is_object = not issubclass(type(value), _CONTAINERS)
         items = _attributes_in(value) if is_object else _items(value)
         if len(items) > left:
             continue
@@ -206,7 +219,7 @@ def _found(
                 named += [(one, frozenset()) for one in of_class if one.name in names]
             attributes[id(vars_of(value))] = vars_of(value)
             for slot, one in slots_of(value):
-                if issubclass(type(one), PLAIN):
+                if is_number(one) or one is None:
                     plain.add(holder._replace(value=one, path=(*holder.path, slot)))
         elif holder.is_named and issubclass(type(value), dict):
             dictionaries[id(value)] = value
@@ -242,6 +255,7 @@ def _found(
         reached.draws,
         [*generators.values()],
         [] if reached.has_breaks else drained,
+        [*arrays.values()],
     )
     return found, called, kinds
 
@@ -294,7 +308,7 @@ class _Roots:
             self.add_class(value, add_plain)
         elif not issubclass(type(value), (*PLAIN, types.ModuleType)):
             self.found[place] = holder
-        elif issubclass(type(value), PLAIN) and place not in self._seen:
+        if (is_number(value) or value is None) and place not in self._seen:
             self._seen.add(place)
             add_plain(holder)
 
@@ -336,13 +350,15 @@ def _roots(
     for kind in reached.kinds:
         roots.add_class(kind, plain.add_far)
     yield from roots.found.values()
+    for values in _set_on_tensors_of(parts):
+        yield from (Holder(values, name, one) for name, one in values.items())
     kinds: dict[type, list[tuple[str, Any]]] = {}
     for part in parts:
         values = vars(part)
         yield from (Holder(values, name, one) for name, one in _attributes_in(part))
         # Those of the user's are looked at with all that they have.
         for name in reached.names.intersection(values) - {"training"} if is_torchs(part) else ():
-            if issubclass(type(values[name]), PLAIN):
+            if is_number(values[name]) or values[name] is None:
                 plain.add_far(Holder(values, name, values[name]))
         # A method of a module has them from above.
         if part is not getattr(function, "__self__", None):
@@ -361,9 +377,20 @@ def _of_class(one: Any, add_plain: Callable[[Holder], None]) -> list[Holder]:
         if is_users(vars(base).get("__module__")):
             values.update(vars(base))
     for name, value in values.items():
-        if issubclass(type(value), PLAIN) and name[:2] != "__":
+        if (is_number(value) or value is None) and name[:2] != "__":
             add_plain(Holder(one, name, value))
     return [Holder(one, *item) for item in of_kind(one)]
+
+
+def _set_on(value: object) -> dict[str, Any]:
+    """The attributes that somebody has set on a tensor of torch's own classes."""
+    return vars(value) if type(value) in (torch.Tensor, torch.nn.Parameter) else {}
+
+
+def _set_on_tensors_of(parts: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
+    """Those of the parameters and buffers of modules that have some."""
+    owners = (owner for part in parts for owner in (part._parameters, part._buffers))
+    return [values for owner in owners for one in owner.values() if (values := _set_on(one))]
 
 
 def _buffers(holder: Holder) -> list[Holder]:
@@ -379,7 +406,7 @@ def _buffers(holder: Holder) -> list[Holder]:
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
     """Those of a container that may have tensors; none of one that is too long."""
-    base: Any = next(one for one in (dict, list, tuple) if issubclass(type(value), one))
+    base: Any = next(one for one in _CONTAINERS if issubclass(type(value), one))
     if base.__len__(value) > _LONGEST:
         return []
     pairs = list(dict.items(value)) if base is dict else enumerate(base.__iter__(value))
@@ -405,5 +432,7 @@ def _may_lead(value: object) -> bool:
     return not issubclass(type(value), PLAIN)
 
 
+_CONTAINERS = (dict, list, tuple, deque)
+_KNOWN = (torch.Tensor, torch.optim.Optimizer, torch.Generator, tuple)
 # What each module keeps its parts and hooks in.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

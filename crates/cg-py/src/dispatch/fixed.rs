@@ -79,7 +79,7 @@ struct Holder {
     gets_gradient: bool,
 }
 
-/// A key of a dictionary, a place in a list or a tuple, the name of an attribute, or the descriptor of
+/// A key of a dictionary, a place in a list, a tuple or a deque, the name of an attribute, or the descriptor of
 /// a slot.
 struct Step {
     key: Py<PyAny>,
@@ -343,6 +343,10 @@ impl Step {
                 .bind(container.py())
                 .call_method1(get, (container,));
             return found.ok();
+        }
+        // A deque, which has no way of its own.
+        if let Some(place) = self.place {
+            return container.get_item(place).ok();
         }
         // Not by the attribute, which may be a property that runs code of the user's.
         let attributes = container.getattr_opt(intern!(container.py(), "__dict__"));

@@ -169,7 +169,7 @@ class Debugged:
             with rollback, busy():
                 args, kwargs = self._call.arguments(copies)
                 leaves, spec = tree_flatten(self._function(*args, **kwargs))
-            self._require_as_many(spec)
+            self._require_as_many(leaves, spec)
             expected = self._leaves(leaves, copies, rollback)
         finally:
             rollback.rewind()
@@ -193,14 +193,20 @@ class Debugged:
         operator, why = search.first(arguments, tensors, rollback, random, self._poison)
         raise differs(self._title, found, operator, why)
 
-    def _require_as_many(self, spec: Any) -> None:
-        # Contexts of the user's classes may compare as objects.
-        if spec.num_leaves != self._recorded.spec.num_leaves:
+    def _require_as_many(self, leaves: list[Any], spec: Any) -> None:
+        # By names: contexts of the user's classes may compare as objects.
+        now = _torch.names_in("result", _torch.tree_unflatten(leaves, spec))
+        known = self._recorded
+        then = _torch.names_in("result", _torch.tree_unflatten(known.outputs, known.spec))
+        if now != then:
+            found = f"{len(now)} values", f"{len(then)}"
+            if len(now) == len(then):
+                pair = next(pair for pair in zip(now, then, strict=True) if pair[0] != pair[1])
+                found = f"{pair[0]}", f"{pair[1]}"
             error = CompareError(
-                f"a replay of {self._title} differs from eager: that returns {spec.num_leaves}"
-                f" values, and the capture returned {self._recorded.spec.num_leaves}. What the"
-                " function returns depends on something besides its arguments: pass that as an"
-                " argument, or call reset() when it changes"
+                f"a replay of {self._title} differs from eager: that returns {found[0]}, and the"
+                f" capture returned {found[1]}. What the function returns depends on something"
+                " besides its arguments: pass that as an argument, or call reset() when it changes"
             )
             error.output = "result"
             raise error
