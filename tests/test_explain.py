@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import functools
 import io
-import random
-import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -249,39 +247,6 @@ def test_a_finding_names_operator_line_and_how_often(lab: Lab) -> None:
     assert finding.line == body.__code__.co_firstlineno + 3
     assert finding.source == "total += x[row].item()"
     assert finding.count == 5
-
-
-def test_random_numbers_of_python_are_frozen(lab: Lab) -> None:
-    generator = random.Random(3)
-
-    def body(x: torch.Tensor) -> torch.Tensor:
-        y = x * random.uniform(1, 2)
-        return y + generator.random()
-
-    findings = cgraph.explain(body, fresh(lab, 8)).findings
-    assert [(one.kind, one.severity) for one in findings] == [("host random", "frozen")] * 2
-    assert [one.source for one in findings] == [
-        "y = x * random.uniform(1, 2)",
-        "return y + generator.random()",
-    ]
-
-
-def test_a_profiler_that_is_there_hears_of_all_and_stays(lab: Lab) -> None:
-    heard: list[str] = []
-
-    def profiler(frame: Any, event: str, argument: Any) -> None:
-        heard.append(frame.f_code.co_name)
-
-    def body(x: torch.Tensor) -> torch.Tensor:
-        return x * random.random()
-
-    sys.setprofile(profiler)
-    try:
-        cgraph.explain(body, fresh(lab, 8))
-        assert sys.getprofile() is profiler
-    finally:
-        sys.setprofile(None)
-    assert "body" in heard
 
 
 def test_a_backward_pass_is_watched(lab: Lab) -> None:

@@ -51,6 +51,9 @@ def test_modules_that_a_function_exchanges_take_turns(lab: Lab, where: str) -> N
         for turn in (two, one, two, one, two):
             x = fresh(lab, 2, 3)
             torch.testing.assert_close(graphed(x), turn(x))
+    (key,) = graphed.report().keys
+    assert "exchange modules around the call" in str(key.reason)
+    assert str(key.advice).startswith("do what the reason says")
 
 
 @pytest.mark.parametrize("where", ["attribute", "dict", "list", "function"])

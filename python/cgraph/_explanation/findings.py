@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dis
 import linecache
+import os
 import re
 import sys
 from collections.abc import Iterator
@@ -160,6 +161,7 @@ _TEXTS = {
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": "first use",
     "CUFFT_INTERNAL_ERROR": "first use",
 }
+_OPTIMIZERS = os.path.join("torch", "optim", "")
 _UNPINNED = "unless the CPU tensor is pinned"
 _CAPTURE_CODES = range(900, 909)
 
@@ -213,6 +215,11 @@ class Log:
     def add(self, kind: str, operator: str, place: _source.Place) -> None:
         """Note that a line did something."""
         if self._is_aside:
+            return
+        if kind == "host read" and any(
+            (known, at) == ("optimizer", place) for known, _, at in self._counts
+        ):
+            # Of its count of steps.
             return
         key = kind, operator, place
         self._counts[key] = self._counts.get(key, 0) + 1
@@ -283,9 +290,19 @@ def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] 
         return None
     level, inner = frames[mine[-1]], frames[mine[-1] + 1 :]
     kind = _kind(text or "", level, [one.tb_frame.f_code.co_name for one in inner])
+    if any(map(_is_capturable, inner)):
+        kind = "optimizer"
     if kind == "unknown" and isinstance(error, CgraphError):
         return None  # its own text says more
     return kind, level
+
+
+def _is_capturable(level: TracebackType) -> bool:
+    """Whether a frame is of an optimizer of torch's that could be made to count on the device."""
+    frame = level.tb_frame
+    defaults = getattr(frame.f_locals.get("self"), "defaults", None)
+    is_torchs = _OPTIMIZERS in frame.f_code.co_filename
+    return is_torchs and isinstance(defaults, dict) and "capturable" in defaults
 
 
 def _text(error: BaseException) -> str | None:

@@ -41,6 +41,12 @@ FIXES = {
 }
 """What to do about a key that runs eagerly, by the words that its reason begins with."""
 
+# What such a reason goes on with says what to do.
+_OF_FUNCTION = "raised in the capture: CaptureError: the function"
+_AS_SAID = (
+    "do what the reason says, and call reset(); where Python is to run in each call, as for a log,"
+    " mark that with @cgraph.eager_break"
+)
 _UNDECIDED = (
     "capture it ahead of time with .capture(), outside of checkpoints and while no other thread"
     " captures into its pool"
@@ -81,6 +87,8 @@ def _keep(argument: str) -> str:
 
 def _fix(reason: str) -> str:
     """The fix of the reason that a reason begins with."""
+    if reason.startswith(_OF_FUNCTION):
+        return _AS_SAID
     known = (fix for words, fix in FIXES.items() if reason.lower().startswith(words.lower()))
     return next(known, _ELSE)
 

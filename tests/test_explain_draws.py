@@ -1,0 +1,73 @@
+"""``explain`` finds random numbers of Python, and names one cause of a step that fails."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import pytest
+import torch
+
+import cgraph
+from lab import Lab, fresh
+
+
+def test_random_numbers_of_python_are_frozen(lab: Lab) -> None:
+    generator = random.Random(3)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        y = x * random.uniform(1, 2)
+        return y + generator.random()
+
+    findings = cgraph.explain(body, fresh(lab, 8)).findings
+    assert [(one.kind, one.severity) for one in findings] == [("host random", "frozen")] * 2
+    assert [one.source for one in findings] == [
+        "y = x * random.uniform(1, 2)",
+        "return y + generator.random()",
+    ]
+
+
+def test_a_profiler_that_is_there_hears_of_all_and_stays(lab: Lab) -> None:
+    heard: list[str] = []
+
+    def profiler(frame: Any, event: str, argument: Any) -> None:
+        heard.append(frame.f_code.co_name)
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return x * random.random()
+
+    sys.setprofile(profiler)
+    try:
+        cgraph.explain(body, fresh(lab, 8))
+        assert sys.getprofile() is profiler
+    finally:
+        sys.setprofile(None)
+    assert "body" in heard
+
+
+def test_what_python_and_torch_draw_for_themselves_is_not_found(lab: Lab) -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return torch.utils.checkpoint.checkpoint(lambda y: y * 2, x, use_reentrant=False)  # type: ignore[no-any-return]
+
+    assert not cgraph.explain(body, fresh(lab, 8).requires_grad_()).findings
+
+
+@pytest.mark.parametrize("kind", [torch.optim.Adam, torch.optim.NAdam])
+def test_a_step_that_counts_on_the_host_has_one_finding_and_its_fix_in_the_report(
+    lab: Lab, kind: Any
+) -> None:
+    weight = torch.nn.Parameter(fresh(lab, 3))
+    optimizer = kind([weight])
+
+    def step(x: torch.Tensor) -> None:
+        weight.grad = x
+        optimizer.step()
+
+    (finding,) = cgraph.explain(step, fresh(lab, 3)).findings
+    assert finding.kind == "optimizer"
+    graphed = cgraph.graphed(step)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        graphed(fresh(lab, 3))
+    (key,) = graphed.report().keys
+    assert "capturable=True" in str(key.advice)
