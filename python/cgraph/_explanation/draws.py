@@ -36,7 +36,8 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
     def heard(frame: FrameType, event: Any, function: Any) -> None:
         if event == "c_call":
             owner, name = getattr(function, "__self__", None), function.__name__
-            if isinstance(owner, torch.Generator) and name in _SEEDS and not _is_put_back(frame):
+            is_torchs = isinstance(owner, torch.Generator) and name in _SEEDS
+            if is_torchs and not _is_told_of(frame, owner):
                 log.add("seed", f"Generator.{name}", here())
             elif isinstance(owner, random.Random) and name in _DRAWS:
                 drawing: FrameType | None = frame
@@ -61,10 +62,14 @@ def _is_of_function(frame: FrameType) -> bool:
     return not is_known and frame.f_code.co_name != "<module>"
 
 
-def _is_put_back(frame: FrameType | None) -> bool:
-    """Whether activation checkpointing lets a state be what it was when it computes again."""
+def _is_told_of(frame: FrameType | None, generator: torch.Generator) -> bool:
+    """Whether what is seeded is to be put back by checkpointing, or one of many seeded at once."""
     while frame is not None:
-        if frame.f_globals.get("__name__") == "torch.utils.checkpoint":
+        name = frame.f_globals.get("__name__")
+        # Who seeds all seeds that of the host.
+        if name == "torch.utils.checkpoint" or (
+            name == "torch.random" and generator is not torch.default_generator
+        ):
             return True
         frame = frame.f_back
     return False

@@ -245,6 +245,8 @@ def train(
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Found] = []
+        # What calls before have made and left.
+        kept: list[torch.Tensor] = []
         # The parameters whose stand-ins the capture uses.
         taken: list[torch.nn.Parameter] = []
         before: list[Attributes] = []
@@ -261,8 +263,9 @@ def train(
             tables = found.all_dictionaries if plan.warmup else ()
             before[:] = [Attributes([*plan.dictionaries, *tables])]
             values[:] = [Attributes([*plan.dictionaries, *found.all_dictionaries])]
-            rollback.notice(tensor for holder in found.all_holders for tensor in holder.tensors)
-            rollback.captures_now()
+            tensors = [tensor for holder in found.all_holders for tensor in holder.tensors]
+            rollback.notice(tensors)
+            kept[:] = filter(is_made, tensors)
 
         passes = Passes(state.in_break)
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
@@ -316,7 +319,8 @@ def train(
             require_state(steps)
             rollback.require_one_device()
             require_unmoved(plan)
-            if rollback.is_state_made:
+            # Others that the passes write may be of what is around them, as gradients.
+            if any(map(rollback.captures_write, kept)):
                 raise state_is_made()
             for attributes in before:
                 attributes.require_no_new_tensor()
