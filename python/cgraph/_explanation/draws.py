@@ -36,9 +36,9 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
     def heard(frame: FrameType, event: Any, function: Any) -> None:
         if event == "c_call":
             owner, name = getattr(function, "__self__", None), function.__name__
-            is_torchs = isinstance(owner, torch.Generator) and name in _SEEDS
-            if is_torchs and not _is_told_of(frame, owner):
-                log.add("seed", f"Generator.{name}", here())
+            if isinstance(owner, torch.Generator):
+                if name in _SEEDS and not _is_told_of(frame, owner):
+                    log.add("seed", f"Generator.{name}", here())
             elif isinstance(owner, random.Random) and name in _DRAWS:
                 drawing: FrameType | None = frame
                 while drawing is not None and drawing.f_globals.get("__name__") == "random":
