@@ -160,7 +160,7 @@ class Attributes:
                 threads may have put it there.
         """
         for now, before in self._contents.changed():
-            changed = {name: value for name, value in dict(dict.items(now)).items()}
+            changed = dict(dict.items(now))
             names = [name for name in changed if before.get(name) is None]
             if id(now) in self._of_objects or any(has_made(changed[one]) for one in names):
                 _take_new(now, before, names)
@@ -181,7 +181,16 @@ class Attributes:
         What it has made, as a module, nothing has computed.
         """
         for now, before in self._contents.changed():
-            if id(now) in self._of_objects:
+            if id(now) not in self._of_objects:
+                continue
+            # One by one: other threads may be reading others.
+            for name in [*now]:
+                if name not in before:
+                    now.pop(name, None)
+            for name, value in before.items():
+                if dict.get(now, name, now) is not value:
+                    now[name] = value
+            if [*now] != [*before]:
                 now.clear()
                 now.update(before)
 
