@@ -190,10 +190,12 @@ def of_modules() -> Made:
     return host, lambda: (host.is_made, len(host.parts), len(host.state_dict()))
 
 
+# What is no tensor and lies in a dictionary or an object without one may be another thread's: only
+# where a later call has left it alone, it is known to be the first one's.
+SHARED = [of_dictionary(Thing()), of_list(Thing()), of_two_objects]
 ALL = [
     *(of_attributes(True), of_attributes(Thing()), of_none, of_slots, of_cells),
-    *(of_dictionary(True), of_dictionary(Thing()), of_list(True), of_list(Thing())),
-    *(of_list_in_a_cell, of_two_objects, of_buffer, of_modules),
+    *(of_dictionary(True), of_list(True), of_list_in_a_cell, of_buffer, of_modules),
 ]
 
 
@@ -206,8 +208,13 @@ def draws(x: Tensor) -> float:
 
 
 @pytest.mark.parametrize("refused", [waits, draws])
-@pytest.mark.parametrize("warmup", [0, 1, 3])
-@pytest.mark.parametrize("made", ALL)
+@pytest.mark.parametrize(
+    ("made", "warmup"),
+    [
+        *((made, n) for made in ALL for n in (0, 1, 3)),
+        *((made, n) for made in SHARED for n in (1, 3)),
+    ],
+)
 def test_a_refused_call_leaves_what_an_eager_one_leaves(
     lab: Lab, made: Callable[[], Made], warmup: int, refused: Callable[[Tensor], float]
 ) -> None:

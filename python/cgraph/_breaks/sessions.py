@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -37,6 +37,7 @@ class Session:
         generators: What random numbers are drawn from besides the default generator.
         flow: How gradients get back through breaks.
         at_break: Gives what a break finds of gradients, to which the capture comes.
+        in_break: Gives the blocks in which breaks run.
 
     Attributes:
         driver: The driver in force.
@@ -54,6 +55,7 @@ class Session:
         generators: Sequence[torch.Generator],
         flow: type[Flow] = InnerFlow,
         at_break: Callable[[], AtBreak] | None = None,
+        in_break: Callable[[], AbstractContextManager[None]] | None = None,
     ) -> None:
         self.driver = _driver.current()
         self.stream = stream
@@ -69,6 +71,7 @@ class Session:
         self.flows: list[Flow] = []
         self._flow = flow
         self._at_break = at_break
+        self._around = in_break or nullcontext
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -98,7 +101,8 @@ class Session:
                 if there is not None:
                     work = replace(work, fn=there.work(work.fn))
                 found = self._new_break(work, args, kwargs)
-                result = found.first()
+                with self._around():
+                    result = found.first()
                 if there is not None:
                     there.end()
                 self._steps.append(found)

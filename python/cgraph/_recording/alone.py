@@ -28,6 +28,7 @@ from cgraph._recording.refusals import require_known_classes, require_none_recor
 from cgraph._recording.unchanged import Unchanged
 from cgraph._state.attributes import Attributes
 from cgraph._state.holders import Holder
+from cgraph._state.parts import Parts
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph._state.surroundings import modules_of
@@ -117,7 +118,7 @@ def recorded_alone(
         if not plan.compiles:
             last.enter_context(_torch.Uncompiled())
         begun = Attributes(plan.dictionaries)
-        state = PythonState(begun, _NOTHING, lambda _: False)
+        state = PythonState(begun, _NOTHING, Parts(()), lambda _: False, lambda: False)
         last.push(state.after)
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
@@ -134,8 +135,8 @@ def _record(
     statics: list[torch.Tensor],
 ) -> Ended:
     began = time.perf_counter()
-    parts = [part for module in (*modules, *call.modules) for part in module.modules()]
-    unchanged = Unchanged(call, statics, parts)
+    parts = (part for module in (*modules, *call.modules) for part in module.modules())
+    unchanged = Unchanged(call, statics, [(part, part.training) for part in parts])
 
     def run() -> Any:
         args, kwargs = call.arguments(statics)
@@ -147,9 +148,11 @@ def _record(
     hooks = _torch.hook_count()
     # Of each capture its own: what one changes is no matter of the next one.
     steps = Steps(plan.function)
-    with steps.watched():
+    with ExitStack() as last:
+        last.push(unchanged.after)
+        last.enter_context(steps.watched())
         with collections_held_off():
-            how = plan, call, statics, driver, (), _put_nothing_back, None, _end
+            how = plan, call, statics, driver, (), _put_nothing_back, None, None, _end
             graph, result = capture_once(run, *how)
         try:
             begun.require_no_new_tensor()

@@ -9,7 +9,7 @@ from typing import Any
 from cgraph import _driver
 from cgraph.breaks import GradientBreakError, Work
 
-__all__ = ["BreakFoundError", "Calls", "Passes", "Whole"]
+__all__ = ["BreakFoundError", "Calls", "InBreak", "Passes", "Whole"]
 
 InBreak = Callable[[], AbstractContextManager[None]]
 """Gives a block in which a break runs."""

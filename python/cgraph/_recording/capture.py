@@ -17,11 +17,12 @@ from cgraph import _driver, _torch
 from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.timing import replay_seconds, seconds_of
-from cgraph._recording.breakables import BreakFoundError, Calls, Whole
+from cgraph._recording.breakables import BreakFoundError, Calls, InBreak, Whole
 from cgraph._recording.calls import Call
 from cgraph._recording.conditions import (
     NotReadyError,
     WarmupError,
+    copied_leaves,
     require_none_drained,
     require_none_kept,
     require_state,
@@ -37,11 +38,11 @@ from cgraph._source import levels_to_user
 from cgraph._state.attributes import Attributes, registered_in
 from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import AtBreak, Gradients, detached
-from cgraph._state.holders import require_none_replaced, used_of
+from cgraph._state.holders import put_back_tensors, require_none_replaced, used_of
+from cgraph._state.parts import Parts
 from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
-from cgraph._state.surroundings import modules_of
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
 from cgraph.breaks import GradientBreakError, breakable, on_one_thread
@@ -52,7 +53,6 @@ from cgraph.segments import SegmentedGraph
 __all__ = [
     "again_compiled",
     "capture_once",
-    "parts_of",
     "record",
     "storages_in_place",
     "wait_after_error",
@@ -77,7 +77,8 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
     """
     if plan.warmup or not plan.preserve:
         return _record(plan, call, statics, driver)
-    attributes = Attributes([*plan.dictionaries, *registered_in(parts_of(plan, call))])
+    parts = plan.parts(call.modules, Found.nothing())
+    attributes = Attributes([*plan.dictionaries, *registered_in(parts)])
     try:
         return _record(plan, call, statics, driver)
     except _UnseenWritesError:
@@ -88,18 +89,10 @@ def record(plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.
         return _record(plan, call, statics, driver)
 
 
-def parts_of(plan: Plan, call: Call) -> list[torch.nn.Module]:
-    """The modules that a call reaches, with what they consist of."""
-    modules = [*modules_of(plan.function), *call.modules]
-    return [part for module in modules for part in module.modules()]
-
-
 def _record(
     plan: Plan, call: Call, statics: list[torch.Tensor], driver: _driver.Driver
 ) -> Recorded:
     args, kwargs = call.arguments(statics)
-    parts = parts_of(plan, call)
-    unchanged = Unchanged(call, statics, parts)
 
     def run() -> Any:
         args, kwargs = call.arguments(statics)
@@ -109,6 +102,8 @@ def _record(
 
     begin = plan.found()
     require_none_drained(begin)
+    parts = Parts(plan.parts(call.modules, begin))
+    unchanged = Unchanged(call, statics, parts.flags)
     has_leaves = plan.preserve or call.mode.grad
     leaves = plan.leaves(args, kwargs, begin) if has_leaves else []
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
@@ -117,11 +112,12 @@ def _record(
         steps = last.enter_context(watched(plan, rollback, begin))
         # The rollback has given gradients that graphs own memory of theirs.
         gradients = Gradients(leaves)
-        dictionaries = [*plan.dictionaries, *registered_in(parts)]
-        begun = Attributes([*dictionaries, *begin.attributes], begin.dictionaries)
+        begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
-        state = PythonState(begun, begin, is_made)
+        state = PythonState(begun, begin, parts, is_made, lambda: bool(rollback.written))
+        unchanged.is_of_a_break = state.is_of_a_break
         last.push(state.after)
+        last.push(unchanged.after)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(wait_after_error, driver))
         if not plan.only_captures:
@@ -135,7 +131,7 @@ def _record(
                 """Look at what calls have changed, also what only the first one does."""
                 if breaks.are_met:
                     # What Python does in breaks is done again.
-                    state.put_back_what_breaks_assign()
+                    state.put_back_what_breaks_change()
                 state.require_same()
                 require_state(steps)
 
@@ -176,12 +172,14 @@ def _record(
                 def again() -> None:
                     """Let all be as before a capture that is thrown away."""
                     gradients.captures_again()
+                    put_back_tensors(held.all_holders)
                     rollback.rewind()
 
                 at_break = functools.partial(gradients.at_break, rollback.notice)
                 capture = functools.partial(
                     capture_once, run, plan, call, statics, driver, drawn, again, at_break
                 )
+                capture = functools.partial(capture, state.in_break)
                 try:
                     graph, result = _compiled(capture, plan, rollback, again)
                 except BaseException:
@@ -241,7 +239,7 @@ def _record(
             if recorded.breaks:
                 # The capture has run them, and the segments before them, and the call runs them.
                 driver.synchronize()
-                state.put_back_what_breaks_assign()
+                state.put_back_what_breaks_change()
     return recorded
 
 
@@ -285,9 +283,9 @@ def _warm_up(
     for place in range(calls):
         result = call()
         if place == 0 and calls > 1 and state.has_set_up:
-            first = _copied_leaves(result)
+            first = copied_leaves(result)
         elif first is not None:
-            state.note_results(first, _copied_leaves(result))
+            state.note_results(first, copied_leaves(result))
             first = None
         del result
     if calls == 1 and plan.compiles and rollback.has_uncompiled:
@@ -302,12 +300,6 @@ def _warm_up(
             seconds = seconds_of(run, driver)
     driver.synchronize()
     return seconds
-
-
-def _copied_leaves(result: Any) -> list[Any]:
-    """The leaves of a result, as they are now."""
-    leaves = tree_flatten(result)[0]
-    return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves]
 
 
 def _compiled(
@@ -411,6 +403,7 @@ def capture_once(
     generators: Sequence[torch.Generator],
     again: Callable[[], None],
     at_break: Callable[[], AtBreak] | None,
+    in_break: InBreak | None,
     ends: Callable[[CUDAGraph], None],
 ) -> Captured:
     """Capture on the current stream; in segments, if there is a break.
@@ -424,6 +417,7 @@ def capture_once(
         generators: Those that it may draw from besides the default one.
         again: Lets all be as before a capture that is thrown away.
         at_break: Gives the gradients that a break finds; None if there are none.
+        in_break: The blocks in which breaks run; None if nobody looks at what they change.
         ends: Ends a capture that is whole.
     """
     graph = CUDAGraph(keep_graph=plan.keep_template)
@@ -451,7 +445,9 @@ def capture_once(
     # Nothing has computed the gradients that it has made.
     again()
     # Only a function with a break is captured in segments, which costs more.
-    session = Session(plan.stream, plan.pool, plan.mode, generators, at_break=at_break)
+    session = Session(
+        plan.stream, plan.pool, plan.mode, generators, at_break=at_break, in_break=in_break
+    )
     return SegmentedGraph._made(session, run, statics)
 
 

@@ -9,16 +9,19 @@ from typing import Any, NoReturn
 import torch
 
 from cgraph._recording.plan import Plan
-from cgraph._state.attributes import Attributes, Place, changed_numbers
+from cgraph._state.attributes import Attributes, Place, changed_numbers, is_number
+from cgraph._state.constants import Constant
 from cgraph._state.kept import IsMade, kept_in
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph._text import first_line
+from cgraph._torch import tree_flatten
 from cgraph.errors import CaptureError
 
 __all__ = [
     "NotReadyError",
     "WarmupError",
+    "copied_leaves",
     "has_moved",
     "require_none_drained",
     "require_none_kept",
@@ -105,14 +108,24 @@ def require_same_results(first: Sequence[Any], second: Sequence[Any]) -> None:
         raise NotReadyError("the first call returns something else than the next one")
 
 
+def copied_leaves(result: Any) -> list[Any]:
+    """The leaves of a result, as they are now."""
+    leaves = tree_flatten(result)[0]
+    return [one.detach().clone() if isinstance(one, torch.Tensor) else one for one in leaves]
+
+
 def _are_alike(one: Any, other: Any) -> bool:
     if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
         if one.shape != other.shape or one.dtype != other.dtype:
             return False
         try:
-            return torch.allclose(one, other, rtol=1e-3, atol=1e-5, equal_nan=True)
+            epsilon = torch.finfo(one.dtype).eps if one.dtype.is_floating_point else 0.0
+            near = {"rtol": 16 * epsilon, "atol": 16 * epsilon}
+            return torch.allclose(one, other, equal_nan=True, **near)
         except Exception:  # a kind of tensor that cannot be compared
             return True
+    if is_number(one) or is_number(other):
+        return Constant(one) == Constant(other)
     return isinstance(one, torch.Tensor) == isinstance(other, torch.Tensor)
 
 

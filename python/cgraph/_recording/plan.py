@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cgraph._state.search import Found
-from cgraph._state.surroundings import tensors_of
+from cgraph._state.surroundings import modules_of, tensors_of
 
 __all__ = ["Plan"]
 
@@ -59,6 +59,17 @@ class Plan:
     def found(self) -> Found:
         """What the search finds that is to be followed and put back."""
         return self.search() if self.preserve else Found.nothing()
+
+    def parts(self, modules: Sequence[torch.nn.Module], found: Found) -> list[torch.nn.Module]:
+        """The modules that the function reaches, with what they consist of.
+
+        Args:
+            modules: Those among the arguments of a call.
+            found: What :meth:`found` has found.
+        """
+        held = (one.value for one in found.holders if isinstance(one.value, torch.nn.Module))
+        reached = [*modules_of(self.function), *modules, *held]
+        return [part for module in reached for part in module.modules()]
 
     def leaves(self, args: Any, kwargs: Any, found: Found) -> list[torch.Tensor]:
         """Leaves that the function may reach; a backward pass inside gives them gradients.

@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
+import torch
+
 from cgraph._recording.conditions import (
     NotReadyError,
     WarmupError,
@@ -34,6 +36,7 @@ from cgraph._state.kept import (
     put_back_items,
     put_back_kept,
 )
+from cgraph._state.parts import Parts
 from cgraph._state.search import Found
 
 __all__ = ["PythonState"]
@@ -43,22 +46,34 @@ class PythonState:
     """What Python has before calls: attributes, names, lists, and its random numbers.
 
     What is made in the first call alone stays, with the objects that are made beside it: numbers
-    where there was none, flags of what the function only calls, and lists. What breaks change is
-    put back before they run again.
+    where there was none, flags of what the function only calls, and lists. What breaks go on
+    changing is put back before they run again.
 
     Args:
         attributes: Those in dictionaries, as they are.
         found: Where else tensors and numbers are, and lists with what they have.
+        parts: The modules that the function reaches, as they are.
         is_made: Tells which tensors were made since.
+        has_written: Tells whether tensors are put back that were there before.
     """
 
-    def __init__(self, attributes: Attributes, found: Found, is_made: IsMade) -> None:
+    def __init__(
+        self,
+        attributes: Attributes,
+        found: Found,
+        parts: Parts,
+        is_made: IsMade,
+        has_written: Callable[[], bool],
+    ) -> None:
         self._attributes = attributes
         self._found = found
+        self._parts = parts
         self._is_made = is_made
+        self._has_written = has_written
         # After the first call.
         self._made: dict[Place, Any] = {}
         self._far: list[Any] = []
+        self._first: Attributes | None = None
         self._lists: list[Before] = found.lists
         self._arrays = found.arrays
         self._looks = 0
@@ -67,34 +82,64 @@ class PythonState:
         if found.draws or found.generators:
             self._random = RandomOfPython(shared=found.draws, own=found.generators)
         self._drawn = self._random
-        # What breaks change, by its place, and lists by their numbers.
+        self._draws_on = self._has_drawn = False
+        # What a break has changed, and what one has changed again, by places.
+        self._of_a_break: set[Place] = set()
         self._of_breaks: set[Place] = set()
-        self._lists_of_breaks: set[int] = set()
-        self._has_breaks = self._undoes_all = False
+        self._has_breaks = self._breaks_exchange = self._undoes_all = False
 
     @contextmanager
     def in_break(self) -> Iterator[None]:
         """A ``with`` block in which a break runs, whose Python code runs in replays as well."""
         self._has_breaks = True
+        # What was drawn before it is the function's.
+        self._note_drawn()
         attributes, found = self._attributes.again(), self._found
-        held = [(one, one.now) for one in self._held]
+        held = [(one, one.now) for one in (*self._held, *self._assigned)]
         lists = [(one, items_of(one)) for one, _ in found.lists]
+        arrays = [(one, one.copy()) for one, _ in found.arrays]
+        flags = [(part, part.training) for part, _ in self._parts.flags]
+        exchanged = self._parts.exchanged
         try:
             yield
         finally:
-            changed = [one for one, then in held if self._is_left(one.now, then)]
-            self._of_breaks |= attributes.others(self._has_made) | set(map(place_of, changed))
-            for one, then in lists:
-                if changed_in(one, then) or has_made_items(one, then, self._has_made):
-                    self._lists_of_breaks.add(id(one))
+            changed = attributes.others(self._has_made)
+            changed |= {place_of(one) for one, then in held if self._is_left(one.now, then)}
+            changed |= {
+                (id(one), "list")
+                for one, then in lists
+                if changed_in(one, then) or has_made_items(one, then, self._has_made)
+            }
+            changed |= {(id(one), "array") for one, then in arrays if _differ(one, then)}
+            changed |= {(id(part), "flag") for part, then in flags if part.training is not then}
+            self._breaks_exchange |= self._parts.exchanged != exchanged
+            # What is changed once is set up.
+            self._of_breaks |= changed & self._of_a_break
+            self._of_a_break |= changed
+            if self._drawn is not None:
+                self._drawn = self._drawn.again()
 
     def _is_left(self, now: object, then: object) -> bool:
-        """Whether a break has left something else in a place, a number or what it has made."""
-        return is_another(now, then) or (now is not then and self._has_made(now))
+        """Whether a break has left something else in a place: a number, a tensor, what it made."""
+        is_tensor = isinstance(then, torch.Tensor)
+        return now is not then and (is_tensor or is_another(now, then) or self._has_made(now))
+
+    @property
+    def _assigned(self) -> list[Holder]:
+        """Where tensors are, and tuples with some."""
+        kinds = (torch.Tensor, tuple)
+        return [one for one in self._found.all_holders if isinstance(one.value, kinds)]
+
+    def is_of_a_break(self, part: torch.nn.Module) -> bool:
+        """Whether a break has let a module train, or not."""
+        return (id(part), "flag") in self._of_a_break
 
     @property
     def has_set_up(self) -> bool:
         """Whether the first call, which comes to its end, has set numbers for the others to use."""
+        if self._has_breaks:
+            # Whose results may be others each time.
+            return False
         far = (one for one in self._found.far if is_another(one.now, one.value))
         return bool(self._made_now()) or any(True for _ in far)
 
@@ -109,27 +154,28 @@ class PythonState:
             captured: Whether the capture has run.
         """
         self._require_none_drawn(captured=captured)
-        if (reason := self._attributes.exchanged) is not None:
+        if (reason := self._exchanged) is not None:
             raise NotReadyError(reason)
-        require_same_numbers(self._attributes, self._found, self._of_breaks)
+        require_same_numbers(self._attributes, self._found, self._of_a_break)
         made, far = self._made_now(), [one.now for one in self._found.far]
         self._looks += 1
         if self._looks == _AFTER_FIRST and not captured:
-            self._made, self._far = made, far
+            self._made, self._far, self._first = made, far, self._attributes.again()
             self._lists = [(one, items_of(one)) for one, _ in self._found.lists]
             self._arrays = [(one, one.copy()) for one, _ in self._found.arrays]
         if self._looks <= _AFTER_FIRST and not captured:
             return
-        for place in self._counted(made):
+        but = self._of_a_break
+        for place in self._counted(made) - but:
             raise NotReadyError(changes(str(place[-1]), self._made[place], made.get(place)))
         for one, then, now in zip(self._found.far, self._far_before, far, strict=True):
-            if is_another(now, then) and place_of(one) not in self._of_breaks:
+            if is_another(now, then) and place_of(one) not in but:
                 raise NotReadyError(changes(one.words, then, now))
         for array, then in self._arrays:
-            if Constant(array) != Constant(then):
+            if _differ(array, then) and (id(array), "array") not in but:
                 raise NotReadyError(changes("an array of NumPy's", then, array))
         for kept, before in self._lists:
-            if id(kept) not in self._lists_of_breaks and (reason := changed_in(kept, before)):
+            if (id(kept), "list") not in but and (reason := changed_in(kept, before)):
                 raise NotReadyError(reason)
         if self._results is not None:
             (first, second), self._results = self._results, None
@@ -137,28 +183,42 @@ class PythonState:
 
     def _require_none_drawn(self, *, captured: bool) -> None:
         """Refuse a function that goes on drawing random numbers which are not torch's."""
-        if self._drawn is None or self._has_breaks or not self._drawn.has_moved:
-            return
-        if captured or self._drawn is not self._random:
+        if captured and self._has_breaks:
+            # Nobody hears of those of a capture with gradients; calls have shown what it draws.
+            self._has_drawn &= self._draws_on
+        else:
+            self._note_drawn()
+        if self._draws_on and (captured or self._has_drawn):
             raise NotReadyError(
                 "the function draws random numbers of Python or NumPy, and replays do not: draw"
                 " torch's, or pass them as an argument"
             )
         # What the first call draws may be for the others to use.
-        self._drawn = self._drawn.again()
+        self._has_drawn |= self._draws_on
+        self._draws_on = False
 
-    def put_back_what_breaks_assign(self) -> None:
-        """Let tensors and what breaks have changed be as it was, before they run again."""
-        put_back_tensors(self._found.all_holders)
-        self.put_back_what_breaks_count()
+    def _note_drawn(self) -> None:
+        """Note what was drawn since the last look, but for breaks."""
+        if self._drawn is not None and self._drawn.has_moved:
+            self._draws_on = True
+            self._drawn = self._drawn.again()
 
-    def put_back_what_breaks_count(self) -> None:
-        """The same but for tensors in the places of others."""
-        self._attributes.put_back_in(self._of_breaks)
-        put_back_numbers(one for one in self._held if place_of(one) in self._of_breaks)
-        put_back_items(one for one in self._found.lists if id(one[0]) in self._lists_of_breaks)
+    def put_back_what_breaks_change(self) -> None:
+        """Let what breaks go on changing be as it was, before they run again."""
+        but = self._of_breaks
+        self._attributes.put_back_in(but)
+        put_back_numbers(one for one in (*self._held, *self._assigned) if place_of(one) in but)
+        put_back_items(one for one in self._found.lists if (id(one[0]), "list") in but)
+        for array, before in self._found.arrays:
+            if (id(array), "array") in but:
+                array[...] = before
+        for part, flag in self._parts.flags:
+            if (id(part), "flag") in but:
+                part.training = flag
         if self._random is not None and self._has_breaks:
+            self._note_drawn()
             self._random.put_back()
+            self._drawn = self._random.again()
 
     def require_same_now(self, attributes: Attributes, found: Found) -> None:
         """Refuse a capture that changes numbers or texts of what calls before it have made.
@@ -197,44 +257,61 @@ class PythonState:
         if error is None:
             return
         is_own = issubclass(error, WarmupError)
-        # What says that made tensors are there goes with them.
-        if self._leaves_tensors or (not is_own and self._has_changed_numbers):
-            self._put_back_all()
+        # What says that made tensors are there goes with them, and that some are written.
+        is_undone = self._has_written() and bool(self._made_now() or self._has_changed_numbers)
+        is_set_up = self._leaves_tensors or (is_own and is_undone)
+        if is_set_up or (not is_own and self._has_changed_numbers):
+            self._put_back_all(with_far=is_set_up or self._undoes_all)
         elif not is_own:
             self._put_back_counted()
         if not is_own:
-            self.put_back_what_breaks_count()
-            put_back_kept(self._found.lists, self._has_made)
+            self.put_back_what_breaks_change()
+            first = {id(one): items for one, items in self._lists} if self._first else {}
+            put_back_kept(self._found.lists, self._has_made, first)
             if self._random is not None:
                 self._random.put_back()
         self._attributes.put_back_others(numbers=False)
         put_back_tensors(self._found.all_holders)
 
-    def _put_back_all(self) -> None:
-        """Let what calls have changed be as before them: another one makes and counts it again."""
-        self._attributes.put_back()
-        self._attributes.put_back_new(self._has_made)
-        made = set(self._made) if self._undoes_all else set()
+    def _put_back_all(self, *, with_far: bool) -> None:
+        """Let what calls have changed be as before them: another one makes and counts it again.
+
+        Args:
+            with_far: Also flags of what the function only calls, which may be set up for good.
+        """
+        self._attributes.put_back_new(self._has_made, self._first)
+        counted = self._counted(self._made_now())
+        made = set(self._made) if self._undoes_all else counted
         self._attributes.put_back_others(numbers=True, made=made)
-        put_back_numbers([*self._held, *self._found.holders])
+        self._parts.put_back(self._has_made)
+        put_back_numbers([*self._found.numbers, *self._found.empty, *self._found.holders])
+        self._put_back_far(with_far=with_far)
         self._put_back_lists(self._found.lists)
         self._put_back_arrays(self._found.arrays)
 
     def _put_back_counted(self) -> None:
         """Let what goes on changing be as before calls, but not what only the first one makes."""
-        found = self._found
         counted = self._counted(self._made_now())
         self._attributes.put_back_others(numbers=True, made=counted)
-        put_back_numbers(one for one in found.empty if place_of(one) in counted)
-        far = zip(found.far, self._far_before, strict=True)
-        put_back_numbers(one for one, then in far if is_another(one.now, then))
+        if counted:
+            self._attributes.put_back_new(self._has_made, self._first)
+            self._parts.put_back(self._has_made)
+        put_back_numbers(self._found.numbers)
+        put_back_numbers(one for one in self._found.empty if place_of(one) in counted)
+        self._put_back_far(with_far=False)
         self._put_back_lists(self._lists)
         self._put_back_arrays(self._arrays)
+
+    def _put_back_far(self, *, with_far: bool) -> None:
+        """Let numbers of what the function calls be as before calls; only counts, or all."""
+        far = zip(self._found.far, self._far_before, strict=True)
+        put_back_numbers(one for one, then in far if with_far or is_another(one.now, then))
 
     def _put_back_arrays(self, arrays: Iterable[tuple[Any, Any]]) -> None:
         """Let those that are others now have what they had."""
         for (array, then), (_, before) in zip(arrays, self._found.arrays, strict=True):
-            if Constant(array) != Constant(then):
+            # Larger ones may be data of other threads.
+            if array.size <= _MOST_COUNTS and _differ(array, then):
                 array[...] = before
 
     def _put_back_lists(self, lists: Iterable[Before]) -> None:
@@ -246,12 +323,15 @@ class PythonState:
     @property
     def _has_changed_numbers(self) -> bool:
         """Whether some are others that must not be, or were drawn, but in breaks."""
-        but = self._of_breaks
-        attributes = self._attributes
-        others = attributes.changed(but), changed_numbers(self._found.numbers, but)
-        random = None if self._has_breaks else self._random
-        has_drawn = random is not None and random.has_moved
-        return has_drawn or self._undoes_all or any((*others, attributes.exchanged))
+        but = self._of_a_break
+        numbers = self._attributes.changed(but), changed_numbers(self._found.numbers, but)
+        has_drawn = self._draws_on or self._has_drawn
+        return has_drawn or self._undoes_all or any((*numbers, self._exchanged))
+
+    @property
+    def _exchanged(self) -> str | None:
+        """Why a function is not captured that exchanges modules, but in breaks."""
+        return None if self._breaks_exchange else self._parts.exchanged
 
     @property
     def _held(self) -> list[Holder]:
@@ -285,5 +365,10 @@ class PythonState:
         return {place for place, then in known if is_another(made.get(place), then)}
 
 
+def _differ(array: Any, then: Any) -> bool:
+    return Constant(array) != Constant(then)
+
+
+_MOST_COUNTS = 64
 # The first look comes before the first call.
 _AFTER_FIRST = 2

@@ -19,7 +19,6 @@ from cgraph._recording.breakables import Passes
 from cgraph._recording.calls import Call
 from cgraph._recording.capture import (
     again_compiled,
-    parts_of,
     record,
     warn_uncompiled,
     watched,
@@ -27,6 +26,7 @@ from cgraph._recording.capture import (
 from cgraph._recording.conditions import (
     NotReadyError,
     WarmupError,
+    copied_leaves,
     require_none_drained,
     require_none_kept,
     require_state,
@@ -46,10 +46,11 @@ from cgraph._recording.surface import (
     stand_ins,
 )
 from cgraph._recording.unchanged import Unchanged
-from cgraph._state.attributes import Attributes, registered_in
+from cgraph._state.attributes import Attributes
 from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import gradients_there, noted, require_left_alone
 from cgraph._state.holders import Holder, require_none_replaced, used_of
+from cgraph._state.parts import Parts
 from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.surroundings import objects_of
@@ -226,22 +227,23 @@ def train(
         CallableError: The function cannot be graphed with gradients.
     """
     args, kwargs = call.arguments(statics)
-    parts = parts_of(plan, call)
-    unchanged = Unchanged(call, statics, parts)
     versions = [static._version for static in statics]
     driver = _driver.current()
     begin = plan.found()
     require_none_drained(begin)
+    parts = Parts(plan.parts(call.modules, begin))
+    unchanged = Unchanged(call, statics, parts.flags)
     leaves = plan.leaves(args, kwargs, begin)
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:
         steps = last.enter_context(watched(plan, rollback, begin))
-        dictionaries = [*plan.dictionaries, *registered_in(parts)]
-        begun = Attributes([*dictionaries, *begin.attributes], begin.dictionaries)
+        begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
-        state = PythonState(begun, begin, is_made)
+        state = PythonState(begun, begin, parts, is_made, lambda: bool(rollback.written))
+        unchanged.is_of_a_break = state.is_of_a_break
         last.push(state.after)
+        last.push(unchanged.after)
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Found] = []
@@ -255,7 +257,7 @@ def train(
         def begins() -> None:
             """Note what there is when a capture begins: calls may have made some of it."""
             # What Python does in breaks is done again.
-            state.put_back_what_breaks_count()
+            state.put_back_what_breaks_change()
             found = plan.found()
             held[:] = [found]
             steps.captures_now()
@@ -276,12 +278,18 @@ def train(
             state.require_same()
             with gradients_there(leaves), breakable(passes), draws_on(driver.generators()):
                 alone = noted(leaves)
-                Surface(plan.function, modules, has_history, begins).forward(*args, **kwargs)
+                surface = Surface(plan.function, modules, has_history, begins)
+                result = surface.forward(*args, **kwargs)
+                if state.has_set_up:
+                    first = copied_leaves(result)
+                    rollback.rewind()
+                    state.note_results(first, copied_leaves(surface.forward(*args, **kwargs)))
+                del result
                 require_left_alone(alone)
+            unchanged.require(args, kwargs)
             if not is_divided:
                 passes.require_none()
-            unchanged.require(args, kwargs)
-            state.put_back_what_breaks_count()
+            state.put_back_what_breaks_change()
             state.require_same()
             # Of the backward pass there was none yet.
             warmup = max(1, warmup - 1)
@@ -351,7 +359,7 @@ def train(
             surface = again_compiled(captured, rollback, rollback.rewind, plan.name)
         graphed = graphed_of(surface)
         driver.synchronize()
-        state.put_back_what_breaks_count()
+        state.put_back_what_breaks_change()
         seconds = time.perf_counter() - began
         eager_seconds: float | None = None
         graph_seconds: float | None = None

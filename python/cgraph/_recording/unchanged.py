@@ -9,7 +9,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._recording.calls import Call
-from cgraph._recording.conditions import NotReadyError
+from cgraph._recording.conditions import NotReadyError, WarmupError
 from cgraph._recording.noise import same_rows
 from cgraph._state.attributes import changes
 from cgraph._state.constants import Snapshot
@@ -24,13 +24,20 @@ class Unchanged:
     Args:
         call: The call.
         statics: What the function is given instead of the tensors that are copied.
-        parts: The modules that it reaches, with what they consist of.
+        flags: The modules that it reaches, and whether they train.
+
+    Attributes:
+        is_of_a_break: Tells of a module whether a break lets it train, or not.
     """
 
     def __init__(
-        self, call: Call, statics: Sequence[torch.Tensor], parts: Sequence[torch.nn.Module]
+        self,
+        call: Call,
+        statics: Sequence[torch.Tensor],
+        flags: Sequence[tuple[torch.nn.Module, bool]],
     ) -> None:
-        self._flags = [(part, part.training) for part in parts]
+        self._flags = flags
+        self.is_of_a_break: Callable[[torch.nn.Module], bool] = lambda _: False
         self._call = call
         self._statics = statics
         constants = [leaf for leaf in call.leaves if leaf.kind == "constant"]
@@ -56,6 +63,16 @@ class Unchanged:
                 if not (is_written(tensor) or same_rows(static, tensor, None).all())
             }
 
+    def after(self, error: type[BaseException] | None, *_: object) -> None:
+        """Let modules train that did, at the end of a block that raises.
+
+        Args:
+            error: What the block raises; None for nothing.
+        """
+        if error is not None and not issubclass(error, WarmupError):
+            for part, flag in self._flags:
+                part.training = flag
+
     def require(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a function that has changed more of its arguments than what is in tensors.
 
@@ -65,13 +82,11 @@ class Unchanged:
 
         Raises:
             CaptureError: It has; values that are no tensors are as they were again.
-            NotReadyError: It lets modules train, or not, which they do as before again.
+            NotReadyError: It lets modules train, or not.
         """
-        switched = [(part, flag) for part, flag in self._flags if part.training is not flag]
-        for part, flag in switched:
-            part.training = flag
-        for _, flag in switched:
-            raise NotReadyError(changes("training", flag, not flag))
+        for part, flag in self._flags:
+            if part.training is not flag and not self.is_of_a_break(part):
+                raise NotReadyError(changes("training", flag, part.training))
         changed = [one for one in self._constants if one[2].changed is not None]
         for _, _, snapshot in changed:
             snapshot.put_back()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Number
 from typing import Any
@@ -79,20 +80,6 @@ class Attributes:
         return None
 
     @property
-    def exchanged(self) -> str | None:
-        """Why a function is not captured that puts a module where another one was; or None."""
-        for now, before in self._contents.changed():
-            for name, there in before.items() if id(now) in self._of_objects else ():
-                value = dict.get(now, name)
-                is_module = isinstance(there, torch.nn.Module)
-                if is_module and isinstance(value, torch.nn.Module) and value is not there:
-                    return (
-                        f"the function puts another module into {name}, and replays do not:"
-                        " exchange modules around the call"
-                    )
-        return None
-
-    @property
     def has_new_tensor(self) -> bool:
         """Whether there is a tensor where there was none."""
         new = self._new_tensors()
@@ -139,34 +126,45 @@ class Attributes:
 
         Args:
             numbers: With numbers and texts.
-            made: With those in these places, where there was none, and in dictionaries of
-                attributes with what was made beside them.
+            made: With those in these places, where there was none.
         """
         for now, name, before in self._changes() if numbers else self._new_tensors():
             _put_back(now, name, before)
-        owners = {place[0] for place in made}
-        changed = self._contents.changed() if owners else []
-        for now, before in ((now, before) for now, before in changed if id(now) in owners):
-            # Items of other dictionaries may be other threads'.
-            is_objects = id(now) in self._of_objects
-            _take_new(now, before, set(now) if is_objects else {one[-1] for one in made})
+        for now, before in self._contents.changed() if made else ():
+            _take_new(now, before, [one[-1] for one in made if one[0] == id(now)])
 
-    def put_back_new(self, has_made: Callable[[Any], bool]) -> None:
+    def put_back_new(self, has_made: Callable[[Any], bool], first: Attributes | None) -> None:
         """Take away what is where there was nothing, or None, and what has come for something else.
 
+        From a dictionary to which something was added later than in the first call, only what that
+        has made is taken: the others may be other threads'. Where nobody knows, flags as well, and
+        from attributes of objects all that came with what was made.
+
         Args:
-            has_made: Tells of a value whether what a call has made is in it. From dictionaries that
-                are no attributes of objects nothing is taken unless some value is such a one: other
-                threads may have put it there.
+            has_made: Tells of a value whether what a call has made is in it.
+            first: The dictionaries after the first call; None if it has not come to its end.
         """
+        later = {} if first is None else first._new_names()
         for now, before in self._contents.changed():
-            changed = dict(dict.items(now))
-            names = [name for name in changed if before.get(name) is None]
-            if id(now) in self._of_objects or any(has_made(changed[one]) for one in names):
-                _take_new(now, before, names)
-            for name in before.keys() & changed.keys():
-                if changed[name] is not before[name] and has_made(changed[name]):
+            there = dict(dict.items(now))
+            names = [name for name in there if before.get(name) is None]
+            made = [name for name in names if has_made(there[name])]
+            is_objects = id(now) in self._of_objects
+            if first is None:
+                is_ours = is_objects and bool(made)
+                # A flag says that something is there.
+                made += [name for name in names if (is_objects or made) and there[name] is True]
+            else:
+                is_ours = (is_objects or bool(made)) and later.get(id(now), set()) <= {*made}
+            _take_new(now, before, names if is_ours else made)
+            for name in before.keys() & there.keys():
+                if there[name] is not before[name] and has_made(there[name]):
                     now[name] = before[name]
+
+    def _new_names(self) -> dict[int, set[Any]]:
+        """The names that dictionaries have got since, by the numbers of these."""
+        changed = self._contents.changed()
+        return {id(now): {*dict.keys(now)} - before.keys() for now, before in changed}
 
     def put_back_in(self, places: Collection[Place]) -> None:
         """Let what is in some places be as it was, where it is another one now."""
@@ -233,11 +231,13 @@ def _put_back(now: dict[Any, Any], name: Any, before: dict[Any, Any]) -> None:
     elif name in now:
         now[name] = before[name]
     else:
-        # In its place: what comes first may be what a call takes.
-        known = {**dict(dict.items(now)), name: before[name]}
-        ordered = {one: known.pop(one) for one in before if one in known}
-        now.clear()
-        now.update({**ordered, **known})
+        now[name] = before[name]
+        # In its place: what comes first may be what a call takes. One by one, as other threads may
+        # be adding some.
+        behind = {*itertools.dropwhile(lambda one: one != name, before)}
+        for other in [one for one in [*now] if one in behind or one not in before]:
+            if other != name and other in now:
+                now[other] = now.pop(other)
 
 
 def _take_new(now: dict[Any, Any], before: dict[Any, Any], names: Iterable[Any]) -> None:
@@ -252,12 +252,14 @@ def _take_new(now: dict[Any, Any], before: dict[Any, Any], names: Iterable[Any])
 def is_number(value: Any) -> bool:
     """Whether a value is a number or a text, which a call may change, or consists of some.
 
-    Members of enumerations and torch's types and devices are such ones, and so are tuples and
-    frozen dataclasses of them.
+    Members of enumerations and torch's types and devices are such ones, and so are tuples,
+    frozen sets and frozen dataclasses of them.
     """
     kind = type(value)
     if issubclass(kind, tuple):
-        return 0 < len(value) <= _LONGEST and all(one is None or is_number(one) for one in value)
+        return len(value) <= _LONGEST and all(one is None or is_number(one) for one in value)
+    if issubclass(kind, frozenset):
+        return len(value) <= _LONGEST and all(map(is_number, value))
     if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
         values = (getattr(value, one.name, None) for one in dataclasses.fields(kind))
         return all(one is None or is_number(one) for one in values)

@@ -86,9 +86,9 @@ class Holder(NamedTuple):
     @property
     def title(self) -> str:
         """The name of the slot, variable, item or attribute that it is in."""
-        if self.path:
-            return str(getattr(self.path[-1], "__name__", self.name))
-        return self.variable or self.name
+        last = self.path[-1] if self.path else None
+        name = last if isinstance(last, str) else getattr(last, "__name__", None)
+        return str(name or self.variable or self.name)
 
     @property
     def words(self) -> str:
@@ -162,15 +162,17 @@ def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor],
         CaptureError: It does.
     """
     for one in held:
-        if one.now is one.value:
+        if (now := one.now) is one.value:
             continue
         name = one.variable or one.name
-        if isinstance(one.value, torch.Tensor) and uses(one.value):
+        pair = one.value, now
+        if any(isinstance(value, torch.Tensor) and uses(value) for value in pair):
             raise CaptureError(
                 f"the function assigns {name}, or what is in it, from which it has read a tensor,"
                 " and replays do not: write to that in place, or make it an argument and a result"
             )
-        if isinstance(one.value, torch.nn.Module) and any(map(uses, one.tensors)):
+        modules = (value for value in pair if isinstance(value, torch.nn.Module))
+        if any(uses(tensor) for module in modules for tensor in module.parameters()):
             raise CaptureError(
                 f"the function puts something else where it has found a module, in {name}, and"
                 " replays do not: exchange modules around the call"
@@ -178,10 +180,11 @@ def require_none_replaced(held: Iterable[Holder], uses: Callable[[torch.Tensor],
 
 
 def put_back_tensors(held: Iterable[Holder]) -> None:
-    """Let tensors be where they were that are others now."""
+    """Let tensors and modules be where they were that are others now."""
     for one in held:
         # A tuple has what it had once it is there again.
-        if isinstance(one.value, torch.Tensor | tuple) and one.now is not one.value:
+        is_kept = isinstance(one.value, torch.Tensor | tuple | torch.nn.Module)
+        if is_kept and one.now is not one.value:
             one.put_back()
 
 

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import operator
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import torch
 
 from cgraph._state.attributes import changes, is_another, is_number
+from cgraph._state.hidden import tensors_inside
 from cgraph._state.holders import Holder
 from cgraph._torch import tree_iter
 
@@ -26,9 +27,9 @@ __all__ = [
     "put_back_kept",
 ]
 
-Kept = list[Any] | deque[Any]
+Kept = list[Any] | deque[Any] | set[Any]
 Before = tuple[Kept, list[Any]]
-"""A list or a deque, and what it had."""
+"""A list, a deque or a set, and what it had."""
 IsMade = Callable[[torch.Tensor], bool]
 """Whether a tensor was made by the calls before a capture or by that, or stands for an argument.
 
@@ -68,14 +69,33 @@ def kept_in(
     return None
 
 
-def put_back_kept(lists: Iterable[Before], has_made: Callable[[Any], bool]) -> None:
-    """Let lists have what they had, to which what was made since was added.
+def put_back_kept(
+    lists: Iterable[Before], has_made: Callable[[Any], bool], first: Mapping[int, list[Any]]
+) -> None:
+    """Let lists have what they had, to which what was made since was added, or numbers and texts.
+
+    Of those that were others later than after the first call only what was made is taken away: the
+    others may be other threads'.
 
     Args:
         lists: Each with what it had.
         has_made: Tells of an item whether tensors in it were made since.
+        first: What lists had after the first call, by their numbers.
     """
-    put_back_items(one for one in lists if has_made_items(*one, has_made))
+    for one, before in lists:
+        if not is_changed(one, before):
+            continue
+        known = set(map(id, before))
+        new = [item for item in items_of(one) if id(item) not in known]
+        # Of all of them nobody knows: operators of a call that is timed are not seen.
+        is_ours = any(map(has_made, new))
+        made = {id(item) for item in new if is_ours and any(True for _ in tensors_inside(item))}
+        is_quiet = id(one) in first and not is_changed(one, first[id(one)])
+        if is_quiet and (made or all(map(is_number, new))):
+            _fill(one, before)
+        elif made:
+            others = [item for item in new if id(item) not in made]
+            _fill(one, [*before, *others])
 
 
 def has_made_items(one: Kept, before: list[Any], has_made: Callable[[Any], bool]) -> bool:
@@ -102,7 +122,7 @@ def changed_in(one: Kept, before: list[Any]) -> str | None:
         before: What it had.
     """
     now = items_of(one)
-    if len(now) != len(before):
+    if len(now) != len(before) or issubclass(type(one), set):
         return None
     pairs = enumerate(zip(now, before, strict=True))
     numbers = (pair for pair in pairs if is_number(pair[1][1]) or pair[1][1] is None)
@@ -120,6 +140,8 @@ def is_changed(one: Kept, before: list[Any]) -> bool:
         before: What it had.
     """
     now = items_of(one)
+    if issubclass(type(one), set):
+        return set(map(id, now)) != set(map(id, before))
     return len(now) != len(before) or not all(map(operator.is_, now, before))
 
 
@@ -144,14 +166,14 @@ def len_of(one: Kept) -> int:
     return int(_base_of(one).__len__(one))
 
 
-def _fill(one: Kept, items: list[Any]) -> None:
+def _fill(one: Any, items: list[Any]) -> None:
     base = _base_of(one)
     base.clear(one)
-    base.extend(one, items)
+    (base.update if base is set else base.extend)(one, items)
 
 
 def _base_of(one: Kept) -> Any:
-    return deque if issubclass(type(one), deque) else list
+    return next(base for base in (list, deque, set) if issubclass(type(one), base))
 
 
 def _made_in(one: Kept, before: list[Any], is_made: IsMade) -> list[Any]:

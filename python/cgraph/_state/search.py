@@ -56,7 +56,7 @@ class Found(NamedTuple):
             names.
         dictionaries: The other ones on such ways.
         given: As the holders, behind objects among the arguments.
-        lists: The lists and deques on such ways, each with what it has, but for those of data.
+        lists: Lists, deques and sets on such ways, each with what it has, but for those of data.
         numbers: Where numbers and texts are that the function, or one that it names, closes over or
             names, or that classes have which it names or calls, or slots on such ways.
         empty: The same places where None is.
@@ -179,7 +179,8 @@ def _found(
         value = holder.value
         known = behind_given if isinstance(holder.owner, _Argument) else holders
         is_module = issubclass(type(value), torch.nn.Module)
-        if values := _set_on(value):
+        if issubclass(type(value), torch.Tensor):
+            values = _set_on(value)
             attributes[id(values)] = values
             around_it = around | {id(value)}
             named += [(Holder(values, *item), around_it) for item in values.items()]
@@ -207,7 +208,7 @@ def _found(
             drained.append(holder)
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
-        is_object = not issubclass(type(value), _CONTAINERS)
+        is_object = not issubclass(type(value), (*_CONTAINERS, set))
         items = _attributes_in(value) if is_object else _items(value)
         if len(items) > left:
             continue
@@ -223,7 +224,7 @@ def _found(
                     plain.add(holder._replace(value=one, path=(*holder.path, slot)))
         elif holder.is_named and issubclass(type(value), dict):
             dictionaries[id(value)] = value
-        elif holder.is_named and issubclass(type(value), list | deque):
+        elif holder.is_named and issubclass(type(value), list | deque | set):
             if len_of(value) <= _LONGEST_KEPT:
                 lists[id(value)] = value, items_of(value)
         around |= {id(value)}
@@ -254,7 +255,7 @@ def _found(
         plain.far[:_MOST_FAR],
         reached.draws,
         [*generators.values()],
-        [] if reached.has_breaks else drained,
+        [] if reached.has_breaks or reached.names.isdisjoint(_TAKING) else drained,
         [*arrays.values()],
     )
     return found, called, kinds
@@ -390,7 +391,8 @@ def _set_on(value: object) -> dict[str, Any]:
 def _set_on_tensors_of(parts: Iterable[torch.nn.Module]) -> list[dict[str, Any]]:
     """Those of the parameters and buffers of modules that have some."""
     owners = (owner for part in parts for owner in (part._parameters, part._buffers))
-    return [values for owner in owners for one in owner.values() if (values := _set_on(one))]
+    # Also where there are none yet.
+    return [_set_on(one) for owner in owners for one in owner.values() if one is not None]
 
 
 def _buffers(holder: Holder) -> list[Holder]:
@@ -406,6 +408,9 @@ def _buffers(holder: Holder) -> list[Holder]:
 
 def _items(value: Any) -> list[tuple[Any, Any]]:
     """Those of a container that may have tensors; none of one that is too long."""
+    if issubclass(type(value), set):
+        # Without an order there is no way to an item.
+        return []
     base: Any = next(one for one in _CONTAINERS if issubclass(type(value), one))
     if base.__len__(value) > _LONGEST:
         return []
@@ -432,6 +437,8 @@ def _may_lead(value: object) -> bool:
     return not issubclass(type(value), PLAIN)
 
 
+# What code names that takes from iterators.
+_TAKING = frozenset({"next", "__next__", "send"})
 _CONTAINERS = (dict, list, tuple, deque)
 _KNOWN = (torch.Tensor, torch.optim.Optimizer, torch.Generator, tuple)
 # What each module keeps its parts and hooks in.

@@ -1,0 +1,134 @@
+"""What modules consist of, and whether they train."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _torch
+from cgraph._state.attributes import is_number, is_torchs
+from cgraph._state.holders import is_same_function
+
+__all__ = ["Parts"]
+
+
+class Parts:
+    """Classes, parts, parameters, buffers, hooks and flags of modules, as they are now.
+
+    Args:
+        parts: The modules, with those that they consist of.
+
+    Attributes:
+        flags: Each module, and whether it trains.
+    """
+
+    def __init__(self, parts: Iterable[torch.nn.Module]) -> None:
+        self._known = [_Known.now(part) for part in {id(part): part for part in parts}.values()]
+        self.flags = [(one.part, one.part.training) for one in self._known]
+
+    @property
+    def exchanged(self) -> str | None:
+        """Why a function is not captured that puts a module where another one was; or None."""
+        for one in self._known:
+            now = one.part._modules
+            for name, there in one.inner["_modules"][1].items():
+                value = now.get(name)
+                if value is not there and not (value is None or is_same_function(value, there)):
+                    return (
+                        f"the function puts another module into {name}, and replays do not:"
+                        " exchange modules around the call"
+                    )
+        return None
+
+    def put_back(self, has_made: Callable[[Any], bool]) -> None:
+        """Let all be as it was; attributes alone of modules of torch's own, which only they set.
+
+        Args:
+            has_made: Tells of a value whether what a call has made is in it. Other attributes and
+                buffers that are new may be another thread's.
+        """
+        for one in self._known:
+            one.put_back(has_made)
+
+
+class _Known(NamedTuple):
+    """One module.
+
+    Attributes:
+        part: The module.
+        kind: Its class, which parametrizations change.
+        values: Its attributes, if it is one of torch's own.
+        inner: Its dictionaries of parts, parameters and buffers, and what they hold.
+        hooks: Where its hooks are, and those of the user's.
+        containers: What its own other dictionaries and lists hold, if it is one of torch's.
+    """
+
+    part: torch.nn.Module
+    kind: type[torch.nn.Module]
+    values: dict[str, Any] | None
+    inner: dict[str, tuple[dict[str, Any], dict[str, Any]]]
+    hooks: list[tuple[Any, dict[int, Any]]]
+    containers: dict[str, Any]
+
+    @classmethod
+    def now(cls, part: torch.nn.Module) -> _Known:
+        """As it is now."""
+        values = vars(part)
+        inner = {name: (values[name], dict(values[name])) for name in _INNER}
+        hooks = [(one, _torch.hooks_of_users(one)) for one in _torch.hooks_of(part)]
+        own = dict(values) if is_torchs(part) else None
+        others = {name: one for name, one in (own or {}).items() if name not in _OF_MODULES}
+        held = {
+            name: copy.copy(one) for name, one in others.items() if isinstance(one, dict | list)
+        }
+        return cls(part, type(part), own, inner, hooks, held)
+
+    def put_back(self, has_made: Callable[[Any], bool]) -> None:
+        """Let it be as it was."""
+        if type(self.part) is not self.kind:
+            with suppress(TypeError):  # of another layout
+                self.part.__class__ = self.kind
+        values = vars(self.part)
+        if self.values is not None:
+            _put_back(values, self.values, lambda one: has_made(one) or not is_number(one))
+            for name, items in self.containers.items():
+                _fill(values[name], items)
+        for name, (known, before) in self.inner.items():
+            values[name] = known
+            _put_back(known, before, has_made if name == "_buffers" else None)
+        for where, hooks in self.hooks:
+            now = _torch.hooks_of_users(where)
+            there: dict[int, Any] = where[0][where[1]]
+            for number in now.keys() - hooks.keys():
+                there.pop(number, None)
+            there.update({number: hooks[number] for number in hooks.keys() - now.keys()})
+
+
+def _put_back(
+    now: dict[str, Any], before: dict[str, Any], is_ours: Callable[[Any], bool] | None
+) -> None:
+    """Let a dictionary hold what it held, one by one: other threads may be reading others."""
+    for name in {*now} - before.keys():
+        if is_ours is None or is_ours(now.get(name)):
+            now.pop(name, None)
+    for name, value in before.items():
+        if now.get(name, now) is not value:
+            now[name] = value
+    if is_ours is None and [*now] != [*before]:
+        now.clear()
+        now.update(before)
+
+
+def _fill(one: Any, items: Any) -> None:
+    """Let a dictionary or a list hold what it held."""
+    if one != items:
+        one.clear()
+        (one.update if isinstance(one, dict) else one.extend)(items)
+
+
+_OF_MODULES = frozenset(vars(torch.nn.Module()))
+_INNER = ("_modules", "_parameters", "_buffers")
