@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import types
 from collections import deque
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -195,3 +196,122 @@ def test_a_break_may_take_from_an_iterator(lab: Lab) -> None:
         before = float(scale)
         torch.testing.assert_close(graphed(x), x * (before + 1))
     assert states(graphed) == ["captured"]
+
+
+def test_what_a_function_leaves_behind_a_break_is_that_of_the_last_call(lab: Lab) -> None:
+    class Host:
+        def __init__(self) -> None:
+            self.last: Any = None
+            self.all: deque[Tensor] = deque(maxlen=2)
+
+        def __call__(self, x: Tensor) -> Tensor:
+            y = eager_break(lambda one: one * 2)(x)
+            self.last = y + 1
+            self.all.append(y * 3)
+            return y
+
+    host = Host()
+    graphed = cgraph.graphed(host)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        graphed(fresh(lab, 3))
+    for _ in range(3):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x), x * 2)
+        torch.testing.assert_close(host.last, x * 2 + 1)
+        torch.testing.assert_close(host.all[-1], x * 6)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_what_a_break_sets_up_once_stays_for_the_code_behind_it(lab: Lab, grad: bool) -> None:
+    kept: dict[str, Any] = {"ready": False}
+
+    @eager_break
+    def prepare(x: Tensor) -> Tensor:
+        if not kept["ready"]:
+            kept["ready"], kept["table"] = True, torch.arange(3.0, device=x.device)
+        return x * 2
+
+    graphed = cgraph.graphed(lambda x: prepare(x) + kept["table"])
+    table = torch.arange(3.0, device=lab.device)
+    for _ in range(4):
+        x = fresh(lab, 3).requires_grad_(grad)
+        torch.testing.assert_close(graphed(x), x * 2 + table)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_module_that_a_break_lets_train_or_not_does_so(lab: Lab, grad: bool) -> None:
+    net = nn.Linear(3, 3, device=lab.device)
+
+    @eager_break
+    def turn(x: Tensor) -> Tensor:
+        net.train(not net.training)
+        return x * (2 if net.training else 3)
+
+    graphed = cgraph.graphed(lambda x: turn(x * 2) + 1)
+    for number in range(5):
+        x = fresh(lab, 3).requires_grad_(grad)
+        torch.testing.assert_close(graphed(x), x * 2 * (2 if number % 2 else 3) + 1)
+        assert net.training == bool(number % 2)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("where", ["module", "attribute", "variable"])
+def test_modules_that_a_function_exchanges_beside_a_break_take_turns(
+    lab: Lab, where: str, grad: bool
+) -> None:
+    one, two = nn.Linear(3, 3, device=lab.device), nn.Linear(3, 3, device=lab.device)
+    net, host, mine = nn.Module(), types.SimpleNamespace(part=one), one
+    net.part = one
+
+    @eager_break
+    def noted(x: Tensor) -> Tensor:
+        return x * 1
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal mine
+        if where == "module":
+            net.part = two if net.part is one else one
+        mine = two if mine is one else one
+        host.part = two if host.part is one else one
+        part: Any = {"module": net.part, "attribute": host.part, "variable": mine}[where]
+        return noted(part(x))
+
+    graphed = cgraph.graphed(function)
+    for number in range(5):
+        x = fresh(lab, 2, 3).requires_grad_(grad)
+        with torch.set_grad_enabled(grad):
+            torch.testing.assert_close(graphed(x), (one if number % 2 else two)(x))
+
+
+@pytest.mark.parametrize("sizes", [None, [4]])
+def test_a_count_in_a_break_is_that_of_the_calls_with_padding_as_well(
+    lab: Lab, sizes: list[int] | None
+) -> None:
+    host = types.SimpleNamespace(calls=0, last=None)
+
+    @eager_break
+    def counted(x: Tensor) -> Tensor:
+        host.calls += 1
+        host.last = x.sum()
+        return x * host.calls
+
+    graphed = cgraph.graphed(lambda x: counted(x * 2) + 1, sizes=sizes)
+    for number in range(1, 5):
+        x = fresh(lab, 3, 2)
+        torch.testing.assert_close(graphed(x), x * 2 * number + 1)
+        assert host.calls == number
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_random_numbers_beside_a_break_are_drawn_in_each_call(lab: Lab) -> None:
+    generator, expected = random.Random(3), random.Random(3)
+
+    @eager_break
+    def noted(x: Tensor) -> Tensor:
+        return x * 1
+
+    graphed = cgraph.graphed(lambda x: noted(x) * generator.random())
+    for _ in range(4):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x), x * expected.random())

@@ -195,3 +195,87 @@ def test_a_result_whose_gradient_is_to_be_kept_keeps_it(lab: Lab) -> None:
         y = graphed(fresh(lab, 2, 3))
         (y * 3).sum().backward()
         assert torch.equal(y.grad, torch.full_like(y, 3))
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_state_on_a_module_of_torchs_own_is_that_of_eager(
+    lab: Lab, grad: bool, warmup: int
+) -> None:
+    net: Any = nn.Linear(3, 3, device=lab.device)
+    net.register_forward_hook(lambda module, _args, result: setattr(module, "seen", result))
+    net.state, state = None, torch.zeros(3, device=lab.device)
+
+    def function(x: Tensor) -> Tensor:
+        before = torch.zeros_like(x) if net.state is None else net.state
+        net.state = (before * 0.5 + x).detach()
+        return net(x) + net.state  # type: ignore[no-any-return]
+
+    graphed = cgraph.graphed(function, warmup=warmup)
+    with torch.set_grad_enabled(grad):
+        for _ in range(4):
+            x = fresh(lab, 3)
+            state = state * 0.5 + x
+            y = nn.functional.linear(x, net.weight, net.bias)
+            torch.testing.assert_close(graphed(x), y + state)
+            torch.testing.assert_close(net.seen, y)
+
+
+@pytest.mark.parametrize("where", ["module", "method", "argument"])
+def test_a_buffer_that_gets_other_memory_gets_it_once_a_call(lab: Lab, where: str) -> None:
+    class Counting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("count", torch.zeros(3, device=lab.device))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.count.data = self.count.data + 1
+            return x * self.count
+
+    net = Counting()
+    functions: dict[str, Any] = {"module": net, "method": net.forward}
+    graphed = cgraph.graphed(functions.get(where, lambda x, net: net(x)))
+    given = (net,) if where == "argument" else ()
+    with torch.no_grad():
+        for number in range(1, 5):
+            x = fresh(lab, 3)
+            torch.testing.assert_close(graphed(x, *given), x * number)
+
+
+def test_hooks_of_a_parameter_that_a_call_does_not_use_are_not_called(lab: Lab) -> None:
+    net: Any = nn.Module()
+    net.used, net.unused = nn.Linear(3, 3, device=lab.device), nn.Linear(3, 3, device=lab.device)
+    heard: list[str] = []
+    for name, one in net.named_parameters():
+        one.register_hook(lambda grad, name=name: heard.append(name) or grad * 2)
+        one.register_post_accumulate_grad_hook(lambda one, name=name: heard.append(f"{name} after"))
+
+    graphed = cgraph.graphed(lambda x: net.used(x) * 3)
+    x = fresh(lab, 2, 3)
+    graphed(x)
+    heard.clear()
+    graphed(x).sum().backward()
+    assert sorted(heard) == ["used.bias", "used.bias after", "used.weight", "used.weight after"]
+    assert net.unused.weight.grad is None
+    expected = 2 * 3 * x.sum(0).expand(3, 3)
+    torch.testing.assert_close(net.used.weight.grad, expected)
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_state_in_a_dictionary_that_begins_empty_is_that_of_eager(
+    lab: Lab, grad: bool, warmup: int
+) -> None:
+    kept: dict[str, Tensor] = {}
+    net = nn.Linear(3, 3, device=lab.device)
+
+    def function(x: Tensor) -> Tensor:
+        kept["sum"] = kept.get("sum", 0) + x.detach()
+        return net(x) + kept["sum"]  # type: ignore[no-any-return]
+
+    graphed, total = cgraph.graphed(function, warmup=warmup), torch.zeros(3, device=lab.device)
+    with torch.set_grad_enabled(grad):
+        for _ in range(4):
+            x = fresh(lab, 3)
+            total = total + x
+            torch.testing.assert_close(graphed(x), net(x) + total)

@@ -218,7 +218,8 @@ def graphed(
               gradients the backward pass compares the gradients with eager's, and names the first
               that differs.
             - ``"poison"``: before each replay, set the memory of the pool that no tensor uses to
-              NaN. NaN in a result that eager does not have is a ``CompareError``. Not for
+              NaN. NaN in a result that eager does not have is a ``CompareError``. What Python does
+              in breaks is done twice. Not for
               functions that were captured with gradients; other graphs in the same pool must not
               be between forward and backward pass.
 

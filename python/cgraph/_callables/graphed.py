@@ -142,6 +142,12 @@ class Graphed:
         self._grad_inputs = captured.grad_inputs
         self._count = len(captured.sample.tensors)
         self._parameters = captured.parameters
+        # Autograd would call the hooks of others, without a gradient. What breaks use is known only
+        # in the backward pass.
+        own = captured.grad_inputs[self._count :]
+        self._used_places = [
+            place for place, one in enumerate(own) if one is not None or captured.flows
+        ]
         self._lent_parameters = [
             (parameter, own)
             for parameter, own in zip(
@@ -205,7 +211,8 @@ class Graphed:
         tensors = self._sample.matched(self.name, args, kwargs)
         if self._backward is not None and torch.is_grad_enabled():
             self._warn_of_lost_gradients(tensors)
-            outputs = _torch.apply(_Replay, self, *tensors, *self._parameters)
+            used = (self._parameters[place] for place in self._used_places)
+            outputs = _torch.apply(_Replay, self, *tensors, *used)
         else:
             outputs = self.forward(tensors)
         if self._is_single:
@@ -248,7 +255,7 @@ class Graphed:
         owners: list[torch.Tensor | bool],
         grads: tuple[torch.Tensor | None, ...],
     ) -> tuple[torch.Tensor | None, ...]:
-        """Replay the backward pass; a gradient for each input and parameter.
+        """Replay the backward pass; a gradient for each input and each parameter that is used.
 
         Args:
             owners: For each input the leaf whose ``.grad`` the gradient may become, or whether to
@@ -270,7 +277,7 @@ class Graphed:
         grad_inputs = self._grad_inputs if is_whole else self._used(grads)
         if self._clone:
             copies = [None if g is None else g.detach().clone() for g in grad_inputs]
-            return self._with_those_of_breaks(copies)
+            return self._of_used(self._with_those_of_breaks(copies))
         loans: list[Loan] = []
         found: list[torch.Tensor | None] = []
         for owner, own in zip(owners, grad_inputs):  # noqa: B905
@@ -287,7 +294,12 @@ class Graphed:
         # Each time new objects, which autograd may keep as ``.grad`` without a copy.
         for own in grad_inputs[self._count :]:
             found.append(None if own is None else own.detach())
-        return self._with_those_of_breaks(found)
+        return self._of_used(self._with_those_of_breaks(found))
+
+    def _of_used(self, found: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
+        """The gradients of what autograd knows the node to depend on."""
+        used = (found[self._count + place] for place in self._used_places)
+        return *found[: self._count], *used
 
     def _with_those_of_breaks(
         self, found: list[torch.Tensor | None]

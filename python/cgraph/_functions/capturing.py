@@ -31,7 +31,7 @@ from cgraph._recording.training import Trained, train_or_record
 from cgraph._source import user_line
 from cgraph._state.holders import Holder
 from cgraph._state.reach import Reach, Surroundings
-from cgraph._state.search import found_tensors
+from cgraph._state.search import Found, found_tensors
 from cgraph._text import plural
 from cgraph.errors import CaptureError, StateError, add_note
 
@@ -286,6 +286,13 @@ class Capturing:
             compiles=driver.captures_compiled and not debugs,
             debugs=debugs,
         )
+
+    def found(self, call: Call) -> tuple[Sequence[dict[str, Any]], Found]:
+        """What holds the attributes that the function may set, and what else it finds."""
+        surroundings = self.surroundings(call)
+        constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
+        found = found_tensors(self.function, surroundings.modules, constants)
+        return surroundings.dictionaries, found
 
     def followed(
         self, call: Call, recorded: Recorded | Trained, surroundings: Surroundings, has_called: bool

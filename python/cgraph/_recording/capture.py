@@ -157,10 +157,9 @@ def _record(
             if plan.warmup:
                 held = plan.found()
                 values = Attributes([*plan.dictionaries, *held.all_dictionaries])
-            kept = Attributes(() if plan.warmup else held.attributes)
+            kept = Attributes(() if plan.warmup else held.all_dictionaries)
             # What the first call makes, as a table, is there from then on.
-            is_whole = plan.warmup and not breaks.are_met
-            of_capture = values if is_whole else Attributes(plan.dictionaries)
+            of_capture = values if plan.warmup else Attributes(plan.dictionaries)
             rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)
             rollback.captures_now()
             if plan.warmup:
@@ -189,7 +188,7 @@ def _record(
             outputs, spec = tree_flatten(result)
             rollback.leave_alone(outputs, statics)
             try:
-                of_capture.require_no_new_tensor()
+                of_capture.require_no_new_tensor(state.of_breaks)
                 require_none_replaced(held.all_holders, rollback.captures_name)
                 require_known_classes(outputs)
                 require_unmoved(plan)
@@ -212,8 +211,7 @@ def _record(
                     state.require_same(captured=True)
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise state_is_made()
-                if isinstance(graph, CUDAGraph):
-                    require_none_kept(held, is_made)
+                require_none_kept(held, is_made, state.of_breaks)
             except (CaptureError, NotReadyError):
                 gradients.captures_again()
                 graph.reset()

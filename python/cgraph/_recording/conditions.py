@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import torch
 
 from cgraph._recording.plan import Plan
-from cgraph._state.attributes import Attributes, Place, changed_numbers, is_number
+from cgraph._state.attributes import Attributes, Place, changed_numbers, is_number, place_of
 from cgraph._state.constants import Constant
 from cgraph._state.kept import IsMade, kept_in
 from cgraph._state.search import Found
@@ -84,14 +84,18 @@ def require_same_numbers(attributes: Attributes, found: Found, but: Collection[P
         raise NotReadyError(reason)
 
 
-def require_none_kept(found: Found, is_made: IsMade) -> None:
+def require_none_kept(found: Found, is_made: IsMade, but: Collection[Place] = ()) -> None:
     """Refuse a function that adds a tensor to a list, or puts one where None or another one was.
 
     Args:
         found: Where lists and all these were, and what they had.
         is_made: Tells which tensors were made since.
+        but: Places that do not count.
     """
-    reason = kept_in(found.lists, found.empty, found.all_holders, is_made)
+    lists = (one for one in found.lists if (id(one[0]), "list") not in but)
+    slots = (one for one in found.empty if place_of(one) not in but)
+    held = (one for one in found.all_holders if place_of(one) not in but)
+    reason = kept_in(lists, slots, held, is_made)
     if reason is not None:
         raise NotReadyError(reason)
 

@@ -81,5 +81,7 @@ class Plan:
         """
         found = found if self.preserve else self.search()
         behind = (one for holder in found.all_holders for one in holder.tensors)
-        tensors = itertools.chain(tensors_of((self.function, args, kwargs)), behind)
+        given = self.function, args, kwargs
+        buffers = (one for module in modules_of(given) for one in module.buffers())
+        tensors = itertools.chain(tensors_of(given), behind, buffers)
         return [one for one in {id(one): one for one in tensors}.values() if one.is_leaf]

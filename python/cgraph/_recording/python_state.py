@@ -130,6 +130,11 @@ class PythonState:
         kinds = (torch.Tensor, tuple)
         return [one for one in self._found.all_holders if isinstance(one.value, kinds)]
 
+    @property
+    def of_breaks(self) -> set[Place]:
+        """The places of what breaks have changed."""
+        return self._of_a_break
+
     def is_of_a_break(self, part: torch.nn.Module) -> bool:
         """Whether a break has let a module train, or not."""
         return (id(part), "flag") in self._of_a_break

@@ -331,12 +331,14 @@ def train(
             if any(map(rollback.captures_write, kept)):
                 raise state_is_made()
             for attributes in before:
-                attributes.require_no_new_tensor()
+                attributes.require_no_new_tensor(state.of_breaks)
             for attributes, found in zip(values, held, strict=True):
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
                     state.require_same_now(attributes, found)
-                    require_none_kept(found, is_made)
+                require_none_kept(found, is_made, state.of_breaks)
+                if not plan.warmup and attributes.has_new_tensor:
+                    raise state_is_made()
                 if not is_divided or plan.warmup:
                     state.require_same(captured=True)
             graphed_of(surface).stand_for(parameters)

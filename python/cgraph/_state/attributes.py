@@ -55,13 +55,16 @@ class Attributes:
         """The same dictionaries, as they are now."""
         return Attributes(self._dictionaries, self._others)
 
-    def require_no_new_tensor(self) -> None:
+    def require_no_new_tensor(self, but: Collection[Place] = ()) -> None:
         """Refuse a function that keeps a tensor where no replay puts one.
+
+        Args:
+            but: Places that do not count.
 
         Raises:
             CaptureError: An attribute is another tensor now.
         """
-        for _, name, _ in self._new_tensors():
+        for _, name, _ in (one for one in self._new_tensors() if (id(one[0]), one[1]) not in but):
             raise CaptureError(
                 f"the function sets the attribute {name} to a tensor, and replays do not: write to"
                 " it in place, or make it an argument and a result"
@@ -210,7 +213,7 @@ class Attributes:
             is_module = "_parameters" in before
             # A dictionary of the user's may have items of its own making.
             for name in {**before, **dict(dict.items(now))}:
-                if is_module and name == "training":
+                if is_module and (name == "training" or _is_computed(name, before)):
                     continue
                 there, value = before.get(name), dict.get(now, name)
                 if name not in now:
@@ -222,6 +225,12 @@ class Attributes:
                     is_other |= made and there is None and is_number(value)
                 if is_other:
                     yield now, name, before
+
+
+def _is_computed(name: Any, values: dict[str, Any]) -> bool:
+    """Whether a hook of torch's sets an attribute of a module from its parameters in each call."""
+    parameters = values["_parameters"]
+    return any(f"{name}{suffix}" in parameters for suffix in ("_g", "_orig"))
 
 
 def _put_back(now: dict[Any, Any], name: Any, before: dict[Any, Any]) -> None:
@@ -340,8 +349,8 @@ def dictionaries_of(
     attributes = attributes_of(function)
     found = {id(attributes): attributes}
     for part in parts:
-        if not is_torchs(part):
-            found[id(vars(part))] = vars(part)
+        # Users and their hooks set attributes of torch's own as well.
+        found[id(vars(part))] = vars(part)
         if part._buffers or not is_torchs(part):
             found[id(part._buffers)] = part._buffers
     return list(found.values())

@@ -23,9 +23,11 @@ from cgraph._recording.options import Options, Pad
 from cgraph._recording.recorded import Recorded
 from cgraph._recording.refusals import OF_OPEN
 from cgraph._recording.training import Trained
+from cgraph._recording.undone import Undone
 from cgraph._source import levels_to_user
 from cgraph._state.gradients import Gradients
 from cgraph._state.rollback import Rollback
+from cgraph._state.search import Found
 from cgraph._state.surroundings import tensors_of
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
@@ -227,6 +229,10 @@ class Padding:
         assert recorded is not None and size is not None
         rollback = Rollback(leaves=tensors_of((function, call.arguments(call.tensors))))
         devices = _torch.random_devices()
+        dictionaries, here = (
+            self._capturing.found(call) if recorded.breaks else ((), Found.nothing())
+        )
+        python = Undone(dictionaries, here, rollback.makes_or_is_of(()))
         # Replays on any stream may still read what is about to be written.
         _driver.current().synchronize()
         try:
@@ -257,6 +263,7 @@ class Padding:
                     is_random = [False] * len(eager)
                     for _ in range(_DRAWN if draws else 0):
                         rollback.rewind()
+                        python.put_back()
                         others, _, its_spec = run()
                         if its_spec != spec:
                             return None, "the result is put together in another way each time"
@@ -271,6 +278,7 @@ class Padding:
 
                 def trial(pads: tuple[AnyPad, AnyPad]) -> tuple[list[Any], Any]:
                     rollback.rewind()
+                    python.put_back()
                     with torch.random.fork_rng(devices):
                         return _replayed(recorded, call, found, *pads)
 
@@ -310,6 +318,7 @@ class Padding:
             )
         finally:
             rollback.undo()
+            python.put_back()
         if leak is not None:
             return None, leak.text
         return batched[:results], None
