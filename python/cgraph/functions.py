@@ -183,7 +183,9 @@ def graphed(
             are two at least, the first one without a backward pass. With 0 there is one
             if the function has a break, as captures with breaks run it: what that writes is put
             back, but with ``preserve_state=False``; and a library of CUDA's that the thread has not
-            used yet, as cuBLAS, makes the first call run eagerly, and the next one capture.
+            used yet, as cuBLAS, makes the first call run eagerly, and the next one capture. What
+            the function puts into a dictionary then is taken for a table, which replays compute
+            anew: it must be no state.
         pool: The pool of all graphs without gradients. By default a new one; those with gradients
             have their own. Of functions that share one, one thread at a time may call any, and no
             break of one another one.

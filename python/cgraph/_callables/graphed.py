@@ -301,6 +301,18 @@ class Graphed:
         used = (found[self._count + place] for place in self._used_places)
         return *found[: self._count], *used
 
+    def of_all(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The gradients of all inputs and parameters.
+
+        Args:
+            found: What the node has passed on, those of parameters that are used at the end.
+        """
+        first = len(found) - len(self._used_places)
+        of_parameters: list[torch.Tensor | None] = [None] * len(self._parameters)
+        for place, one in zip(self._used_places, found[first:], strict=True):
+            of_parameters[place] = one
+        return [*found[first - self._count : first], *of_parameters]
+
     def _with_those_of_breaks(
         self, found: list[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, ...]:

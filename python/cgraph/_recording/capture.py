@@ -157,7 +157,7 @@ def _record(
             if plan.warmup:
                 held = plan.found()
                 values = Attributes([*plan.dictionaries, *held.all_dictionaries])
-            kept = Attributes(() if plan.warmup else held.all_dictionaries)
+            kept = Attributes(() if plan.warmup else held.attributes)
             # What the first call makes, as a table, is there from then on.
             of_capture = values if plan.warmup else Attributes(plan.dictionaries)
             rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)

@@ -138,6 +138,10 @@ class Trained:
         """The parameters that get gradients, in the order of the autograd node."""
         return graphed_of(self._surface).parameters
 
+    def gradients_of_all(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Those of all inputs and parameters, of what the autograd node has passed on."""
+        return graphed_of(self._surface).of_all(found)
+
     @property
     def pool(self) -> _driver.Handle:
         """The pool of their memory."""
@@ -249,6 +253,7 @@ def train(
         held: list[Found] = []
         # What calls before have made and left.
         kept: list[torch.Tensor] = []
+        uncomputed: list[Attributes] = []
         # The parameters whose stand-ins the capture uses.
         taken: list[torch.nn.Parameter] = []
         before: list[Attributes] = []
@@ -268,6 +273,8 @@ def train(
             tensors = [tensor for holder in found.all_holders for tensor in holder.tensors]
             rollback.notice(tensors)
             kept[:] = filter(is_made, tensors)
+            # What is put into other dictionaries may be a table, which each replay computes.
+            uncomputed[:] = [] if plan.warmup else [Attributes(found.attributes)]
 
         passes = Passes(state.in_break)
         has_history = any(tensor.grad_fn is not None for tensor in call.tensors)
@@ -328,7 +335,8 @@ def train(
             rollback.require_one_device()
             require_unmoved(plan)
             # Others that the passes write may be of what is around them, as gradients.
-            if any(map(rollback.captures_write, kept)):
+            is_written = any(map(rollback.captures_write, kept))
+            if is_written or any(one.has_new_tensor for one in uncomputed):
                 raise state_is_made()
             for attributes in before:
                 attributes.require_no_new_tensor(state.of_breaks)
@@ -337,8 +345,6 @@ def train(
                 if not is_divided:
                     state.require_same_now(attributes, found)
                 require_none_kept(found, is_made, state.of_breaks)
-                if not plan.warmup and attributes.has_new_tensor:
-                    raise state_is_made()
                 if not is_divided or plan.warmup:
                     state.require_same(captured=True)
             graphed_of(surface).stand_for(parameters)

@@ -185,7 +185,7 @@ class DebuggedCall:
             if not expected:
                 return
             driver.synchronize()
-            pairs = zip(expected, found[-len(expected) :], strict=True)
+            pairs = zip(expected, self._trained.gradients_of_all(found), strict=True)
             both = [
                 (*leaf, one) for leaf, one in pairs if leaf.value is not None or one is not None
             ]
