@@ -48,7 +48,8 @@ def kept_in(
         held: Where other tensors were.
         is_made: Tells of tensors.
     """
-    for one, before in lists:
+    # What a set holds has no place that a call could read it from.
+    for one, before in (pair for pair in lists if not issubclass(type(pair[0]), set)):
         new = {id(item) for item in _made_in(one, before, is_made)}
         # What is put behind the last one moves the others of a deque.
         is_moved = issubclass(type(one), deque)
