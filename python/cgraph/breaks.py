@@ -104,9 +104,10 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     does: they read it where it lay. Behind a backward pass inside of a graphed function it finds
     the gradients of that call in ``.grad``, and may write to them in place, as collectives and
     clipping do; what it keeps of them it is to clone. A break that is called by another one just
-    runs. The warm-up calls of a graphed function call it as well: tensors that it assigns, numbers
-    and texts that its code names, also in lists, and random numbers of Python are put back after
-    them, but not what it adds to lists and dictionaries or takes from an iterator. What it reads of
+    runs. The warm-up calls of a graphed function call it as well: what it changes in each
+    of them is put back, as tensors that it assigns, numbers and texts that its code names, also in
+    lists, and random numbers of Python. What it sets up once stays, and so does what it adds to
+    lists and dictionaries or takes from an iterator. What it reads of
     the variables of its caller it finds as they were left by the last call of the capture.
 
     Gradients get back through a break, in the backward pass of what a graphed function returns and
