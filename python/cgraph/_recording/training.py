@@ -253,6 +253,8 @@ def train(
         held: list[Found] = []
         # What calls before have made and left.
         kept: list[torch.Tensor] = []
+        # The graph keeps what notes this, and is not to keep the call.
+        given = call.modules
         uncomputed: list[Attributes] = []
         # The parameters whose stand-ins the capture uses.
         taken: list[torch.nn.Parameter] = []
@@ -272,7 +274,9 @@ def train(
             values[:] = [Attributes([*plan.dictionaries, *found.all_dictionaries])]
             tensors = [tensor for holder in found.all_holders for tensor in holder.tensors]
             rollback.notice(tensors)
-            kept[:] = filter(is_made, tensors)
+            owners = (part._buffers for part in plan.parts(given, found))
+            buffers = (one for owner in owners for one in owner.values() if one is not None)
+            kept[:] = filter(is_made, (*tensors, *buffers))
             # What is put into other dictionaries may be a table, which each replay computes.
             uncomputed[:] = [] if plan.warmup else [Attributes(found.attributes)]
 
@@ -379,7 +383,11 @@ def train(
                 eager_seconds = seconds_of(both, driver)
     unchanged.require(args, kwargs)
     for place, (name, static) in enumerate(zip(call.names, statics, strict=True)):
-        if static._version != versions[place] or place in written:
+        # Also through an alias, as `.data` gives one.
+        is_written = static._version != versions[place] or (
+            not plan.warmup and rollback.captures_write(static)
+        )
+        if is_written or place in written:
             raise CallableError(
                 f"{name} is written while gradients are recorded, and what a graphed backward pass"
                 " leaves in it does not reach the caller's: return the new value instead"
