@@ -95,7 +95,7 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
       result is copied into memory that stays, and each later one into the same. A tensor in the
       memory of an argument is passed on as it is, and must stay at its place.
     - Everything else has become a constant of the segments behind the break, as has a tensor of
-      another type of device: it must stay equal.
+      another type of device: it must stay equal. Objects that hide tensors from pytree are refused.
 
     As the result is copied, what is written later to a tensor that it lies in, as to a buffer of a
     module, does not show in it. Tensors that a break only leaves somewhere, as in an attribute or

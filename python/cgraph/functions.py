@@ -112,12 +112,12 @@ def graphed(
     the shape of a tensor, or that gives a parameter other memory, or puts another tensor or module
     where it has read one, runs eagerly, and so does one that changes settings or counts of an
     optimizer, as a learning rate scheduler does, whether a module trains, or a number or text that
-    its code names (also a tuple of some, or an array of NumPy's) in an attribute, a dictionary, a
+    its code names (also a tuple or a small array of NumPy's) in an attribute, a dictionary, a
     list, a closure, a global or a class, or draws from ``random``, ``numpy.random`` or a generator
-    of theirs, or names an iterator, or leaves a tensor in an attribute, a dictionary, a list or a
-    deque, also by a hook, and the first call of one that only then changes a number, returns
-    something else, or writes to tensors which it makes then and keeps; what else it adds to a list
-    or a set, the order of a dictionary, and functions and objects that it exchanges are not
+    of theirs, or names an iterator and ``next``, or leaves a tensor in an attribute, a dictionary,
+    a list or a deque, also by a hook, and the first call of one that only then changes a number,
+    returns something else, or writes to tensors which it makes then and keeps; what else it adds to
+    a list or a set, the order of a dictionary, and functions and objects that it exchanges are not
     noticed. Such a call leaves of what it has set up what an eager one does. Calls that get or
     return a function, or an object which pytree does not know, that leads to tensors run eagerly;
     an object without any is returned as at the capture. A copied argument has no ``.grad``, and one

@@ -24,8 +24,8 @@ _DRAWS = frozenset({"random", "getrandbits", "randbytes"})
 def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
     """Note in the ``with`` block which lines draw or seed, of this thread.
 
-    By a profiler, as nothing of torch's sees that. One that is there hears of all as well; NumPy's
-    calls no profiler hears of.
+    By a profiler, as nothing of torch's sees that. One that is there hears of all as well, but
+    beside one that is written in C nothing is noted; NumPy's calls no profiler hears of.
 
     Args:
         log: Takes what is found.
@@ -49,6 +49,10 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
         if before is not None:
             before(frame, event, function)
 
+    if before is not None and not callable(before):
+        # One that is written in C, which nobody could put back.
+        yield
+        return
     sys.setprofile(heard)
     try:
         yield

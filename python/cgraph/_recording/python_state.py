@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -265,47 +265,52 @@ class PythonState:
         # What says that made tensors are there goes with them, and that some are written.
         is_undone = self._has_written() and bool(self._made_now() or self._has_changed_numbers)
         is_set_up = self._leaves_tensors or (is_own and is_undone)
-        if is_set_up or (not is_own and self._has_changed_numbers):
-            self._put_back_all(with_far=is_set_up or self._undoes_all)
-        elif not is_own:
-            self._put_back_counted()
-        if not is_own:
-            self.put_back_what_breaks_change()
-            first = {id(one): items for one, items in self._lists} if self._first else {}
-            put_back_kept(self._found.lists, self._has_made, first)
-            if self._random is not None:
-                self._random.put_back()
-        self._attributes.put_back_others(numbers=False)
-        put_back_tensors(self._found.all_holders)
+        # One after the other, whatever a class of the user's raises.
+        with ExitStack() as steps:
+            steps.callback(put_back_tensors, self._found.all_holders)
+            steps.callback(self._attributes.put_back_others, numbers=False)
+            if not is_own:
+                if self._random is not None:
+                    steps.callback(self._random.put_back)
+                first = {id(one): items for one, items in self._lists} if self._first else {}
+                steps.callback(put_back_kept, self._found.lists, self._has_made, first)
+                steps.callback(self.put_back_what_breaks_change)
+            if is_set_up or (not is_own and self._has_changed_numbers):
+                self._put_back_all(steps, with_far=is_set_up or self._undoes_all)
+            elif not is_own:
+                self._put_back_counted(steps)
 
-    def _put_back_all(self, *, with_far: bool) -> None:
+    def _put_back_all(self, steps: ExitStack, *, with_far: bool) -> None:
         """Let what calls have changed be as before them: another one makes and counts it again.
 
         Args:
+            steps: Takes what is to be done, the last first.
             with_far: Also flags of what the function only calls, which may be set up for good.
         """
-        self._attributes.put_back_new(self._has_made, self._first)
-        counted = self._counted(self._made_now())
-        made = set(self._made) if self._undoes_all else counted
-        self._attributes.put_back_others(numbers=True, made=made)
-        self._parts.put_back(self._has_made)
-        put_back_numbers([*self._found.numbers, *self._found.empty, *self._found.holders])
-        self._put_back_far(with_far=with_far)
-        self._put_back_lists(self._found.lists)
-        self._put_back_arrays(self._found.arrays)
+        found = self._found
+        made = set(self._made) if self._undoes_all else self._counted(self._made_now())
+        held = [*found.numbers, *found.empty, *found.holders]
+        steps.callback(self._put_back_arrays, found.arrays)
+        steps.callback(self._put_back_lists, found.lists)
+        steps.callback(self._put_back_far, with_far=with_far)
+        steps.callback(put_back_numbers, held)
+        steps.callback(self._parts.put_back, self._has_made)
+        steps.callback(self._attributes.put_back_others, numbers=True, made=made)
+        steps.callback(self._attributes.put_back_new, self._has_made, self._first)
 
-    def _put_back_counted(self) -> None:
+    def _put_back_counted(self, steps: ExitStack) -> None:
         """Let what goes on changing be as before calls, but not what only the first one makes."""
+        found = self._found
         counted = self._counted(self._made_now())
-        self._attributes.put_back_others(numbers=True, made=counted)
+        held = [*found.numbers, *(one for one in found.empty if place_of(one) in counted)]
+        steps.callback(self._put_back_arrays, self._arrays)
+        steps.callback(self._put_back_lists, self._lists)
+        steps.callback(self._put_back_far, with_far=False)
+        steps.callback(put_back_numbers, held)
         if counted:
-            self._attributes.put_back_new(self._has_made, self._first)
-            self._parts.put_back(self._has_made)
-        put_back_numbers(self._found.numbers)
-        put_back_numbers(one for one in self._found.empty if place_of(one) in counted)
-        self._put_back_far(with_far=False)
-        self._put_back_lists(self._lists)
-        self._put_back_arrays(self._arrays)
+            steps.callback(self._parts.put_back, self._has_made)
+            steps.callback(self._attributes.put_back_new, self._has_made, self._first)
+        steps.callback(self._attributes.put_back_others, numbers=True, made=counted)
 
     def _put_back_far(self, *, with_far: bool) -> None:
         """Let numbers of what the function calls be as before calls; only counts, or all."""
@@ -315,8 +320,7 @@ class PythonState:
     def _put_back_arrays(self, arrays: Iterable[tuple[Any, Any]]) -> None:
         """Let those that are others now have what they had."""
         for (array, then), (_, before) in zip(arrays, self._found.arrays, strict=True):
-            # Larger ones may be data of other threads.
-            if array.size <= _MOST_COUNTS and _differ(array, then):
+            if _differ(array, then):
                 array[...] = before
 
     def _put_back_lists(self, lists: Iterable[Before]) -> None:
@@ -374,6 +378,5 @@ def _differ(array: Any, then: Any) -> bool:
     return Constant(array) != Constant(then)
 
 
-_MOST_COUNTS = 64
 # The first look comes before the first call.
 _AFTER_FIRST = 2

@@ -59,6 +59,10 @@ class Surface(torch.nn.Module):
         self._function = (function,)
         self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
 
+    def is_captured(self) -> None:
+        """Let go of what looks at captures: there is none to come."""
+        self._begins = _look_at_nothing
+
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Call the function.
 
@@ -161,3 +165,7 @@ def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
     # The very same: what is set on one is set on the other.
     made.__dict__ = vars(real)
     return made.requires_grad_(real.requires_grad)  # type: ignore[no-any-return]
+
+
+def _look_at_nothing() -> None:
+    """Nothing."""

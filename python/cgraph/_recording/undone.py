@@ -38,10 +38,12 @@ class Undone:
         """Let all be as it was."""
         found = self._found
         self._attributes.put_back_new(self._has_made, None)
-        self._attributes.put_back_others(numbers=True)
+        self._attributes.put_back_others(numbers=True, made=self._attributes.made_of_objects)
         put_back_numbers([*found.numbers, *found.empty, *found.far])
         put_back_tensors(found.all_holders)
         put_back_items(one for one in found.lists if changed_in(*one))
+        for array, before in found.arrays:
+            array[...] = before
         if self._random is not None:
             self._random.put_back()
 

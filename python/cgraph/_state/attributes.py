@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import dataclasses
 import enum
 import itertools
+from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from numbers import Number
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from cgraph import _core
 from cgraph._state.constants import Constant
-from cgraph._state.holders import Holder
+from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.surroundings import attributes_of
 from cgraph.errors import CaptureError
 
@@ -104,7 +104,7 @@ class Attributes:
         made = {
             (id(now), name)
             for now, before in self._contents.changed()
-            for name, value in dict(dict.items(now)).items()
+            for name, value in dict.copy(now).items()
             if value is not before.get(name) and has_made(value)
         }
         return numbers | made
@@ -117,10 +117,16 @@ class Attributes:
         return {place: value for place, value in found.items() if is_number(value)}
 
     @property
+    def made_of_objects(self) -> list[Place]:
+        """The places of those that are attributes of objects."""
+        return [place for place in self.made if place[0] in self._of_objects]
+
+    @property
     def new(self) -> list[Any]:
         """What is where there was something else, but for tensors in the places of others."""
-        pairs = ((dict.items(now), before) for now, before in self._contents.changed())
-        items = ((value, before.get(name)) for now, before in pairs for name, value in now)
+        # Copies: other threads may add something meanwhile.
+        pairs = [(dict.copy(now), before) for now, before in self._contents.changed()]
+        items = ((value, before.get(name)) for now, before in pairs for name, value in now.items())
         changed = (pair for pair in items if pair[0] is not pair[1])
         return [value for value, old in changed if not isinstance(old, torch.Tensor)]
 
@@ -149,7 +155,7 @@ class Attributes:
         """
         later = {} if first is None else first._new_names()
         for now, before in self._contents.changed():
-            there = dict(dict.items(now))
+            there = dict.copy(now)
             names = [name for name in there if before.get(name) is None]
             made = [name for name in names if has_made(there[name])]
             is_objects = id(now) in self._of_objects
@@ -162,17 +168,17 @@ class Attributes:
             _take_new(now, before, names if is_ours else made)
             for name in before.keys() & there.keys():
                 if there[name] is not before[name] and has_made(there[name]):
-                    now[name] = before[name]
+                    _base_of(now).__setitem__(now, name, before[name])
 
     def _new_names(self) -> dict[int, set[Any]]:
         """The names that dictionaries have got since, by the numbers of these."""
         changed = self._contents.changed()
-        return {id(now): {*dict.keys(now)} - before.keys() for now, before in changed}
+        return {id(now): dict.copy(now).keys() - before.keys() for now, before in changed}
 
     def put_back_in(self, places: Collection[Place]) -> None:
         """Let what is in some places be as it was, where it is another one now."""
         for now, before in self._contents.changed() if places else ():
-            for name in {**before, **dict(dict.items(now))}:
+            for name in {**before, **dict.copy(now)}:
                 if (id(now), name) in places and dict.get(now, name) is not before.get(name):
                     _put_back(now, name, before)
 
@@ -212,7 +218,7 @@ class Attributes:
             # Modules in another mode have keys of their own.
             is_module = "_parameters" in before
             # A dictionary of the user's may have items of its own making.
-            for name in {**before, **dict(dict.items(now))}:
+            for name in {**before, **dict.copy(now)}:
                 if is_module and (name == "training" or _is_computed(name, before)):
                     continue
                 there, value = before.get(name), dict.get(now, name)
@@ -235,51 +241,83 @@ def _is_computed(name: Any, values: dict[str, Any]) -> bool:
 
 def _put_back(now: dict[Any, Any], name: Any, before: dict[Any, Any]) -> None:
     """Let a dictionary have by a name what it had, or nothing if it had nothing."""
+    base = _base_of(now)
     if name not in before:
-        now.pop(name, None)
+        base.pop(now, name, None)
     elif name in now:
-        now[name] = before[name]
+        base.__setitem__(now, name, before[name])
     else:
-        now[name] = before[name]
+        base.__setitem__(now, name, before[name])
         # In its place: what comes first may be what a call takes. One by one, as other threads may
         # be adding some.
         behind = {*itertools.dropwhile(lambda one: one != name, before)}
         for other in [one for one in [*now] if one in behind or one not in before]:
             if other != name and other in now:
-                now[other] = now.pop(other)
+                base.__setitem__(now, other, base.pop(now, other))
+
+
+def _base_of(one: dict[Any, Any]) -> Any:
+    """The class whose methods change a dictionary, by no code of the user's."""
+    return OrderedDict if issubclass(type(one), OrderedDict) else dict
 
 
 def _take_new(now: dict[Any, Any], before: dict[Any, Any], names: Iterable[Any]) -> None:
     """Let a dictionary have nothing by some names where it had nothing, and None where it had."""
     for name in names:
         if name not in before:
-            now.pop(name, None)
+            _base_of(now).pop(now, name, None)
         elif before[name] is None:
-            now[name] = None
+            _base_of(now).__setitem__(now, name, None)
 
 
 def is_number(value: Any) -> bool:
     """Whether a value is a number or a text, which a call may change, or consists of some.
 
-    Members of enumerations and torch's types and devices are such ones, and so are tuples,
-    frozen sets and frozen dataclasses of them.
+    Members of enumerations and torch's types and devices are such ones, and so are tuples, frozen
+    sets and frozen dataclasses of them.
     """
-    kind = type(value)
-    if issubclass(kind, tuple):
-        return len(value) <= _LONGEST and all(one is None or is_number(one) for one in value)
-    if issubclass(kind, frozenset):
-        return len(value) <= _LONGEST and all(map(is_number, value))
-    if dataclasses.is_dataclass(kind) and kind.__dataclass_params__.frozen:  # type: ignore[attr-defined]
-        values = (getattr(value, one.name, None) for one in dataclasses.fields(kind))
-        return all(one is None or is_number(one) for one in values)
-    return issubclass(kind, _NUMBERS)
+    return value is not None and _numbers_in(value) is not None
+
+
+def _numbers_in(value: Any) -> list[Any] | None:
+    """What a number, a text or something of some consists of; None if it is none."""
+    waiting, found = [value], list[Any]()
+    for _ in range(_MOST_PARTS):
+        if not waiting:
+            return found
+        one = waiting.pop()
+        kind = type(one)
+        if issubclass(kind, _NUMBERS) or one is None:
+            found.append(one)
+        elif issubclass(kind, tuple) and tuple.__len__(one) <= _MOST_PARTS:
+            found.append(kind)
+            waiting += tuple.__iter__(one)
+        elif issubclass(kind, frozenset) and all(
+            issubclass(type(item), _NUMBERS) for item in frozenset.__iter__(one)
+        ):
+            # As a whole: it has no order.
+            found.append(one)
+        elif _is_frozen(kind):
+            found.append(kind)
+            waiting += vars_of(one).values()
+            waiting += (value for _, value in slots_of(one))
+        else:
+            return None
+    return None if waiting else found
+
+
+def _is_frozen(kind: type) -> bool:
+    """Whether a class is a dataclass whose objects do not change."""
+    parameters = vars(kind).get("__dataclass_params__")
+    return parameters is not None and bool(parameters.frozen)
 
 
 def is_another(now: object, then: object) -> bool:
     """Whether a number or text is another one now."""
-    if now is then:
+    if now is then or (one := _numbers_in(now)) is None:
         return False
-    return (now is None or is_number(now)) and Constant(now) != Constant(then)
+    other = _numbers_in(then)
+    return other is None or [*map(Constant, one)] != [*map(Constant, other)]
 
 
 def changes(name: str, before: object, now: object = None) -> str:
@@ -323,8 +361,8 @@ def place_of(one: Holder) -> Place:
     return id(one.owner), one.path, one.title
 
 
-# Longer tuples are of data.
-_LONGEST = 64
+# What has more parts is of data.
+_MOST_PARTS = 64
 # With those of NumPy.
 _NUMBERS = (
     *(int, float, complex, str, bytes, Number, enum.Enum),
@@ -349,8 +387,10 @@ def dictionaries_of(
     attributes = attributes_of(function)
     found = {id(attributes): attributes}
     for part in parts:
-        # Users and their hooks set attributes of torch's own as well.
-        found[id(vars(part))] = vars(part)
+        # Users and their hooks set attributes of torch's own as well. Those that spread work over
+        # devices have flags of their own.
+        if not type(part).__module__.startswith("torch.nn.parallel."):
+            found[id(vars(part))] = vars(part)
         if part._buffers or not is_torchs(part):
             found[id(part._buffers)] = part._buffers
     return list(found.values())

@@ -209,7 +209,8 @@ def _is_container(value: Any) -> bool:
 def is_array(value: Any) -> bool:
     """Whether a value is an array of NumPy's."""
     numpy = sys.modules.get("numpy")
-    return numpy is not None and isinstance(value, numpy.ndarray)
+    # By its type: an object may stand for another one, and raise when it is asked.
+    return numpy is not None and issubclass(type(value), numpy.ndarray)
 
 
 def _exact(value: Any) -> Any:

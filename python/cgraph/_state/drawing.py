@@ -60,7 +60,11 @@ def random_state_is_set() -> CaptureError:
 
 def is_drawn_from(value: object) -> bool:
     """Whether a value is a generator of random numbers of Python's or NumPy's."""
-    return issubclass(type(value), random.Random) or _is_numpys(value)
+    # Those of the system have no state.
+    is_pythons = issubclass(type(value), random.Random) and not issubclass(
+        type(value), random.SystemRandom
+    )
+    return is_pythons or _is_numpys(value)
 
 
 def is_drained(value: object) -> bool:

@@ -159,7 +159,9 @@ def put_back_items(lists: Iterable[Before]) -> None:
 
 def items_of(one: Kept) -> list[Any]:
     """What a list or deque has, by no code of the user's."""
-    return [*_base_of(one).__iter__(one)]
+    # A copy at once: other threads may add something meanwhile.
+    base = _base_of(one)
+    return [*base.__iter__(base.copy(one))]
 
 
 def len_of(one: Kept) -> int:

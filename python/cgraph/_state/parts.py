@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import operator
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any, NamedTuple
@@ -83,7 +83,7 @@ class _Known(NamedTuple):
         own = dict(values) if is_torchs(part) else None
         others = {name: one for name, one in (own or {}).items() if name not in _OF_MODULES}
         held = {
-            name: copy.copy(one) for name, one in others.items() if isinstance(one, dict | list)
+            name: found for name, one in others.items() if (found := _items_of(one)) is not None
         }
         return cls(part, type(part), own, inner, hooks, held)
 
@@ -125,10 +125,25 @@ def _put_back(
 
 def _fill(one: Any, items: Any) -> None:
     """Let a dictionary or a list hold what it held."""
-    if one != items:
+    now, before = ([*each.items()] if isinstance(each, dict) else [*each] for each in (one, items))
+    # By identity: tensors and arrays compare by their elements.
+    if len(now) != len(before) or not all(map(_is_same_item, now, before)):
         one.clear()
         (one.update if isinstance(one, dict) else one.extend)(items)
 
 
+def _items_of(one: Any) -> Any:
+    """What a dictionary or a list of a module's holds, if that is little."""
+    bases: tuple[Any, ...] = (dict, list)
+    base = next((base for base in bases if issubclass(type(one), base)), None)
+    return base.copy(one) if base is not None and base.__len__(one) <= _LONGEST else None
+
+
+def _is_same_item(one: Any, other: Any) -> bool:
+    return one is other or (isinstance(one, tuple) and all(map(operator.is_, one, other)))
+
+
 _OF_MODULES = frozenset(vars(torch.nn.Module()))
+# Longer ones are of data.
+_LONGEST = 4096
 _INNER = ("_modules", "_parameters", "_buffers")

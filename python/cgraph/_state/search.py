@@ -41,8 +41,8 @@ __all__ = ["Found", "found_tensors"]
 _LONGEST, _MOST_ITEMS, _MOST_STEPS = 4096, 8192, 6
 # Longer lists get no tensors that anybody would look for.
 _LONGEST_KEPT = 1 << 16
-# Larger arrays are of data.
-_LARGEST = 1 << 16
+# Larger arrays are of data, which other threads may write.
+_MOST_COUNTS = 64
 # Numbers of libraries.
 _MOST_FAR = 4096
 
@@ -64,7 +64,7 @@ class Found(NamedTuple):
         far: Where other numbers are, that only functions name which it may call.
         draws: Whether code names the random numbers that all of Python or NumPy share.
         generators: Other generators of random numbers of Python or NumPy, on such ways.
-        arrays: Small arrays of NumPy's likewise, each with a copy.
+        arrays: Arrays of NumPy's with a few numbers likewise, each with a copy.
         drained: Where iterators are, likewise, unless breaks may be what goes through them.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
@@ -202,7 +202,7 @@ def _found(
             continue
         if holder.is_named and is_drawn_from(value):
             generators[id(value)] = value
-        if holder.is_named and is_array(value) and value.nbytes <= _LARGEST:
+        if holder.is_named and is_array(value) and value.size <= _MOST_COUNTS:
             arrays[id(value)] = value, value.copy()
         if holder.is_named and is_drained(value):
             drained.append(holder)
@@ -414,7 +414,9 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     base: Any = next(one for one in _CONTAINERS if issubclass(type(value), one))
     if base.__len__(value) > _LONGEST:
         return []
-    pairs = list(dict.items(value)) if base is dict else enumerate(base.__iter__(value))
+    # A copy at once: other threads may add something meanwhile.
+    copied = base.copy(value) if base is not tuple else value
+    pairs = dict.items(copied) if base is dict else enumerate(base.__iter__(copied))
     return [item for item in pairs if _may_lead(item[1])]
 
 

@@ -344,9 +344,17 @@ impl Step {
                 .call_method1(get, (container,));
             return found.ok();
         }
-        // A deque, which has no way of its own.
+        // A deque, for which Rust has no type. A class of the user's may have its own way.
         if let Some(place) = self.place {
-            return container.get_item(place).ok();
+            let is_deque = container
+                .get_type()
+                .name()
+                .is_ok_and(|name| name == "deque");
+            return if is_deque {
+                container.get_item(place).ok()
+            } else {
+                None
+            };
         }
         // Not by the attribute, which may be a property that runs code of the user's.
         let attributes = container.getattr_opt(intern!(container.py(), "__dict__"));
