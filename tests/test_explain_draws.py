@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import random
 import sys
 from typing import Any
@@ -71,3 +72,13 @@ def test_a_step_that_counts_on_the_host_has_one_finding_and_its_fix_in_the_repor
         graphed(fresh(lab, 3))
     (key,) = graphed.report().keys
     assert "capturable=True" in str(key.advice)
+
+
+def test_explain_runs_beside_a_profiler_that_is_written_in_c(lab: Lab) -> None:
+    profiler = cProfile.Profile()
+    profiler.enable()
+    try:
+        assert cgraph.explain(lambda x: x * 2, fresh(lab, 8)).ok
+    finally:
+        profiler.disable()
+    assert profiler.getstats()

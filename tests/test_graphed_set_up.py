@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 import sys
 import threading
 import time
 import types
+import warnings
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -374,3 +376,67 @@ def test_weights_that_the_first_call_sets_from_its_data_are_set(lab: Lab, grad: 
         for _ in range(3):
             x = fresh(lab, 4, 3)
             torch.testing.assert_close(graphed(x), x * expected)
+
+
+def test_a_counter_is_put_back_beside_weights_that_torch_computes_in_each_call(lab: Lab) -> None:
+    calls = 0
+    net = nn.LSTM(3, 3).to(lab.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nn.utils.weight_norm(net, "weight_hh_l0")
+
+    def function(x: Tensor) -> Tensor:
+        nonlocal calls
+        calls += 1
+        return x * calls + (net(x)[0] * 0).detach()
+
+    graphed = cgraph.graphed(function)
+    with torch.no_grad():
+        for number in range(1, 5):
+            x = fresh(lab, 2, 1, 3)
+            torch.testing.assert_close(graphed(x), x * number)
+
+
+class Odd:
+    """Answers to no question."""
+
+    def __eq__(self, other: object) -> bool:
+        raise RuntimeError("no comparison")
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Tree(NamedTuple):
+    """What may consist of itself many times."""
+
+    one: Any
+    two: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """What leads back to itself."""
+
+    name: str
+    others: list[Any]
+
+
+def test_odd_values_on_the_way_are_no_concern(lab: Lab) -> None:
+    tree: Any = Tree(1, 2)
+    for _ in range(60):
+        tree = Tree(tree, tree)
+    node = Node("one", [])
+    node.others.append(node)
+    host = types.SimpleNamespace(
+        odd=Odd(), tree=tree, node=node, by=random.SystemRandom(), table={"odd": Odd()}
+    )
+
+    def function(x: Tensor) -> Tensor:
+        known = (host.odd, host.tree, host.node, host.by, host.table)
+        return x * len(known)
+
+    graphed = cgraph.graphed(function, on_fail="raise")
+    for _ in range(3):
+        x = fresh(lab, 3)
+        torch.testing.assert_close(graphed(x), x * 5)
+    assert graphed.report().captured == 1

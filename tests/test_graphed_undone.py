@@ -323,6 +323,7 @@ VALUES = [
     of_value(Phase.ONE, lambda one: Phase.TWO if one is Phase.ONE else Phase.ONE),
     of_value(Step(1), lambda one: Step(one.count + 1)),
     of_value(Frozen(1), lambda one: Frozen(one.count + 1)),
+    of_value((1, (False, 0.0)), lambda one: (1, (0, 0.0) if one[1][0] is False else (False, 0.0))),
     of_value(torch.float32, lambda one: torch.float64 if one == torch.float32 else torch.float32),
     of_queue(dict, lambda queue: queue.pop(next(iter(queue)))),
     of_queue(OrderedDict, lambda queue: queue.popitem(last=False)[1]),
