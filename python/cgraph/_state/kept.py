@@ -73,7 +73,7 @@ def kept_in(
 def put_back_kept(
     lists: Iterable[Before], has_made: Callable[[Any], bool], first: Mapping[int, list[Any]]
 ) -> None:
-    """Let lists have what they had, to which what was made since was added, or numbers and texts.
+    """Let lists have what they had, to which what was made since was added.
 
     Of those that were others later than after the first call only what was made is taken away: the
     others may be other threads'.
@@ -92,7 +92,7 @@ def put_back_kept(
         is_ours = any(map(has_made, new))
         made = {id(item) for item in new if is_ours and any(True for _ in tensors_inside(item))}
         is_quiet = id(one) in first and not is_changed(one, first[id(one)])
-        if is_quiet and (made or all(map(is_number, new))):
+        if made and is_quiet:
             _fill(one, before)
         elif made:
             others = [item for item in new if id(item) not in made]
