@@ -320,6 +320,16 @@ def test_an_optimiser_without_a_state_has_none_afterwards(lab: Lab) -> None:
     assert len(optimiser.state) == 2
 
 
+def test_work_that_is_still_to_be_done_is_not_lost(lab: Lab) -> None:
+    total, x = fresh(lab, 4), fresh(lab, 4)
+    expected = total + 1
+    if lab.device == "cuda":
+        torch.cuda._sleep(100_000_000)
+    total.add_(1)
+    cgraph.dry_run(lambda: total.add_(x))
+    assert torch.equal(total, expected)
+
+
 @pytest.mark.parametrize("calls", [0, 1, 2])
 def test_a_graphed_function_is_not_replayed(lab: Lab, calls: int) -> None:
     total = fresh(lab, 4)

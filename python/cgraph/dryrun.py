@@ -128,6 +128,8 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
     captured = CUDAGraph(keep_graph=True)
     leaves = [tensor for tensor in tensors_of(function) if tensor.is_leaf]
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
+    # What is put back is copied on another stream than the one that may still write it.
+    driver.synchronize()
     with ExitStack() as last:
         last.callback(rollback.undo)
         last.enter_context(Steps(function).watched(leaves_settings=False))
