@@ -254,8 +254,8 @@ class PythonState:
     def after(self, error: type[BaseException] | None, *_: object) -> None:
         """Put it back at the end of a block that raises.
 
-        Numbers that the function has changed before it raised itself stay, as after any call, unless
-        tensors that it has written or made are put back as well.
+        Numbers that the function has changed before it raised itself stay, as after any call, but
+        where tensors that it has written or made are put back as well.
 
         Args:
             error: What the block raises; None for nothing.
