@@ -68,37 +68,35 @@ def of_attributes(ready: object) -> Callable[[], Made]:
     return of_attributes
 
 
-def of_none() -> Made:
-    class Host:
-        ready: Any = None
+class Plain:
+    """An object whose class has the defaults."""
 
-        def __init__(self) -> None:
-            self.table: Any = None
-
-        def get(self, x: Tensor) -> Tensor:
-            if self.ready is None:
-                self.ready, self.table = True, table(x)
-            return self.table  # type: ignore[no-any-return]
-
-    host = Host()
-    return host.get, lambda: (host.ready, host.table)
+    ready: Any = None
+    table: Any = None
 
 
-def of_slots() -> Made:
-    class Host:
-        __slots__ = ("ready", "table")
+class Slotted:
+    """An object with slots."""
 
-        def __init__(self) -> None:
-            self.ready: Any = None
-            self.table: Any = None
+    __slots__ = ("ready", "table")
 
-        def get(self, x: Tensor) -> Tensor:
-            if self.ready is None:
-                self.ready, self.table = True, table(x)
-            return self.table  # type: ignore[no-any-return]
+    def __init__(self) -> None:
+        self.ready: Any = None
+        self.table: Any = None
 
-    host = Host()
-    return host.get, lambda: (host.ready, host.table)
+
+def of_none(kind: type[Plain | Slotted]) -> Callable[[], Made]:
+    def of_none() -> Made:
+        host = kind()
+
+        def get(x: Tensor) -> Tensor:
+            if host.ready is None:
+                host.ready, host.table = True, table(x)
+            return host.table  # type: ignore[no-any-return]
+
+        return get, lambda: (host.ready, host.table)
+
+    return of_none
 
 
 def of_dictionary(ready: object) -> Callable[[], Made]:
@@ -199,7 +197,7 @@ def of_modules() -> Made:
 # where a later call has left it alone, it is known to be the first one's.
 SHARED = [of_dictionary(Thing()), of_list(Thing()), of_two_objects]
 ALL = [
-    *(of_attributes(True), of_attributes(Thing()), of_none, of_slots, of_cells),
+    *(of_attributes(True), of_attributes(Thing()), of_none(Plain), of_none(Slotted), of_cells),
     *(of_dictionary(True), of_list(True), of_list_in_a_cell, of_buffer, of_modules),
 ]
 

@@ -148,6 +148,7 @@ class Graphed:
         self._used_places = [
             place for place, one in enumerate(own) if one is not None or captured.flows
         ]
+        self._used_parameters = tuple(captured.parameters[place] for place in self._used_places)
         self._lent_parameters = [
             (parameter, own)
             for parameter, own in zip(
@@ -170,6 +171,7 @@ class Graphed:
     def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
         """Give gradients to other parameters than those of the capture, found by their ``id``."""
         self._parameters = tuple(parameters.get(id(one), one) for one in self._parameters)
+        self._used_parameters = tuple(self._parameters[place] for place in self._used_places)
         self._frozen = tuple(parameters.get(id(one), one) for one in self._frozen)
         self._lent_parameters = [
             (parameters.get(id(one), one), own) for one, own in self._lent_parameters
@@ -211,8 +213,7 @@ class Graphed:
         tensors = self._sample.matched(self.name, args, kwargs)
         if self._backward is not None and torch.is_grad_enabled():
             self._warn_of_lost_gradients(tensors)
-            used = (self._parameters[place] for place in self._used_places)
-            outputs = _torch.apply(_Replay, self, *tensors, *used)
+            outputs = _torch.apply(_Replay, self, *tensors, *self._used_parameters)
         else:
             outputs = self.forward(tensors)
         if self._is_single:
@@ -298,6 +299,8 @@ class Graphed:
 
     def _of_used(self, found: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
         """The gradients of what autograd knows the node to depend on."""
+        if len(self._used_parameters) == len(self._parameters):
+            return found
         used = (found[self._count + place] for place in self._used_places)
         return *found[: self._count], *used
 

@@ -266,7 +266,6 @@ class Capturing:
         may_replay = bool(self._options.preserve_state or self._options.warmup)
         debugs = bool(self._options.debug)
         measures = self._options.measure and not debugs and may_replay
-        constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
         return Plan(
             function=self.function,
             name=self.name,
@@ -280,7 +279,7 @@ class Capturing:
             instantiates=not waits or measures or debugs,
             only_captures=not (self._options.warmup or measures or needs_grad or debugs),
             dictionaries=surroundings.dictionaries,
-            search=functools.partial(found_tensors, self.function, surroundings.modules, constants),
+            search=self._search(call, surroundings),
             moved=surroundings.find_displaced,
             # A debugger looks at the operators of what is written.
             compiles=driver.captures_compiled and not debugs,
@@ -290,9 +289,12 @@ class Capturing:
     def found(self, call: Call) -> tuple[Sequence[dict[str, Any]], Found]:
         """What holds the attributes that the function may set, and what else it finds."""
         surroundings = self.surroundings(call)
+        return surroundings.dictionaries, self._search(call, surroundings)()
+
+    def _search(self, call: Call, surroundings: Surroundings) -> Callable[[], Found]:
+        """What finds tensors that the function may find elsewhere than in modules."""
         constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
-        found = found_tensors(self.function, surroundings.modules, constants)
-        return surroundings.dictionaries, found
+        return functools.partial(found_tensors, self.function, surroundings.modules, constants)
 
     def followed(
         self, call: Call, recorded: Recorded | Trained, surroundings: Surroundings, has_called: bool

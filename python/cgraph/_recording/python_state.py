@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -25,7 +26,7 @@ from cgraph._state.attributes import (
 )
 from cgraph._state.constants import Constant
 from cgraph._state.drawing import RandomOfPython
-from cgraph._state.hidden import tensors_inside
+from cgraph._state.hidden import has_any
 from cgraph._state.holders import Holder, put_back_numbers, put_back_tensors
 from cgraph._state.kept import (
     Before,
@@ -68,7 +69,7 @@ class PythonState:
         self._attributes = attributes
         self._found = found
         self._parts = parts
-        self._is_made = is_made
+        self._has_made = functools.partial(has_any, is_made)
         self._has_written = has_written
         # After the first call.
         self._made: dict[Place, Any] = {}
@@ -78,9 +79,7 @@ class PythonState:
         self._arrays = found.arrays
         self._looks = 0
         self._results: tuple[Sequence[Any], Sequence[Any]] | None = None
-        self._random: RandomOfPython | None = None
-        if found.draws or found.generators:
-            self._random = RandomOfPython(shared=found.draws, own=found.generators)
+        self._random = RandomOfPython.where(shared=found.draws, own=found.generators)
         self._drawn = self._random
         self._draws_on = self._has_drawn = False
         # What a break has changed, and what one has changed again, by places.
@@ -355,10 +354,6 @@ class PythonState:
         return any(map(self._has_made, values)) or any(
             has_made_items(*one, self._has_made) for one in self._found.lists
         )
-
-    def _has_made(self, value: object) -> bool:
-        """Whether a value is such a tensor, or has one."""
-        return any(map(self._is_made, tensors_inside(value)))
 
     @property
     def _far_before(self) -> list[Any]:

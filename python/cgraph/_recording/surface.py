@@ -59,8 +59,8 @@ class Surface(torch.nn.Module):
         self._function = (function,)
         self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
 
-    def is_captured(self) -> None:
-        """Let go of what looks at captures: there is none to come."""
+    def let_go(self) -> None:
+        """Forget what looks at captures: there is none to come."""
         self._begins = _look_at_nothing
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:

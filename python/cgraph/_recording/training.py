@@ -369,7 +369,7 @@ def train(
         elif plan.compiles and rollback.has_uncompiled:
             del surface
             surface = again_compiled(captured, rollback, rollback.rewind, plan.name)
-        surface.is_captured()
+        surface.let_go()
         graphed = graphed_of(surface)
         driver.synchronize()
         state.put_back_what_breaks_change()

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import Any
 
 from cgraph._state.attributes import Attributes
 from cgraph._state.drawing import RandomOfPython
-from cgraph._state.hidden import tensors_inside
+from cgraph._state.hidden import has_any
 from cgraph._state.holders import put_back_numbers, put_back_tensors
 from cgraph._state.kept import IsMade, changed_in, put_back_items
 from cgraph._state.search import Found
@@ -29,10 +30,8 @@ class Undone:
     ) -> None:
         self._attributes = Attributes([*dictionaries, *found.attributes], found.dictionaries)
         self._found = found
-        self._is_made = is_made
-        self._random: RandomOfPython | None = None
-        if found.draws or found.generators:
-            self._random = RandomOfPython(shared=found.draws, own=found.generators)
+        self._has_made = functools.partial(has_any, is_made)
+        self._random = RandomOfPython.where(shared=found.draws, own=found.generators)
 
     def put_back(self) -> None:
         """Let all be as it was."""
@@ -46,6 +45,3 @@ class Undone:
             array[...] = before
         if self._random is not None:
             self._random.put_back()
-
-    def _has_made(self, value: object) -> bool:
-        return any(map(self._is_made, tensors_inside(value)))

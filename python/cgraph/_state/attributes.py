@@ -28,6 +28,7 @@ __all__ = [
     "is_torchs",
     "made_numbers",
     "place_of",
+    "put_back_whole",
     "registered_in",
 ]
 
@@ -188,18 +189,8 @@ class Attributes:
         What it has made, as a module, nothing has computed.
         """
         for now, before in self._contents.changed():
-            if id(now) not in self._of_objects:
-                continue
-            # One by one: other threads may be reading others.
-            for name in [*now]:
-                if name not in before:
-                    now.pop(name, None)
-            for name, value in before.items():
-                if dict.get(now, name, now) is not value:
-                    now[name] = value
-            if [*now] != [*before]:
-                now.clear()
-                now.update(before)
+            if id(now) in self._of_objects:
+                put_back_whole(now, before)
 
     def _new_tensors(self) -> Iterator[tuple[dict[str, Any], str, dict[str, Any]]]:
         """Attributes that are another tensor now: what holds them, the name, what that held."""
@@ -231,6 +222,29 @@ class Attributes:
                     is_other |= made and there is None and is_number(value)
                 if is_other:
                     yield now, name, before
+
+
+def put_back_whole(
+    now: dict[str, Any],
+    before: dict[str, Any],
+    is_ours: Callable[[Any], bool] | None = None,
+) -> None:
+    """Let a dictionary hold what it held, one by one: other threads may be reading others.
+
+    Args:
+        now: The dictionary.
+        before: What it held.
+        is_ours: Tells of a new value whether it is to go; by default all are.
+    """
+    for name in {*now} - before.keys():
+        if is_ours is None or is_ours(now.get(name)):
+            now.pop(name, None)
+    for name, value in before.items():
+        if now.get(name, now) is not value:
+            now[name] = value
+    if is_ours is None and [*now] != [*before]:
+        now.clear()
+        now.update(before)
 
 
 def _is_computed(name: Any, values: dict[str, Any]) -> bool:

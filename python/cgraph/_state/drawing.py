@@ -90,6 +90,11 @@ class RandomOfPython:
             self._generators += [] if numpy is None else [numpy.random]
         self._states = [*map(_state_of, self._generators)]
 
+    @classmethod
+    def where(cls, *, shared: bool, own: Sequence[Any]) -> RandomOfPython | None:
+        """The same; None if there are none."""
+        return cls(shared=shared, own=own) if shared or own else None
+
     def again(self) -> RandomOfPython:
         """The same as they are by now."""
         return RandomOfPython(shared=False, own=self._generators)

@@ -6,7 +6,7 @@ import functools
 import gc
 import types
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from cgraph._state.holders import slots_of, vars_of
 from cgraph._state.surroundings import FUNCTIONS, LEAVES, PLAIN, tensors_of
 from cgraph._torch import tree_iter
 
-__all__ = ["hides_tensors", "is_opaque", "tensors_inside"]
+__all__ = ["has_any", "hides_tensors", "is_opaque", "tensors_inside"]
 
 # So many parts are looked at in all, in containers that are not longer, and so many objects away:
 # each call asks that has no graph.
@@ -52,6 +52,16 @@ def tensors_inside(value: Any) -> Iterator[torch.Tensor]:
         yield from value.buffers()
     elif _may_hide(value):
         yield from _tensors_behind(value, modules=True)
+
+
+def has_any(tells: Callable[[torch.Tensor], bool], value: Any) -> bool:
+    """Whether a value is such a tensor, or has one.
+
+    Args:
+        tells: Tells of tensors.
+        value: A tensor, a module, a container or an object.
+    """
+    return any(map(tells, tensors_inside(value)))
 
 
 def _tensors_behind(value: Any, *, modules: bool = False) -> Iterator[torch.Tensor]:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _torch
-from cgraph._state.attributes import is_number, is_torchs
+from cgraph._state.attributes import is_number, is_torchs, put_back_whole
 from cgraph._state.holders import is_same_function
 
 __all__ = ["Parts"]
@@ -94,33 +94,18 @@ class _Known(NamedTuple):
                 self.part.__class__ = self.kind
         values = vars(self.part)
         if self.values is not None:
-            _put_back(values, self.values, lambda one: has_made(one) or not is_number(one))
+            put_back_whole(values, self.values, lambda one: has_made(one) or not is_number(one))
             for name, items in self.containers.items():
                 _fill(values[name], items)
         for name, (known, before) in self.inner.items():
             values[name] = known
-            _put_back(known, before, has_made if name == "_buffers" else None)
+            put_back_whole(known, before, has_made if name == "_buffers" else None)
         for where, hooks in self.hooks:
             now = _torch.hooks_of_users(where)
             there: dict[int, Any] = where[0][where[1]]
             for number in now.keys() - hooks.keys():
                 there.pop(number, None)
             there.update({number: hooks[number] for number in hooks.keys() - now.keys()})
-
-
-def _put_back(
-    now: dict[str, Any], before: dict[str, Any], is_ours: Callable[[Any], bool] | None
-) -> None:
-    """Let a dictionary hold what it held, one by one: other threads may be reading others."""
-    for name in {*now} - before.keys():
-        if is_ours is None or is_ours(now.get(name)):
-            now.pop(name, None)
-    for name, value in before.items():
-        if now.get(name, now) is not value:
-            now[name] = value
-    if is_ours is None and [*now] != [*before]:
-        now.clear()
-        now.update(before)
 
 
 def _fill(one: Any, items: Any) -> None:

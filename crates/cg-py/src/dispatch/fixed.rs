@@ -79,8 +79,8 @@ struct Holder {
     gets_gradient: bool,
 }
 
-/// A key of a dictionary, a place in a list, a tuple or a deque, the name of an attribute, or the descriptor of
-/// a slot.
+/// A key of a dictionary, a place in a list, a tuple or a deque, the name of an attribute, or the
+/// descriptor of a slot.
 struct Step {
     key: Py<PyAny>,
     place: Option<usize>,
@@ -346,15 +346,9 @@ impl Step {
         }
         // A deque, for which Rust has no type. A class of the user's may have its own way.
         if let Some(place) = self.place {
-            let is_deque = container
-                .get_type()
-                .name()
-                .is_ok_and(|name| name == "deque");
-            return if is_deque {
-                container.get_item(place).ok()
-            } else {
-                None
-            };
+            let kind = container.get_type().name();
+            let is_deque = kind.is_ok_and(|name| name == "deque");
+            return is_deque.then(|| container.get_item(place).ok()).flatten();
         }
         // Not by the attribute, which may be a property that runs code of the user's.
         let attributes = container.getattr_opt(intern!(container.py(), "__dict__"));
