@@ -93,7 +93,9 @@ def _captures(
         return
     driver, surroundings = _driver.current(), capturing.reached
     assert surroundings is not None
-    plan = capturing.plan(next(iter(wanted.values())), surroundings, driver, waits=True)
+    # The calls differ in their tensors only.
+    first = next(iter(wanted.values()))
+    plan = capturing.plan(first, surroundings, driver, waits=True)
     with _torch.without_gradients():
         statics = {
             key: capturing.places.statics(driver, call.tensors, True, False)
@@ -132,7 +134,7 @@ def _captures(
         finish()
         return not (ended.is_whole and is_same and surroundings.moved is None)
 
-    with busy(), claimed(plan.pool), recorded_alone(plan, driver) as record:
+    with busy(), claimed(plan.pool), recorded_alone(plan, driver, first.modules) as record:
         try:
             yield capture
         except BaseException:

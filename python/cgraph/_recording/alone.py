@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
@@ -100,7 +100,7 @@ class Ended:
 
 @contextmanager
 def recorded_alone(
-    plan: Plan, driver: _driver.Driver
+    plan: Plan, driver: _driver.Driver, reached: Sequence[torch.nn.Module]
 ) -> Iterator[Callable[[Call, list[torch.Tensor]], Ended]]:
     """A block in which calls are captured, each by a function of the call and its static tensors.
 
@@ -112,6 +112,7 @@ def recorded_alone(
     Args:
         plan: How, by options that want captures alone. The calls record no gradients.
         driver: The driver in force.
+        reached: The modules among the arguments, which are those of all calls.
     """
     with ExitStack() as last:
         last.enter_context(_torch.without_autocast_cache())
@@ -122,21 +123,22 @@ def recorded_alone(
         last.push(state.after)
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
-        modules = modules_of(plan.function)
-        yield functools.partial(_record, plan, driver, begun, modules)
+        # Once: to go through the modules takes longer than all else that is looked at.
+        roots = (*modules_of(plan.function), *reached)
+        flags = [(part, part.training) for root in roots for part in root.modules()]
+        yield functools.partial(_record, plan, driver, begun, flags)
 
 
 def _record(
     plan: Plan,
     driver: _driver.Driver,
     begun: Attributes,
-    modules: list[torch.nn.Module],
+    flags: Sequence[tuple[torch.nn.Module, bool]],
     call: Call,
     statics: list[torch.Tensor],
 ) -> Ended:
     began = time.perf_counter()
-    parts = (part for module in (*modules, *call.modules) for part in module.modules())
-    unchanged = Unchanged(call, statics, [(part, part.training) for part in parts])
+    unchanged = Unchanged(call, statics, flags)
 
     def run() -> Any:
         args, kwargs = call.arguments(statics)
