@@ -6,6 +6,7 @@ import copy
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -247,9 +248,10 @@ def test_hooks_of_backward_passes_are_noticed(lab: Lab) -> None:
 
 
 def test_captures_that_follow_modules_leave_other_functions_captured(lab: Lab) -> None:
-    module, by = nn.Linear(3, 3, device=lab.device), [2.0]
+    # So many numbers are of data, and are not noticed.
+    module, by = nn.Linear(3, 3, device=lab.device), np.full(100, 2.0)
     inner = cgraph.graphed(lambda x: module(x) * 2)
-    outer = cgraph.graphed(lambda x: eager_break(inner)(x) * by[0], debug="compare")
+    outer = cgraph.graphed(lambda x: eager_break(inner)(x) * float(by[0]), debug="compare")
     with torch.no_grad():
         outer(fresh(lab, 2, 3))
         for change in (3.0, 4.0, 5.0):

@@ -214,6 +214,23 @@ pub(crate) fn is_item(
     found == value.as_ptr()
 }
 
+/// The same, where None stands for an item that is not there, too.
+#[inline]
+pub(crate) fn is_item_or_none(
+    dict: &Bound<'_, PyDict>,
+    name: &Bound<'_, PyString>,
+    value: &Bound<'_, PyAny>,
+) -> bool {
+    // SAFETY: as above.
+    let found = unsafe { pyo3::ffi::PyDict_GetItemWithError(dict.as_ptr(), name.as_ptr()) };
+    if found.is_null() {
+        // A text has a hash.
+        drop(PyErr::take(dict.py()));
+        return value.is_none();
+    }
+    found == value.as_ptr()
+}
+
 /// How many references an object has.
 #[inline]
 pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {

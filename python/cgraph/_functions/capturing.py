@@ -31,6 +31,7 @@ from cgraph._recording.training import Trained, train_or_record
 from cgraph._source import user_line
 from cgraph._state.holders import Holder
 from cgraph._state.reach import Reach, Surroundings
+from cgraph._state.reads import Values
 from cgraph._state.search import Found, found_tensors
 from cgraph._text import plural
 from cgraph.errors import CaptureError, StateError, add_note
@@ -77,6 +78,7 @@ class Capturing:
         self._reach = Reach(function, turn)
         # Leaves to whose gradients calls may add, and which captures have found without any.
         self._without: dict[int, _torch.TensorWeakRef] = {}
+        self._values = Values()
         # Of the call whose key was asked for last.
         self._reached: Surroundings | None = None
         self.rows = Rows(options)
@@ -145,6 +147,7 @@ class Capturing:
         words.append(modules_in_words(identity.training, identity.requires_grad))
         if identity.gradients:
             words.append(f"{plural(len(identity.gradients), 'gradient')} before")
+        words += self._values.words() if identity.values else []
         words = [one for one in words if one]
         return self._remember(identity, Key(", ".join(words), sorted(words)))
 
@@ -210,7 +213,8 @@ class Capturing:
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
         leaves = ((number, reference()) for number, reference in self._without.items())
         there = (number for number, one in leaves if one is not None and one.grad is not None)
-        return Identity(call.key(), training, requires_grad, _driver.number(), frozenset(there))
+        found = frozenset(there), self._values.key()
+        return Identity(call.key(), training, requires_grad, _driver.number(), *found)
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails.
@@ -317,8 +321,10 @@ class Capturing:
             self._note_without([*gradients.made, *gradients.asked])
             full = [*recorded.states, *gradients.followed()]
         # Where the call itself has moved something, the next one captures anew.
-        if (recorded.used or full) and surroundings.moved is None:
-            return surroundings.with_holders(recorded.used, full)
+        holders = [*recorded.used, *recorded.reads]
+        if (holders or full) and surroundings.moved is None:
+            self._values.note(recorded.reads)
+            return surroundings.with_holders(holders, full)
         return surroundings
 
     def keep(
@@ -406,6 +412,7 @@ class Capturing:
         self._reach.clear()
         self._reached = None
         self._without.clear()
+        self._values.clear()
         self.places.clear()
         self.rows.clear()
         self._is_warm = False

@@ -41,6 +41,7 @@ class Identity(NamedTuple):
         requires_grad: Which of their tensors require gradients.
         driver: The number of the driver.
         gradients: The leaves that have one, of those to whose gradients calls may add.
+        values: Numbers and texts that the function reads, and that are others than they were first.
         beside: How many keys for the same calls come before, each with an open call.
     """
 
@@ -49,6 +50,7 @@ class Identity(NamedTuple):
     requires_grad: tuple[bool, ...]
     driver: int
     gradients: frozenset[int]
+    values: frozenset[Hashable] = frozenset()
     beside: int = 0
 
 

@@ -40,6 +40,7 @@ from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import AtBreak, Gradients, detached
 from cgraph._state.holders import put_back_tensors, require_none_replaced, used_of
 from cgraph._state.parts import Parts
+from cgraph._state.reads import still_there
 from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
@@ -220,6 +221,7 @@ def _record(
             recorded = Recorded(graph, statics, outputs, spec)
             recorded.gradients, recorded.writes = gradients, writes
             recorded.used = used_of(held.followed, rollback.captures_name)
+            recorded.reads = still_there(held.reads, state.of_breaks)
             recorded.states = steps.states()
             recorded.has_added_hooks = _torch.hook_count() != hooks
             recorded.mutated = [

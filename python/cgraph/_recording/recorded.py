@@ -40,6 +40,7 @@ class Recorded:
         has_added_hooks: Whether a hook was added to something during the capture.
         gradients: What becomes of the ``.grad`` of leaves.
         used: Where those of the tensors are that the function may find which the graph uses.
+        reads: Where numbers, texts and functions are that it reads, and that breaks do not change.
         states: Where the states and settings of optimizers are that step in it.
         neighbours: The graphs of the same pool, and the number of this one among them.
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
@@ -63,6 +64,7 @@ class Recorded:
         self.in_place: set[int] = set()
         self.gradients = Gradients([])
         self.used: list[Holder] = []
+        self.reads: list[Holder] = []
         self.states: list[Holder] = []
         # A number of its capture's, where others may have come since.
         self.neighbours = neighbours or numbered(tuple(graph.pool()))

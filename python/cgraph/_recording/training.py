@@ -51,6 +51,7 @@ from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import gradients_there, noted, require_left_alone
 from cgraph._state.holders import Holder, require_none_replaced, used_of
 from cgraph._state.parts import Parts
+from cgraph._state.reads import still_there
 from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.surroundings import objects_of
@@ -80,6 +81,7 @@ class Trained:
         debugged: What is called instead, to find a mistake; None if nobody looks for one.
         breaks: As for :class:`cgraph._recording.recorded.Recorded`.
         used: As for :class:`cgraph._recording.recorded.Recorded`.
+        reads: Likewise.
     """
 
     mutated: tuple[int, ...] = ()
@@ -98,6 +100,7 @@ class Trained:
         self.replay: Callable[..., Any] = surface.forward
         self.debugged: DebuggedCall | None = None
         self.used: list[Holder] = []
+        self.reads: list[Holder] = []
         self.writes: list[tuple[int, int]] = []
         self.has_added_hooks = surface.hook_count != _torch.hook_count()
         self.lent = lent
@@ -404,6 +407,7 @@ def train(
         return rollback.captures_name(tensor) or id(tensor) in numbers
 
     trained.used = used_of(held[0].followed, uses)
+    trained.reads = still_there(held[0].reads, state.of_breaks)
     trained.writes = writes
     return trained
 

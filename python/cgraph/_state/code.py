@@ -24,6 +24,7 @@ __all__ = [
     "asks_for_gradients",
     "globals_in",
     "imported_in",
+    "is_installed",
     "is_looked_into",
     "is_users",
     "named_of_module",
@@ -47,6 +48,10 @@ class Reached:
         kinds: The classes of the user's whose methods are among them.
         draws: Whether it names the random numbers that all of Python or NumPy share.
         has_breaks: Whether breaks are among them.
+        reads: The names of globals and attributes whose values functions of the user's may read,
+            but for what breaks call: that runs in each call.
+        stores: Those that they assign, with these.
+        cells: The numbers of the variables that they close over, without these and libraries.
     """
 
     def __init__(self, function: object, parts: Iterable[torch.nn.Module]) -> None:
@@ -54,8 +59,11 @@ class Reached:
         self.functions: dict[int, Any] = {}
         self.kinds: set[type] = set()
         self.draws = self.has_breaks = False
+        self.reads: set[str] = set()
+        self.stores: set[str] = set()
+        self.cells: set[int] = set()
         # What was seen stays alive, as long as it is known by its number.
-        self._seen: dict[tuple[int, type | None], object] = {}
+        self._seen: dict[tuple[int, type | None, bool], object] = {}
         self._members: dict[type, dict[str, list[Any]]] = {}
         parts = [*parts]
         hooks = [hook for one in parts for hook in _hooks_of(vars(one), "")]
@@ -90,21 +98,28 @@ class Reached:
 
     def _go(self, functions: Iterable[tuple[object, type | None]]) -> None:
         """Come to functions, each with the class whose method it is, and what they call."""
-        # The near ones first: there may be too many.
-        waiting = deque(functions)
+        # The near ones first: there may be too many. Each with whether only a break calls it.
+        waiting = deque((*one, False) for one in functions)
         while waiting and len(self.functions) < _MOST_REACHED:
-            one, owner = waiting.popleft()
-            if isinstance(one, _PLAIN) or (id(one), owner) in self._seen:
+            one, owner, is_in_break = waiting.popleft()
+            seen = (id(one), owner, False), (id(one), owner, is_in_break)
+            if isinstance(one, _PLAIN) or any(key in self._seen for key in seen):
                 continue
-            self._seen[id(one), owner] = one
+            self._seen[seen[1]] = one
             if isinstance(one, types.FunctionType):
                 self.names.update(names_of(one.__code__))
                 if is_users(one.__globals__.get("__name__")):
                     self.functions[id(one)] = one
                     self.kinds.update(() if owner is None else (owner,))
+                    self.stores |= stored_in(one.__code__)
+                    if not is_in_break:
+                        self.reads |= read_in(one.__code__)
+                    if not is_in_break and not is_installed(one.__globals__["__name__"]):
+                        self.cells.update(map(id, one.__closure__ or ()))
             elif isinstance(one, types.MethodType) and is_users(type(one.__self__).__module__):
                 self.functions[id(one)] = one
-            waiting += self._called_by(one, owner)
+            is_in_break |= _is_break(one)
+            waiting += ((*called, is_in_break) for called in self._called_by(one, owner))
 
     def _called_by(self, one: Any, owner: type | None) -> Iterator[tuple[object, type | None]]:
         """What a function or another callable may call, each with the class whose method it is."""
@@ -127,7 +142,7 @@ class Reached:
             yield one.__func__, owner
         elif issubclass(kind, types.FunctionType):
             if not is_users(one.__globals__.get("__name__")):
-                self.has_breaks |= one.__globals__.get("__name__") == "cgraph.breaks"
+                self.has_breaks |= _is_break(one)
                 # That of a decorator, as of `torch.no_grad()`.
                 yield vars(one).get("__wrapped__"), owner
                 return
@@ -183,6 +198,13 @@ class Reached:
         return self._members[kind]
 
 
+def _is_break(one: object) -> bool:
+    """Whether a function is what a decorator of breaks has made."""
+    return (
+        isinstance(one, types.FunctionType) and one.__globals__.get("__name__") == "cgraph.breaks"
+    )
+
+
 def _is_of_random(value: Any) -> bool:
     """Whether a value draws random numbers by the generator that all of Python or NumPy share."""
     kind = type(value)
@@ -228,6 +250,13 @@ def is_users(module: object) -> bool:
     return isinstance(module, str) and module.partition(".")[0] not in _NOT_USERS
 
 
+@functools.lru_cache(maxsize=4096)
+def is_installed(module: str) -> bool:
+    """Whether a module, by its name, is of a library, and none that its user may be writing."""
+    file = getattr(sys.modules.get(module), "__file__", None) or ""
+    return not _PLACES.isdisjoint(file.replace("\\", "/").split("/"))
+
+
 def is_looked_into(kind: type) -> bool:
     """Whether objects of a class have attributes that a user's code sets, and that count."""
     return issubclass(kind, _NAMESPACES) or is_users(vars(kind).get("__module__"))
@@ -262,10 +291,39 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
     Also those in texts, as for ``getattr`` and ``operator.attrgetter``.
     """
-    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return frozenset(code.co_names).union(_words_in(code), *map(names_of, _inner(code)))
+
+
+@functools.lru_cache(maxsize=4096)
+def read_in(code: types.CodeType) -> frozenset[str]:
+    """The same without what is only called as a method, or assigned."""
+    loads = (one for one in dis.get_instructions(code) if one.opname in _READS)
+    names = (str(one.argval) for one in loads if not _is_of_method(one))
+    return frozenset(names).union(_words_in(code), *map(read_in, _inner(code)))
+
+
+@functools.lru_cache(maxsize=4096)
+def stored_in(code: types.CodeType) -> frozenset[str]:
+    """The names of globals and attributes that code assigns."""
+    stores = (one for one in dis.get_instructions(code) if one.opname in _STORES)
+    names = (str(one.argval) for one in stores)
+    return frozenset(names).union(*map(stored_in, _inner(code)))
+
+
+def _inner(code: types.CodeType) -> list[types.CodeType]:
+    """The functions that are defined in code."""
+    return [one for one in code.co_consts if isinstance(one, types.CodeType)]
+
+
+def _words_in(code: types.CodeType) -> set[str]:
+    """What texts in code may name."""
     texts = (one for one in code.co_consts if isinstance(one, str) and len(one) < _LONG)
-    words = (word for text in texts for word in text.split(".") if word.isidentifier())
-    return frozenset(code.co_names).union(words, *map(names_of, inner))
+    return {word for text in texts for word in text.split(".") if word.isidentifier()}
+
+
+def _is_of_method(one: dis.Instruction) -> bool:
+    """Whether an instruction loads an attribute to call it as a method."""
+    return one.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool((one.arg or 0) & 1)
 
 
 # What makes an object is called before anybody has it, and what shows and compares one names all
@@ -293,6 +351,9 @@ _MOST_FUNCTIONS = 256
 # Longer texts are no names.
 _LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
+_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_SUPER_ATTR")
+_STORES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR")
+_PLACES = frozenset({"site-packages", "dist-packages"})
 _UNASSIGNED = types.CellType()
 _NAMESPACES = (
     *(types.SimpleNamespace, argparse.Namespace, threading.local),

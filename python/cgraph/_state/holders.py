@@ -37,7 +37,7 @@ class Holder(NamedTuple):
         name: The name of an item or attribute.
         value: What is there, or at the end of the path.
         path: Keys of dictionaries, places in lists and tuples, and attributes and slots of objects
-            that lead on from there.
+            that lead on from there; at the end maybe ``len`` or ``frozenset``, of a container.
         is_deep: Whether there are attributes of objects among them.
         is_named: Whether code of the function, or of what it calls, has the names on the way.
         functions: Where the functions are, one in the other, that have the owner.
@@ -86,7 +86,8 @@ class Holder(NamedTuple):
     @property
     def title(self) -> str:
         """The name of the slot, variable, item or attribute that it is in."""
-        last = self.path[-1] if self.path else None
+        path = [one for one in self.path if not _is_of_container(one)]
+        last = path[-1] if path else None
         name = last if isinstance(last, str) else getattr(last, "__name__", None)
         return str(name or self.variable or self.name)
 
@@ -308,6 +309,8 @@ def _own_attributes(owner: object) -> dict[str, Any]:
 
 def _item(owner: Any, name: Any) -> Any:
     """What a container or an object has, by no code of the user's."""
+    if _is_of_container(name):
+        return name(owner)
     if isinstance(owner, dict):
         # Not by the operator, for which a dictionary with defaults makes what is missing.
         return dict.get(owner, name)
@@ -320,3 +323,8 @@ def _item(owner: Any, name: Any) -> Any:
     if isinstance(name, types.MemberDescriptorType):
         return name.__get__(owner)
     return _own_attributes(owner)[name]
+
+
+def _is_of_container(name: Any) -> bool:
+    """Whether a way ends here, with how many items there are, or with all of a set."""
+    return name is len or name is frozenset

@@ -11,6 +11,7 @@ import torch
 from cgraph import _core, _torch
 from cgraph._state.attributes import dictionaries_of
 from cgraph._state.holders import Holder, is_same_function
+from cgraph._state.reads import is_alike
 from cgraph._state.stepping import HOOKS_OF_STEPS
 from cgraph._state.surroundings import holders_of, modules_of, tensors_of
 
@@ -214,7 +215,7 @@ class Surroundings:
             return None
         others = [(one, now) for one in self._holders if (now := one.now) is not one.value]
         for holder, now in others:
-            if not is_same_function(now, holder.value):
+            if not (is_alike(now, holder.value) or is_same_function(now, holder.value)):
                 return _words(holder)
         # What cannot be named is a parameter, unless functions were made anew and nothing else.
         return self.find_displaced() or self._replaced() or (None if others else "a parameter")

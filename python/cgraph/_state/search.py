@@ -23,6 +23,7 @@ from cgraph._state.constants import is_array
 from cgraph._state.drawing import is_drained, is_drawn_from
 from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.kept import Before, items_of, len_of
+from cgraph._state.reads import Reads
 from cgraph._state.surroundings import (
     FUNCTIONS,
     LEAVES,
@@ -65,6 +66,7 @@ class Found(NamedTuple):
         draws: Whether code names the random numbers that all of Python or NumPy share.
         generators: Other generators of random numbers of Python or NumPy, on such ways.
         arrays: Arrays of NumPy's with a few numbers likewise, each with a copy.
+        reads: The places of numbers, texts and functions that the code reads; see :class:`Reads`.
         drained: Where iterators are, likewise, unless breaks may be what goes through them.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
@@ -83,6 +85,7 @@ class Found(NamedTuple):
     generators: Sequence[Any] = ()
     drained: Sequence[Holder] = ()
     arrays: Sequence[tuple[Any, Any]] = ()
+    reads: Sequence[Holder] = ()
     asks_for_gradients: bool = False
 
     @classmethod
@@ -150,6 +153,7 @@ def _found(
     named: deque[_Way] = deque()
     others: deque[_Way] = deque()
     plain = _Plain([], [], [])
+    reads = Reads(reached)
     called: list[object] = []
     for name, one in given.items():
         if issubclass(type(one), type):
@@ -163,7 +167,11 @@ def _found(
         (named if is_named else others).append(way)
     holders: list[Holder] = []
     behind_given: list[Holder] = []
-    owners = (one.__self__ for one in reached.functions.values() if type(one) is types.MethodType)
+    methods = (one for one in reached.functions.values() if type(one) is types.MethodType)
+    owners = [one.__self__ for one in methods]
+    for one in (*owners, *parts):
+        reads.add_object(one)
+    reads.add((*plain.numbers, *plain.empty, *plain.far))
     attributes = {id(values): values for values in map(vars_of, owners)}
     attributes |= {id(values): values for values in _set_on_tensors_of(parts)}
     dictionaries: dict[int, dict[Any, Any]] = {}
@@ -213,6 +221,8 @@ def _found(
         if len(items) > left:
             continue
         left -= len(items)
+        if holder.is_named and not isinstance(holder.owner, (_Argument, Constant)):
+            reads.add_inside(holder, value, is_object and is_looked_into(type(value)))
         if holder.is_named and is_object and not is_module and is_looked_into(type(value)):
             if type(value) not in kinds:
                 kinds.add(type(value))
@@ -257,6 +267,7 @@ def _found(
         [*generators.values()],
         [] if reached.has_breaks or reached.names.isdisjoint(_TAKING) else drained,
         [*arrays.values()],
+        reads.found,
     )
     return found, called, kinds
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
 
@@ -20,6 +21,7 @@ __all__ = [
     "OF_ITSELF",
     "HooksOf",
     "call_forward",
+    "drops",
     "fixed",
     "follow_modules",
     "hook_count",
@@ -73,6 +75,11 @@ def knows_its_weights(module: torch.nn.Module) -> bool:
     Recurrent ones keep lists of them, and a norm of weights what it has computed.
     """
     return isinstance(module, torch.nn.RNNBase) or type(module).__module__.startswith("torch.nn.")
+
+
+def drops(module: torch.nn.Module) -> bool:
+    """Whether a module is one of torch's that drop some of what they are given."""
+    return isinstance(module, _DropoutNd)
 
 
 def note_weights(module: torch.nn.Module) -> None:

@@ -1,7 +1,7 @@
 //! `Contents`: what dictionaries held at one moment.
 
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw;
@@ -113,12 +113,16 @@ impl Content {
     }
 }
 
-/// Whether a value is the very same object, or one that is equal: a number, a text, a tuple of these, or
-/// a list of the same objects. None of them runs Python code when it is compared.
-fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
-    if now.is(then) {
-        return true;
-    }
+/// Whether a value is the very same object, or one that is equal: a number, a text, a tuple of these, a
+/// set of some that cannot change, or a list of the same objects. None of them runs Python code when it is compared.
+#[inline]
+pub(super) fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
+    now.is(then) || is_equal(now, then)
+}
+
+/// The same of two objects.
+#[cold]
+fn is_equal(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
     if !now.get_type().is(then.get_type()) {
         return false;
     }
@@ -134,7 +138,9 @@ fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
         let mut pairs = now.iter().zip(then.iter());
         return now.len() == then.len() && pairs.all(|(now, then)| is_same(&now, &then));
     }
-    let is_plain = now.is_exact_instance_of::<PyInt>() || now.is_exact_instance_of::<PyString>();
+    let is_plain = now.is_exact_instance_of::<PyInt>()
+        || now.is_exact_instance_of::<PyString>()
+        || now.is_exact_instance_of::<PyFrozenSet>();
     is_plain && now.eq(then).unwrap_or(false)
 }
 

@@ -9,7 +9,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::contents::{Contents, Items, items_of};
+use super::contents::{Contents, Items, is_same, items_of};
 use crate::raw::{self, Spot};
 use crate::tensor::TensorReader;
 
@@ -79,12 +79,13 @@ struct Holder {
     gets_gradient: bool,
 }
 
-/// A key of a dictionary, a place in a list, a tuple or a deque, the name of an attribute, or the
-/// descriptor of a slot.
+/// A key of a dictionary, a place in a list, a tuple or a deque, the name of an attribute, the
+/// descriptor of a slot, or `len` or `frozenset`, which are called.
 struct Step {
     key: Py<PyAny>,
     place: Option<usize>,
     is_slot: bool,
+    is_called: bool,
 }
 
 /// Owner, name, value and path of a holder.
@@ -283,6 +284,7 @@ impl Holder {
         let step = |key: Py<PyAny>| Step {
             place: key.extract(py).ok(),
             is_slot: is_slot(key.bind(py)),
+            is_called: is_of_container(key.bind(py)),
             key,
         };
         let path = path.into_iter().map(step).collect();
@@ -298,12 +300,27 @@ impl Holder {
 
     #[inline]
     fn is_same(&self, py: Python<'_>) -> bool {
+        if self.path.is_empty()
+            && let Ok(dict) = self.owner.bind(py).cast::<PyDict>()
+            && raw::is_item_or_none(dict, self.name.bind(py), self.value.bind(py))
+        {
+            return true;
+        }
+        self.is_equal(py)
+    }
+
+    /// The same by the whole way, where the value may be another object that is equal.
+    #[inline(never)]
+    fn is_equal(&self, py: Python<'_>) -> bool {
         let mut now = at(self.owner.bind(py), self.name.bind(py));
         for step in &self.path {
             now = now.and_then(|container| step.of(&container));
         }
         // What is not there is nothing, as a group that an optimizer may get.
-        now.map_or_else(|| self.value.is_none(py), |now| now.is(&self.value))
+        now.map_or_else(
+            || self.value.is_none(py),
+            |now| is_same(&now, self.value.bind(py)),
+        )
     }
 }
 
@@ -323,10 +340,22 @@ fn is_slot(key: &Bound<'_, PyAny>) -> bool {
     kind.name().is_ok_and(|name| name == "member_descriptor")
 }
 
+/// Whether something is `len` or `frozenset`, by which a container is known as a whole.
+fn is_of_container(key: &Bound<'_, PyAny>) -> bool {
+    let builtins = key.py().import(intern!(key.py(), "builtins"));
+    builtins.is_ok_and(|builtins| {
+        let is = |name| builtins.getattr(name).is_ok_and(|one| one.is(key));
+        is("len") || is("frozenset")
+    })
+}
+
 impl Step {
     /// What is there in a container or an object. What cannot be looked up is another one.
     #[inline]
     fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        if self.is_called {
+            return self.key.bind(container.py()).call1((container,)).ok();
+        }
         if let Ok(list) = container.cast::<PyList>() {
             return list.get_item(self.place?).ok();
         }
@@ -351,6 +380,10 @@ impl Step {
             return is_deque.then(|| container.get_item(place).ok()).flatten();
         }
         // Not by the attribute, which may be a property that runs code of the user's.
+        if let Ok(attributes) = raw::attributes(container) {
+            return attributes.get_item(&self.key).ok()?;
+        }
+        // Those of a thread have a way of their own.
         let attributes = container.getattr_opt(intern!(container.py(), "__dict__"));
         let attributes = attributes.ok().flatten()?;
         attributes.cast::<PyDict>().ok()?.get_item(&self.key).ok()?
