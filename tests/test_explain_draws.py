@@ -5,8 +5,10 @@ from __future__ import annotations
 import cProfile
 import random
 import sys
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -27,6 +29,39 @@ def test_random_numbers_of_python_are_frozen(lab: Lab) -> None:
         "y = x * random.uniform(1, 2)",
         "return y + generator.random()",
     ]
+
+
+def test_random_numbers_of_numpy_are_frozen_where_a_function_draws_them(lab: Lab) -> None:
+    def inner(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        return y * np.random.rand()
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        return inner(x) + float(np.random.default_rng(3).random())
+
+    (finding,) = cgraph.explain(body, fresh(lab, 8)).findings
+    assert (finding.kind, finding.severity) == ("host random", "frozen")
+    assert (finding.operator, finding.source) == (
+        "numpy.random",
+        "def inner(x: torch.Tensor) -> torch.Tensor:",
+    )
+    assert not cgraph.explain(lambda x: x * 2, fresh(lab, 8)).findings
+
+
+def test_what_an_import_draws_is_not_the_functions(
+    lab: Lab, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = "import random\ndef name():\n    return random.random()\nNAME = name()\n"
+    (tmp_path / "cg_drawing.py").write_text(text)
+    monkeypatch.syspath_prepend(str(tmp_path))
+
+    def body(x: torch.Tensor) -> torch.Tensor:
+        import cg_drawing  # type: ignore[import-not-found]
+
+        return x * cg_drawing.NAME  # type: ignore[no-any-return]
+
+    assert not cgraph.explain(body, fresh(lab, 8)).findings
+    monkeypatch.delitem(sys.modules, "cg_drawing")
 
 
 def test_a_profiler_that_is_there_hears_of_all_and_stays(lab: Lab) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import collections
 import copy
 import dataclasses
+import functools
 import gc
 import threading
 import time
@@ -318,3 +319,38 @@ def test_a_graphed_module_stays_so_through_its_methods(lab: Lab) -> None:
     x = fresh(lab, 3, 2)
     assert torch.equal(graphed(x), graphed.__wrapped__(x))
     assert states(graphed) == ["captured"]
+
+
+@pytest.mark.parametrize("takes_any", [False, True])
+def test_a_wrapper_may_hand_on_more_than_it_gets(lab: Lab, takes_any: bool) -> None:
+    calls = list[int]()
+
+    def with_table(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+        table = torch.arange(3.0, device=lab.device)
+
+        @functools.wraps(function)
+        def one(x: Tensor) -> Tensor:
+            calls.append(1)
+            return function(x, table)
+
+        @functools.wraps(function)
+        def anything(*args: Tensor) -> Tensor:
+            calls.append(1)
+            return function(*args, table)
+
+        return anything if takes_any else one
+
+    def lookup(x: Tensor, table: Tensor) -> Tensor:
+        return x * table
+
+    graphed = cgraph.graphed(with_table(lookup), measure=False)
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), x * torch.arange(3.0, device=lab.device))
+    assert states(graphed) == ["captured"] and graphed.report().keys[0].replays == 4
+    before = len(calls)
+    graphed(fresh(lab, 3))
+    assert len(calls) == before
+    with pytest.raises(TypeError, match="positional argument"):
+        graphed(x, x, x)
+    assert torch.equal(graphed(x), x * torch.arange(3.0, device=lab.device))

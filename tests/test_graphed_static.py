@@ -16,7 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 import cgraph
 from cgraph import eager_break
-from cgraph.errors import CaptureError, CompareError
+from cgraph.errors import ArgumentError, CaptureError, CompareError
 from graphed_calls import misses, states
 from graphed_objects import Own
 from lab import Lab, fresh
@@ -425,3 +425,39 @@ def test_a_static_view_whose_bytes_are_not_its_values_is_read_as_it_is(lab: Lab,
             assert_close(graphed(x, given), x * given)
     assert states(graphed) == ["captured", "eager"]
     assert "resolve_conj() or resolve_neg()" in str(graphed.report().keys[1].reason)
+
+
+def test_arguments_of_one_name_are_each_read_where_they_lie(lab: Lab) -> None:
+    values = [torch.full((3,), 10.0**place, device=lab.device) for place in range(4)]
+    parameters = nn.ParameterList(map(nn.Parameter, values)).requires_grad_(False)
+    linear = nn.Linear(3, 3), nn.Linear(3, 3)
+
+    def keyword(x: Tensor, *others: Tensor, w: Tensor) -> Tensor:
+        return x + others[0] + w + 0 * parameters[0]
+
+    def named(x: Tensor, caches: dict[Any, Tensor]) -> Tensor:
+        return x + caches[linear[0]] + caches[linear[1]]
+
+    graphed, other = cgraph.graphed(keyword), cgraph.graphed(named, static_argnums=1)
+    for one, two in ((0, 1), (2, 1), (3, 1), (3, 2)):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x, values[one], w=values[two]), x + values[one] + values[two])
+        given = parameters[one], parameters[two]
+        assert torch.equal(graphed(x, given[0], w=given[1]), x + values[one] + values[two])
+        # Their texts are the same.
+        caches = {linear[0]: values[one], linear[1]: values[two]}
+        assert torch.equal(other(x, caches), x + values[one] + values[two])
+    assert "others[0]: float32[3], w: float32[3]" in graphed.report().keys[0].key
+
+
+def test_a_name_of_a_keyword_is_that_of_no_other_argument(lab: Lab) -> None:
+    def run(x: Tensor, *others: Tensor, cache: Tensor) -> Tensor:
+        return x + others[0] + cache
+
+    cache = fresh(lab, 3)
+    graphed = cgraph.graphed(run, static_argnames="cache", static_argnums=0)
+    for _ in range(4):
+        x, other = fresh(lab, 3), fresh(lab, 3)
+        assert torch.equal(graphed(x, other, cache=cache), x + other + cache)
+    with pytest.raises(ArgumentError, match=r"static_argnums is \(1,\), expected places of x,"):
+        cgraph.graphed(lambda x, *, cache: x + cache, static_argnums=1)

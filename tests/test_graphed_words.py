@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -135,3 +136,31 @@ def test_a_module_that_moves_too_often_is_captured_as_often_as_is_said(lab: Lab)
     (key,) = graphed.report().keys
     assert runs.count(True) == 3
     assert [(one.argument, one.count) for one in key.rerecorded] == [("cache", 2)]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_what_is_refused_for_an_iterator_is_no_matter_of_random_numbers(lab: Lab) -> None:
+    def numbers() -> Iterator[int]:
+        yield from range(100)
+
+    source = numbers()
+    graphed = cgraph.graphed(lambda x: x * next(source))
+    for _ in range(2):
+        graphed(fresh(lab, 3))
+    (key,) = graphed.report().keys
+    assert "takes" in str(key.reason) or "take it before" in str(key.reason)
+    assert "register_generator_state" not in str(key.advice)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_a_pool_that_is_too_small_and_attributes_of_tensors_have_advice(lab: Lab) -> None:
+    pool = cgraph.MemPool(limit=2 << 20)
+    graphed = cgraph.graphed(lambda x: x * 2, pool=pool)
+    x = fresh(lab, 1 << 21)
+    assert torch.equal(graphed(x), x * 2)
+    assert "a larger limit= of the pool" in str(graphed.report().keys[0].advice)
+    tagged: Any = fresh(lab, 3)
+    tagged.tag = 2.0
+    other = cgraph.graphed(lambda x: x * getattr(x, "tag", 1.0))
+    assert torch.equal(other(tagged), tagged * 2)
+    assert other.report().keys[0].advice == "pass what they hold as arguments of their own"

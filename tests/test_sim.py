@@ -406,3 +406,19 @@ def test_a_capture_of_a_sparse_result_is_refused(sim: SimLab) -> None:
     other = cgraph.graphed(lambda x: x.to_sparse(), measure=False)
     with pytest.warns(UserWarning, match="runs eagerly"):
         assert other(torch.ones(2)).is_sparse
+
+
+def test_a_replay_computes_in_the_dtypes_of_the_capture_under_autocast(lab: Lab) -> None:
+    x, weight = fresh(lab, 8, 8), fresh(lab, 8, 8)
+    graph = cgraph.CUDAGraph()
+    with cgraph.graph(graph):
+        y = x @ weight
+    graph.replay()
+    lab.sync()
+    expected = y.clone()
+    y.fill_(77)
+    with torch.autocast(lab.device, torch.bfloat16):
+        graph.replay()
+    lab.sync()
+    assert y.dtype == torch.float32
+    torch.testing.assert_close(y, expected, rtol=0, atol=0)

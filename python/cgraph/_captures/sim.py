@@ -410,8 +410,9 @@ def _kernel(
     """What the node of an operator does."""
 
     def run() -> None:
-        # Whoever drives the simulator may be inside a capture: its modes are not for this.
-        with torch.no_grad(), _torch.without_modes():
+        # Whoever drives the simulator may be inside a capture, or under autocast: their modes are
+        # not for this.
+        with torch.no_grad(), _torch.without_modes(), _torch.without_autocast():
             args, kwargs = tree_unflatten([read() for read in readers], spec)
             result = func(*args, **kwargs)
             leaves = tree_flatten(result)[0]

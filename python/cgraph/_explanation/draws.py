@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from cgraph._explanation.findings import Log
-from cgraph._source import Place, user_place
+from cgraph._source import Place, is_omitted, user_place
 
 __all__ = ["draws_noted"]
 
@@ -25,15 +25,28 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
     """Note in the ``with`` block which lines draw or seed, of this thread.
 
     By a profiler, as nothing of torch's sees that. One that is there hears of all as well, but
-    beside one that is written in C nothing is noted; NumPy's calls no profiler hears of.
+    beside one that is written in C nothing is noted. No profiler hears of NumPy's calls: there the
+    line is that at which the function begins in which the shared state has changed.
 
     Args:
         log: Takes what is found.
         here: The line of the user's that runs.
     """
     before = sys.getprofile()
+    # Who has not imported it yet draws nothing.
+    numpy = sys.modules.get("numpy.random")
+    known = None if numpy is None else _state_of(numpy)
+
+    def look(frame: FrameType | None) -> None:
+        nonlocal known
+        if frame is not None and (now := _state_of(numpy)) != known:
+            known, place = now, (frame.f_code.co_filename, frame.f_code.co_firstlineno)
+            log.add("host random", "numpy.random", place)
 
     def heard(frame: FrameType, event: Any, function: Any) -> None:
+        is_at_end = event in ("call", "return")
+        if is_at_end and numpy is not None and not is_omitted(frame.f_code.co_filename):
+            look(frame.f_back if event == "call" else frame)
         if event == "c_call":
             owner, name = getattr(function, "__self__", None), function.__name__
             if isinstance(owner, torch.Generator):
@@ -60,10 +73,24 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
         sys.setprofile(before)
 
 
-def _is_of_function(frame: FrameType) -> bool:
+def _state_of(numpy: Any) -> object:
+    """Where the random numbers are that all of NumPy shares."""
+    state = numpy.get_state(legacy=False)
+    numbers = state["state"]
+    return numbers["pos"], numbers["key"].tobytes(), state["has_gauss"]
+
+
+def _is_of_function(frame: FrameType | None) -> bool:
+    """Whether a function of the user's draws there, and no import that it is the first to make."""
+    assert frame is not None
     name = str(frame.f_globals.get("__name__")).partition(".")[0]
-    is_known = name == "torch" or (name in sys.stdlib_module_names and name != "__main__")
-    return not is_known and frame.f_code.co_name != "<module>"
+    if name == "torch" or (name in sys.stdlib_module_names and name != "__main__"):
+        return False
+    while frame is not None and frame.f_globals.get("__name__") != __name__.rpartition(".")[0]:
+        if frame.f_code.co_filename.startswith("<frozen importlib"):
+            return False
+        frame = frame.f_back
+    return True
 
 
 def _is_told_of(frame: FrameType | None, generator: torch.Generator) -> bool:

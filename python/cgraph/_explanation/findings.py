@@ -150,7 +150,8 @@ _CALLS = {
 # What error texts say, of torch, of CUDA and of the simulator.
 _TEXTS = {
     "capturable": "optimizer",
-    "generator": "generator",
+    "CUDA generator": "generator",
+    "draws from a generator": "generator",
     "dependency created on uncaptured work": "outside wait",
     "STREAM_CAPTURE_ISOLATION": "outside wait",
     "legacy stream": "default stream",

@@ -297,7 +297,7 @@ class Capturing:
 
     def _search(self, call: Call, surroundings: Surroundings) -> Callable[[], Found]:
         """What finds tensors that the function may find elsewhere than in modules."""
-        constants = {leaf.name: leaf.value for leaf in call.leaves if leaf.kind == "constant"}
+        constants = [(leaf.name, leaf.value) for leaf in call.leaves if leaf.kind == "constant"]
         return functools.partial(found_tensors, self.function, surroundings.modules, constants)
 
     def followed(

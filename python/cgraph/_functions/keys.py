@@ -100,7 +100,7 @@ class Key:
         self.eager_calls = 0
         self.capture_seconds = 0.0
         self._past_replays = 0
-        self._addresses: dict[str, int] = {}
+        self._addresses: list[tuple[str, int]] = []
         self.surroundings: Surroundings | None = None
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
         self._moves: Counter[str] = Counter()
@@ -160,8 +160,8 @@ class Key:
         """The first tensor that is not where the graph reads it, if there is one."""
         if self.surroundings is not None and (moved := self.surroundings.moved) is not None:
             return moved
-        addresses = _addresses(call).items()
-        return next((name for name, at in addresses if self._addresses.get(name) != at), None)
+        pairs = zip(_addresses(call), self._addresses, strict=True)
+        return next((name for (name, at), (_, before) in pairs if at != before), None)
 
     def hold(
         self,
@@ -233,7 +233,7 @@ class Key:
         else:
             self._past_replays += sum(one.replays for one in entries)
         self.state, self.entry, self.padded, self.away = state, None, {}, None
-        self.surroundings, self._addresses, self.tried = None, {}, {}
+        self.surroundings, self._addresses, self.tried = None, [], {}
         recorded, self.recorded = self.recorded, None
         if recorded is not None:
             recorded.reset()
@@ -285,6 +285,6 @@ def modules_in_words(training: tuple[bool, ...], requires_grad: tuple[bool, ...]
     return ", ".join(words)
 
 
-def _addresses(call: Call) -> dict[str, int]:
+def _addresses(call: Call) -> list[tuple[str, int]]:
     """Where the tensors of a call lie that are not copied."""
-    return {leaf.name: leaf.value.data_ptr() for leaf in call.leaves if leaf.kind == "fixed"}
+    return [(leaf.name, leaf.value.data_ptr()) for leaf in call.leaves if leaf.kind == "fixed"]

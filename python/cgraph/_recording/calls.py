@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import inspect
 from collections.abc import Callable, Collection, Hashable, Iterator, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,7 @@ __all__ = [
     "copied",
 ]
 
+_ANY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
 # So many letters of a constant are shown.
 _LONG = 40
 
@@ -140,14 +141,12 @@ class Arguments:
         static_argnums: Collection[int],
         static_argnames: Collection[str],
     ) -> None:
+        # Those that may be given by place come first.
         self._names: list[str] = []
+        self._places = 0
         self._rest = "args"
-        self._signature: inspect.Signature | None = None
-        try:
-            self._signature = inspect.signature(function)
-            parameters = self._signature.parameters.values()
-        except (TypeError, ValueError):  # some functions of C have none
-            parameters = ()  # type: ignore[assignment]
+        self._signatures = _signatures_of(function)
+        parameters = self._signatures[0].parameters.values() if self._signatures else ()
         self._takes_any = {"place": not parameters, "name": not parameters}
         for parameter in parameters:
             if parameter.kind == parameter.VAR_POSITIONAL:
@@ -157,25 +156,25 @@ class Arguments:
                 self._takes_any["name"] = True
             else:
                 self._names.append(parameter.name)
+                self._places += parameter.kind != parameter.KEYWORD_ONLY
         self._keywords = _keywords_of(function)
         self._static_argnums = frozenset(static_argnums)
         self._static_argnames = frozenset(static_argnames)
         self.require_names("static_argnames", static_argnames)
-        if not self._takes_any["place"] and any(one >= len(self._names) for one in static_argnums):
+        if not self._takes_any["place"] and any(one >= self._places for one in static_argnums):
+            by_place = ", ".join(self._names[: self._places])
             raise ArgumentError(
                 f"static_argnums is {tuple(static_argnums)}, expected places of"
-                f" {', '.join(self._names) or 'no arguments'}, the first of which is 0"
+                f" {by_place or 'no arguments'}, the first of which is 0"
             )
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Whether the function can be called with these arguments, as far as is known."""
-        if self._signature is None:
-            return True
-        try:
-            self._signature.bind(*args, **kwargs)
-        except TypeError:
-            return False
-        return True
+        for signature in self._signatures:
+            with suppress(TypeError):
+                signature.bind(*args, **kwargs)
+                return True
+        return not self._signatures
 
     def require_names(self, option: str, given: Collection[str]) -> None:
         """Refuse an option that names arguments which the function does not have."""
@@ -194,12 +193,26 @@ class Arguments:
 
     def name(self, place: int) -> str:
         """The name of a positional argument."""
-        count = len(self._names)
+        count = self._places
         return self._names[place] if place < count else f"{self._rest}[{place - count}]"
 
     def is_static(self, place: int | None, name: str) -> bool:
         """Whether the tensors of an argument are read where they lie."""
         return name in self._static_argnames or place in self._static_argnums
+
+
+def _signatures_of(function: Callable[..., Any]) -> list[inspect.Signature]:
+    """How a function may be called, its names first; empty if nobody knows.
+
+    A wrapper that takes anything hands it to what it wraps, maybe with more of its own.
+    """
+    try:
+        own = inspect.signature(function, follow_wrapped=False)
+        wrapped = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions of C have none
+        return []
+    takes_any = any(one.kind in _ANY for one in own.parameters.values())
+    return [wrapped, own] if takes_any and own != wrapped else [own]
 
 
 def _keywords_of(function: Callable[..., Any]) -> frozenset[str]:

@@ -39,7 +39,7 @@ class NotReadyError(Exception):
     @property
     def ahead(self) -> CaptureError:
         """The error of a capture that comes before the first call."""
-        return CaptureError(f"{self}: call the function once before")
+        return CaptureError(f"{self}: if only a first call does so, call the function once before")
 
 
 class WarmupError(Exception):

@@ -23,6 +23,7 @@ FIXES = {
     "tensors inside": "pass them as arguments of their own, or register the class with"
     " torch.utils._pytree.register_pytree_node",
     "no memory of its own": "pass the tensors that it consists of, or a dense copy",
+    "attributes of a tensor": "pass what they hold as arguments of their own",
     "more than its elements": "pass the tensors that it consists of, or a dense copy",
     "TorchScript": "graph the module that was scripted: replays run no Python in between either",
     "an iterator": "pass a list or a tuple",
@@ -33,6 +34,8 @@ FIXES = {
     " before and behind the break on its own",
     "no rows": "nothing: there is no work to save",
     "the result has": "return tensors, numbers, strings, and tuples, lists or dictionaries of them",
+    "raised in the capture: OutOfMemoryError": "give the pool or the device more room: fewer or"
+    " smaller sizes=, max_graphs= or max_bytes=, a larger limit= of the pool; then call reset()",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
     " cgraph.explain(fn, *args) lists the operators that a capture refuses",
     "until its next call": "nothing, unless each call makes something new: do that before",

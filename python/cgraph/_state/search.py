@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import types
 from collections import UserDict, UserList, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -118,7 +118,7 @@ class _Argument(dict[str, Any]):
 
 
 def found_tensors(
-    function: object, modules: Iterable[torch.nn.Module], given: Mapping[str, object]
+    function: object, modules: Iterable[torch.nn.Module], given: Sequence[tuple[str, object]]
 ) -> Found:
     """Where a function finds tensors besides its arguments, and in plain attributes of modules.
 
@@ -128,7 +128,7 @@ def found_tensors(
     Args:
         function: The function.
         modules: Those that it reaches, whose parameters and buffers are left out.
-        given: Objects and classes among its arguments, by their names.
+        given: Objects and classes among its arguments, with their names.
     """
     parts = [part for module in modules for part in module.modules()]
     reached = Reached(function, parts)
@@ -144,7 +144,7 @@ def found_tensors(
 def _found(
     function: object,
     parts: Sequence[torch.nn.Module],
-    given: Mapping[str, object],
+    given: Sequence[tuple[str, object]],
     reached: Reached,
 ) -> tuple[Found, list[object], set[type]]:
     """The same from what its code comes to, with functions and classes of objects on named ways."""
@@ -155,7 +155,7 @@ def _found(
     plain = _Plain([], [], [])
     reads = Reads(reached)
     called: list[object] = []
-    for name, one in given.items():
+    for name, one in given:
         if issubclass(type(one), type):
             named += [(holder, frozenset()) for holder in _of_class(one, plain.add)]
         elif not issubclass(type(one), (*PLAIN, *LEAVES)):

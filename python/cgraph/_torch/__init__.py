@@ -43,6 +43,7 @@ from cgraph._torch.modes import (
     signature,
     storage_of,
     wait_between,
+    without_autocast,
     without_autocast_cache,
     without_gradients,
 )
@@ -245,6 +246,7 @@ __all__ = [
     "watch_captures",
     "watch_pools",
     "watch_routing",
+    "without_autocast",
     "without_autocast_cache",
     "without_gradients",
     "without_modes",

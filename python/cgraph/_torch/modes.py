@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import torch
@@ -21,6 +21,7 @@ __all__ = [
     "signature",
     "storage_of",
     "wait_between",
+    "without_autocast",
     "without_autocast_cache",
     "without_gradients",
 ]
@@ -57,6 +58,14 @@ def without_autocast_cache() -> Iterator[None]:
     finally:
         torch.set_autocast_cache_enabled(enabled)
         torch.clear_autocast_cache()
+
+
+def without_autocast() -> AbstractContextManager[Any]:
+    """A context in which operators of the CPU get what they are given, in its own dtype."""
+    if not torch.is_autocast_enabled("cpu"):
+        return nullcontext()
+    cache = torch.is_autocast_cache_enabled()
+    return torch.autocast("cpu", enabled=False, cache_enabled=cache)
 
 
 def without_gradients() -> AbstractContextManager[None]:
