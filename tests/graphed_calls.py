@@ -19,6 +19,7 @@ from cgraph.functions import GraphedFunction
 __all__ = [
     "agree",
     "eager_calls",
+    "long",
     "misses",
     "near",
     "numbers",
@@ -43,6 +44,11 @@ def agree(function: GraphedFunction, eager: Callable[..., Any], *args: Any, **kw
     wanted = [one for one in pytree.tree_leaves((own_args, own_kwargs)) if isinstance(one, Tensor)]
     assert_close(tensors, wanted, equal_nan=True, rtol=0, atol=0)
     poison(found)
+
+
+def long(value: Any) -> list[Any]:
+    """Equal values, too many for a graphed function to notice what becomes of them."""
+    return [value] * 100
 
 
 def poison(result: Any) -> None:

@@ -15,6 +15,7 @@ from broken import fork_and_break, scaled, thrice
 from cgraph import _driver
 from cgraph.errors import ArgumentError, CompareError
 from debug_calls import MANY, equal, graphed, line_of
+from graphed_calls import long
 from lab import Lab, SimLab, fresh
 
 
@@ -102,12 +103,12 @@ def test_padded_calls_equal_eager(lab: Lab, debug: str) -> None:
         assert equal(run(x), torch.relu(x) * 3)
 
 
-factor = 2.0
+factors = long(2.0)
 
 
 def stale(x: Tensor) -> dict[str, list[Tensor]]:
     y = torch.relu(x)
-    z = y * factor  # the stale line
+    z = y * factors[0]  # the stale line
     return {"out": [y, z + 1]}
 
 
@@ -117,9 +118,10 @@ def test_a_constant_that_has_changed_is_found_with_its_line(
 ) -> None:
     run, x = graphed(stale, debug), fresh(lab, 8).abs() + 1
     run(x)
-    monkeypatch.setitem(globals(), "factor", 3.0)
-    with pytest.raises(CompareError, match=r"stale.*Python ran only at the capture") as caught:
-        run(x)
+    with monkeypatch.context() as changed:
+        changed.setitem(globals(), "factors", long(3.0))
+        with pytest.raises(CompareError, match=r"stale.*Python ran only at the capture") as caught:
+            run(x)
     assert caught.value.output == "result['out'][1]"
     assert "aten.mul.Tensor" in str(caught.value.operator)
     assert line_of(__file__, "# the stale line") in str(caught.value.operator)
@@ -128,7 +130,7 @@ def test_a_constant_that_has_changed_is_found_with_its_line(
 
 
 def test_a_difference_leaves_all_state_as_before_the_call(lab: Lab) -> None:
-    total, x, by = fresh(lab, 8), fresh(lab, 8).abs() + 1, [2.0]
+    total, x, by = fresh(lab, 8), fresh(lab, 8).abs() + 1, long(2.0)
 
     def step(x: Tensor) -> Tensor:
         total.add_(torch.rand_like(x) + x * by[0])
@@ -149,7 +151,7 @@ def test_a_difference_leaves_all_state_as_before_the_call(lab: Lab) -> None:
 
 
 def test_another_way_through_python_is_named(lab: Lab) -> None:
-    way = ["sin"]
+    way = long("sin")
 
     def turn(x: Tensor) -> Tensor:
         y = x + 1
@@ -164,7 +166,7 @@ def test_another_way_through_python_is_named(lab: Lab) -> None:
 
 
 def test_a_loop_that_eager_runs_more_often_is_named(lab: Lab) -> None:
-    count = [2]
+    count = long(2)
 
     def loop(x: Tensor) -> Tensor:
         y = x + 1
@@ -180,7 +182,7 @@ def test_a_loop_that_eager_runs_more_often_is_named(lab: Lab) -> None:
 
 
 def test_operators_that_only_eager_runs_are_passed_over(lab: Lab) -> None:
-    by = [2.0]
+    by = long(2.0)
 
     def body(x: Tensor) -> Tensor:
         y = torch.relu(x) + 1
@@ -197,7 +199,7 @@ def test_operators_that_only_eager_runs_are_passed_over(lab: Lab) -> None:
 
 
 def test_the_segment_of_a_difference_is_named(lab: Lab) -> None:
-    add = [1.0]
+    add = long(1.0)
 
     def parts(x: Tensor) -> Tensor:
         y = scaled(x * 2)
@@ -212,22 +214,22 @@ def test_the_segment_of_a_difference_is_named(lab: Lab) -> None:
 
 def test_a_module_of_a_differing_operator_is_named(lab: Lab) -> None:
     class Shift(nn.Module):
-        by = 1.0
+        by = long(1.0)
 
         def forward(self, x: Tensor) -> Tensor:
             with cgraph.annotate("shift"):
-                return x + self.by
+                return x + self.by[0]
 
     module = nn.Sequential(nn.ReLU(), Shift())
     run, x = graphed(module, "compare"), fresh(lab, 8)
     run(x)
-    module[1].by = 2.0
+    module[1].by[0] = 2.0
     with pytest.raises(CompareError, match=r"in Sequential.1, shift"):
         run(x)
 
 
 def test_a_written_tensor_that_differs_is_named(lab: Lab) -> None:
-    by = [1.0]
+    by = long(1.0)
 
     def bump(cache: Tensor) -> None:
         cache.add_(by[0])
@@ -255,7 +257,7 @@ def test_a_buffer_that_the_graph_leaves_otherwise_is_named(lab: Lab) -> None:
 
 
 def test_autocast_is_compared_as_it_is(lab: Lab) -> None:
-    module, by = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(lab.device), [1.0]
+    module, by = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8)).to(lab.device), long(1.0)
     run, x = graphed(lambda x: module(module(x)) * by[0], "compare"), fresh(lab, 4, 8) + 1
     with torch.no_grad(), torch.autocast(lab.device, dtype=torch.bfloat16):
         run(x)
@@ -362,7 +364,7 @@ def test_errors_of_eager_runs_come_out_and_leave_state_as_before(lab: Lab) -> No
 
 
 def test_eager_mode_runs_python_at_each_call_into_the_same_memory(lab: Lab) -> None:
-    by = [2.0]
+    by = long(2.0)
     run, x = graphed(lambda x: x * by[0], "eager"), fresh(lab, 8)
     first = run(x)
     by[0] = 5.0
@@ -372,7 +374,7 @@ def test_eager_mode_runs_python_at_each_call_into_the_same_memory(lab: Lab) -> N
 
 
 def test_a_result_of_another_shape_is_refused_in_eager_mode(lab: Lab) -> None:
-    rows = [2]
+    rows = long(2)
     run, x = graphed(lambda x: x[: rows[0]] * 1, "eager"), fresh(lab, 8)
     run(x)
     rows[0] = 3
@@ -389,7 +391,7 @@ def test_a_wrong_word_is_refused_when_the_function_is_graphed(bad: Any) -> None:
 def test_the_environment_is_read_when_the_function_is_graphed(
     sim: SimLab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    by = [1.0]
+    by = long(1.0)
     monkeypatch.setenv("CGRAPH_DEBUG", "compare")
     run = cgraph.graphed(lambda x: x + by[0])
     without = cgraph.graphed(lambda x: x + by[0], debug="", on_held="ignore")
@@ -453,16 +455,16 @@ def test_sync_blames_no_operator_for_what_a_break_raises(lab: Lab) -> None:
 
 
 def test_a_result_of_more_values_is_named(lab: Lab) -> None:
-    count = 2
-    run = cgraph.graphed(lambda x: (x * 2,) * count, debug="compare")
+    count = long(2)
+    run = cgraph.graphed(lambda x: (x * 2,) * count[0], debug="compare")
     run(fresh(lab, 3))
-    count = 3
+    count[0] = 3
     with pytest.raises(CompareError, match="returns 3 values, and the capture returned 2"):
         run(fresh(lab, 3))
 
 
 def test_a_result_that_is_put_together_another_way_is_named(lab: Lab) -> None:
-    names = ["a"]
+    names = long("a")
     function = cgraph.graphed(lambda x: {names[-1]: x * 2}, debug="compare")
     x = fresh(lab, 3)
     assert list(function(x)) == ["a"]

@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from cgraph.errors import CompareError, StateError
 from debug_calls import MANY, equal, graphed, line_of
+from graphed_calls import long
 from lab import Lab, SimLab, fresh
 
 
@@ -28,7 +29,7 @@ def test_with_gradients_results_and_gradients_equal_eager(lab: Lab, debug: str) 
 
 
 def test_a_forward_pass_that_differs_is_found_with_gradients(lab: Lab) -> None:
-    module, by = nn.Linear(8, 8).to(lab.device), [1.0]
+    module, by = nn.Linear(8, 8).to(lab.device), long(1.0)
 
     def forward(x: Tensor) -> Tensor:
         return module(x) * by[0]  # scaled
@@ -43,7 +44,7 @@ def test_a_forward_pass_that_differs_is_found_with_gradients(lab: Lab) -> None:
 
 
 def test_a_padded_forward_pass_that_differs_is_found_with_gradients(lab: Lab) -> None:
-    module, by = nn.Linear(8, 8).to(lab.device), [1.0]
+    module, by = nn.Linear(8, 8).to(lab.device), long(1.0)
     run = graphed(lambda x: module(x) * by[0], "compare", sizes=[4])
     x = fresh(lab, 3, 8)
     assert equal(run(x), module(x))
@@ -55,7 +56,7 @@ def test_a_padded_forward_pass_that_differs_is_found_with_gradients(lab: Lab) ->
 class Scaled(torch.autograd.Function):
     """Doubles, with a backward pass that somebody can change."""
 
-    by = 2.0
+    by = long(2.0)
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -63,13 +64,13 @@ class Scaled(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        return gradient * Scaled.by
+        return gradient * Scaled.by[0]
 
 
 @pytest.fixture
 def backward_by(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Sets what gradients are multiplied by; it is 2 again afterwards."""
-    return lambda by: monkeypatch.setattr(Scaled, "by", by)
+    return lambda by: monkeypatch.setattr(Scaled, "by", long(by))
 
 
 @pytest.mark.parametrize("named", ["x", "weight"])
@@ -143,7 +144,7 @@ def test_gradients_of_an_argument_that_is_given_twice_are_compared_one_by_one(la
 
 
 def test_a_difference_with_gradients_leaves_all_state_as_before_the_call(lab: Lab) -> None:
-    module, by = nn.BatchNorm1d(4).to(lab.device), [1.0]
+    module, by = nn.BatchNorm1d(4).to(lab.device), long(1.0)
 
     def body(x: Tensor) -> Tensor:
         return nn.functional.dropout(module(x), 0.3) * by[0]
@@ -268,7 +269,7 @@ def inside(x: Tensor, index: Tensor) -> Tensor:
 
         @staticmethod
         def backward(ctx: Any, gradient: Tensor) -> Tensor:
-            return gradient.index_select(0, index) * Scaled.by
+            return gradient.index_select(0, index) * Scaled.by[0]
 
     own = x.detach().requires_grad_()
     (found,) = torch.autograd.grad(Picking.apply(own).sum(), own)

@@ -61,7 +61,7 @@ def test_what_an_import_draws_is_not_the_functions(
         return x * cg_drawing.NAME  # type: ignore[no-any-return]
 
     assert not cgraph.explain(body, fresh(lab, 8)).findings
-    monkeypatch.delitem(sys.modules, "cg_drawing")
+    del sys.modules["cg_drawing"]
 
 
 def test_a_profiler_that_is_there_hears_of_all_and_stays(lab: Lab) -> None:

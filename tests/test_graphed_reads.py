@@ -310,12 +310,13 @@ def test_constants_of_installed_libraries_are_not_watched(
 ) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
-    (folder / "cg_installed.py").write_text("BY = 2.0\ndef times(x):\n    return x * BY\n")
+    name = f"cg_installed_{lab.device}"
+    (folder / f"{name}.py").write_text("BY = 2.0\ndef times(x):\n    return x * BY\n")
     monkeypatch.syspath_prepend(str(folder))
-    library = importlib.import_module("cg_installed")
+    library = importlib.import_module(name)
     graphed = cgraph.graphed(library.times, measure=False)
     x = fresh(lab, 3)
     assert torch.equal(graphed(x), x * 2)
     library.BY = 3.0
     assert torch.equal(graphed(x), x * 2)
-    monkeypatch.delitem(sys.modules, "cg_installed")
+    del sys.modules[name]

@@ -410,6 +410,7 @@ def test_a_capture_of_a_sparse_result_is_refused(sim: SimLab) -> None:
 
 def test_a_replay_computes_in_the_dtypes_of_the_capture_under_autocast(lab: Lab) -> None:
     x, weight = fresh(lab, 8, 8), fresh(lab, 8, 8)
+    torch.mm(x, weight)  # what loads its library
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph):
         y = x @ weight

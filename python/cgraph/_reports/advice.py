@@ -34,8 +34,6 @@ FIXES = {
     " before and behind the break on its own",
     "no rows": "nothing: there is no work to save",
     "the result has": "return tensors, numbers, strings, and tuples, lists or dictionaries of them",
-    "raised in the capture: OutOfMemoryError": "give the pool or the device more room: fewer or"
-    " smaller sizes=, max_graphs= or max_bytes=, a larger limit= of the pool; then call reset()",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
     " cgraph.explain(fn, *args) lists the operators that a capture refuses",
     "until its next call": "nothing, unless each call makes something new: do that before",
@@ -49,6 +47,11 @@ _OF_FUNCTION = "raised in the capture: CaptureError: the function"
 _AS_SAID = (
     "do what the reason says, and call reset(); where Python is to run in each call, as for a log,"
     " mark that with @cgraph.eager_break"
+)
+_OF_MEMORY = "raised in the capture: OutOfMemoryError"
+_MORE_ROOM = (
+    "give the pool or the device more room: fewer or smaller sizes=, max_graphs= or max_bytes=, a"
+    " larger limit= of the pool; then call reset()"
 )
 _UNDECIDED = (
     "capture it ahead of time with .capture(), outside of checkpoints and while no other thread"
@@ -92,6 +95,8 @@ def _fix(reason: str) -> str:
     """The fix of the reason that a reason begins with."""
     if reason.startswith(_OF_FUNCTION):
         return _AS_SAID
+    if reason.startswith(_OF_MEMORY):
+        return _MORE_ROOM
     known = (fix for words, fix in FIXES.items() if reason.lower().startswith(words.lower()))
     return next(known, _ELSE)
 
