@@ -20,7 +20,8 @@ from cgraph._functions.places import Places
 from cgraph._functions.ready import Ready
 from cgraph._functions.together import Together
 from cgraph._recording import refusals
-from cgraph._recording.calls import Arguments, Call
+from cgraph._recording.arguments import Arguments
+from cgraph._recording.calls import Call
 from cgraph._recording.capture import record
 from cgraph._recording.conditions import NotReadyError, WarmupError
 from cgraph._recording.held import Holding

@@ -16,7 +16,8 @@ from cgraph._functions.keys import Key
 from cgraph._functions.native import entry_of_call
 from cgraph._functions.padding.trying import Padding
 from cgraph._recording import refusals
-from cgraph._recording.calls import Arguments, Call
+from cgraph._recording.arguments import Arguments
+from cgraph._recording.calls import Call
 from cgraph._recording.conditions import NotReadyError, WarmupError
 from cgraph._recording.options import Options
 from cgraph._recording.refusals import OF_WAITING, ResultError
