@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 import enum
 import functools
+import gc
 import importlib
 import random
 import sys
 import types
 import warnings
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -320,3 +322,19 @@ def test_constants_of_installed_libraries_are_not_watched(
     library.BY = 3.0
     assert torch.equal(graphed(x), x * 2)
     del sys.modules[name]
+
+
+def test_numbers_of_modules_that_are_gone_are_not_kept(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda engine, x: engine(x), max_graphs=1, measure=False)
+    gone: list[weakref.ref[Tensor]] = []
+    with torch.no_grad():
+        # What some modules among the arguments have is remembered.
+        for scale in range(24):
+            engine = Engine().to(lab.device)
+            engine.scale = float(scale)
+            for _ in range(2):
+                x = fresh(lab, 4, 3)
+                assert_close(graphed(engine, x), engine(x))
+            gone.append(weakref.ref(engine.layer.weight))
+    gc.collect()
+    assert sum(one() is not None for one in gone) <= 17

@@ -324,7 +324,7 @@ class Capturing:
         # Where the call itself has moved something, the next one captures anew.
         holders = [*recorded.used, *recorded.reads]
         if (holders or full) and surroundings.moved is None:
-            self._values.note(recorded.reads)
+            self._values.note(recorded)
             return surroundings.with_holders(holders, full)
         return surroundings
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any
@@ -125,31 +127,52 @@ class Reads:
 
 
 class Values:
-    """The numbers and texts that captures have read, as they were when they were read first."""
+    """The numbers and texts that graphs have read, as they were when they were read first.
+
+    Nothing is kept for graphs that are gone.
+    """
 
     def __init__(self) -> None:
+        # Replaced as a whole: graphs may go at any time, on any thread.
         self._first: dict[Place, Holder] = {}
+        self._readers: dict[weakref.ref[Any], frozenset[Place]] = {}
         self._fixed: Any = None
 
-    def note(self, found: Iterable[Holder]) -> None:
-        """Note places, those that are known by what was there first."""
-        before = len(self._first)
-        for one in found:
-            if not isinstance(one.value, _CALLED):
-                self._first.setdefault(place_of(one), one)
-        if len(self._first) > before:
-            places = ((one.owner, one.name, one.value, one.path) for one in self._first.values())
-            self._fixed = _torch.fixed(places, [], [], [], [])
+    def note(self, reader: Any) -> None:
+        """Note the places that a graph reads, those that are known by what was there first.
+
+        Args:
+            reader: What has the graph; as its ``reads``, where they are.
+        """
+        found = {place_of(one): one for one in reader.reads if not isinstance(one.value, _CALLED)}
+        if found:
+            forget = functools.partial(Values._forget, weakref.ref(self))
+            self._readers[weakref.ref(reader, forget)] = frozenset(found)
+            self._first = {**found, **self._first}
+            self._fixed = None
 
     @property
     def others(self) -> Iterator[tuple[Place, Holder, Any]]:
         """The places of those that are others now, where they are and what is there."""
-        if self._fixed is None or self._fixed.is_in_place(False, hooks=False):
+        first = self._first
+        if self._fixed is None:
+            places = ((one.owner, one.name, one.value, one.path) for one in first.values())
+            self._fixed = _torch.fixed(places, [], [], [], [])
+        if self._fixed.is_in_place(False, hooks=False):
             return
-        for place, one in self._first.items():
+        for place, one in first.items():
             now = one.now
             if (now is None or is_number(now)) and not is_alike(now, one.value):
                 yield place, one, now
+
+    @staticmethod
+    def _forget(values: weakref.ref[Values], reader: weakref.ref[Any]) -> None:
+        """Let go of what only a graph has read that is gone."""
+        if (one := values()) is not None and reader in one._readers:
+            del one._readers[reader]
+            used = frozenset[Place]().union(*one._readers.values())
+            one._first = {place: held for place, held in one._first.items() if place in used}
+            one._fixed = None
 
     def key(self) -> frozenset[tuple[Place, Constant]]:
         """What calls have in common that find the same ones."""
@@ -157,14 +180,14 @@ class Values:
 
     def words(self) -> list[str]:
         """Those that are others now, in words."""
-        words = (f"{_in_words(one)} = {now!r:.40}" for _, one, now in self.others)
+        words = (f"{_in_words(one)} = {_text_of(now):.40}" for _, one, now in self.others)
         # A class has what its objects have.
         return [*dict.fromkeys(words)]
 
     def clear(self) -> None:
         """Forget all."""
-        self._first.clear()
-        self._fixed = None
+        self._first, self._fixed = {}, None
+        self._readers.clear()
 
 
 def still_there(found: Iterable[Holder], but: AbstractSet[Place]) -> list[Holder]:
@@ -207,6 +230,13 @@ def _places_of(one: Holder) -> Iterator[Place]:
 def _in_words(one: Holder) -> str:
     last = one.path[-1] if one.path else None
     return f"len({one.title})" if last is len else one.title
+
+
+def _text_of(value: object) -> str:
+    try:
+        return repr(value)
+    except Exception:  # whatever a class of the user's raises
+        return object.__repr__(value)
 
 
 def _counts(value: object) -> bool:
