@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import cgraph
 from cgraph._recording.recorded import Recorded
 from cgraph.errors import CaptureError, StateError
 from graphed_calls import resetting, states
-from lab import Lab, fresh
+from lab import Lab, SimLab, fresh
 
 
 def tripled(x: Tensor) -> Tensor:
@@ -129,3 +130,43 @@ def test_a_frozen_function_says_that_it_knows_the_arguments_given_otherwise(
     for other in ((x, "c"), (fresh(lab, 2), "b")):
         with pytest.raises(StateError, match=r"\): capture it before freeze"):
             graphed(*other)
+
+
+@pytest.mark.parametrize("kind", ["plain", "padded", "module", "gradients", "break"])
+def test_a_function_that_is_let_go_gives_its_memory_back_at_once(lab: Lab, kind: str) -> None:
+    module = nn.Linear(3, 3).to(lab.device)
+    makers: dict[str, Callable[[], Any]] = {
+        "plain": lambda: cgraph.graphed(lambda x: x * 2),
+        "padded": lambda: cgraph.graphed(lambda x: x * 2, sizes=[2, 4]),
+        "module": lambda: cgraph.graphed(module),
+        "gradients": lambda: cgraph.graphed(module),
+        "break": lambda: cgraph.graphed(lambda x: cgraph.eager_break(torch.sin)(x * 2) + 1),
+    }
+
+    def held() -> int:
+        if isinstance(lab, SimLab):
+            return lab.simulator.live()["execs"]
+        return torch.cuda.memory_allocated()
+
+    def use() -> int:
+        graphed = makers[kind]()
+        for rows in (3, 3, 2):
+            result = graphed(fresh(lab, rows, 3))
+            if kind == "gradients":
+                result.sum().backward()
+                module.zero_grad()
+            del result
+        lab.sync()
+        return held()
+
+    with torch.set_grad_enabled(kind == "gradients"):
+        use()  # what is loaded once
+        gc.collect()
+        gc.disable()
+        try:
+            before = held()
+            assert use() > before
+            lab.sync()
+            assert held() == before
+        finally:
+            gc.enable()

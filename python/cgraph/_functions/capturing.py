@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import functools
+import weakref
 from collections.abc import Callable, Hashable, Sequence
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -44,7 +45,7 @@ class Capturing:
     """The keys of a graphed function, and its captures.
 
     Args:
-        dispatcher: Finds native entries.
+        dispatcher: Finds native entries. It has this, and is not kept alive.
         function: What is captured.
         arguments: How its arguments are called.
         options: The function's options.
@@ -70,6 +71,8 @@ class Capturing:
         turn: _core.Turn,
     ) -> None:
         self.keys: dict[Hashable, Key] = {}
+        # Who lets a function go wants its memory at once, and not when garbage is collected.
+        dispatcher = cast(_core.Dispatcher, weakref.proxy(dispatcher))
         self._dispatcher = dispatcher
         self._arguments = arguments
         self.function = function

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import traceback
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -91,7 +92,9 @@ class Serving:
         self._arguments = arguments
         self._raises = options.on_fail == "raise"
         self._turn = turn
-        self._padding = Padding(self, capturing, options)
+        # Which is not to keep it alive.
+        serving: Any = weakref.proxy(self)
+        self._padding = Padding(serving, capturing, options)
         # What was said of calls that run eagerly.
         self._told: set[str] = set()
 
