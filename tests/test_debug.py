@@ -243,14 +243,24 @@ def test_a_written_tensor_that_differs_is_named(lab: Lab) -> None:
 
 
 def test_a_buffer_that_the_graph_leaves_otherwise_is_named(lab: Lab) -> None:
-    module = nn.BatchNorm1d(8).to(lab.device)
+    momentum = long(0.1)
+
+    class Norm(nn.BatchNorm1d):
+        def forward(self, x: Tensor) -> Tensor:
+            assert self.running_mean is not None and self.num_batches_tracked is not None
+            self.num_batches_tracked.add_(1)
+            self.running_mean.lerp_(x.mean(0), momentum[0])
+            return nn.functional.batch_norm(x, None, None, training=True)
+
+    module = Norm(8).to(lab.device)
     run, x = graphed(module, "compare"), fresh(lab, 16, 8) + 3
     with torch.no_grad():
         run(x)
+        assert module.num_batches_tracked is not None
         count = module.num_batches_tracked.clone()
         assert equal(run(x), nn.functional.batch_norm(x, None, None, training=True))
         assert torch.equal(module.num_batches_tracked, count + 1)
-        module.momentum = 0.9
+        momentum[0] = 0.9
         with pytest.raises(CompareError) as caught:
             run(x)
         assert caught.value.output == "running_mean"

@@ -578,6 +578,8 @@ class Fixed:
     ) -> Self: ...
     def is_in_place(self, grad: bool, hooks: bool = True) -> bool:
         """Whether all is as it was."""
+    def moved_holders(self) -> list[int]:
+        """The places of those holders where something else is."""
 
 @final
 class Flags:

@@ -206,12 +206,7 @@ pub(crate) fn is_item(
     name: &Bound<'_, PyString>,
     value: &Bound<'_, PyAny>,
 ) -> bool {
-    // SAFETY: all are alive and the interpreter is held. What is found is compared as an address.
-    let found = unsafe { pyo3::ffi::PyDict_GetItemWithError(dict.as_ptr(), name.as_ptr()) };
-    if found.is_null() {
-        drop(PyErr::take(dict.py()));
-    }
-    found == value.as_ptr()
+    item(dict, name) == Some(value.as_ptr())
 }
 
 /// The same, where None stands for an item that is not there, too.
@@ -221,14 +216,17 @@ pub(crate) fn is_item_or_none(
     name: &Bound<'_, PyString>,
     value: &Bound<'_, PyAny>,
 ) -> bool {
-    // SAFETY: as above.
+    item(dict, name)
+        .is_some_and(|item| item == value.as_ptr() || (item.is_null() && value.is_none()))
+}
+
+/// The address of an item, null where there is none; none if the look-up has failed, as by a key of the
+/// user's that is compared with the name.
+#[inline]
+fn item(dict: &Bound<'_, PyDict>, name: &Bound<'_, PyString>) -> Option<*mut pyo3::ffi::PyObject> {
+    // SAFETY: both are alive and the interpreter is held. What is found is compared as an address.
     let found = unsafe { pyo3::ffi::PyDict_GetItemWithError(dict.as_ptr(), name.as_ptr()) };
-    if found.is_null() {
-        // A text has a hash.
-        drop(PyErr::take(dict.py()));
-        return value.is_none();
-    }
-    found == value.as_ptr()
+    (!found.is_null() || PyErr::take(dict.py()).is_none()).then_some(found)
 }
 
 /// How many references an object has.

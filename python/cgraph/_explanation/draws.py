@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
@@ -26,7 +27,8 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
 
     By a profiler, as nothing of torch's sees that. One that is there hears of all as well, but
     beside one that is written in C nothing is noted. No profiler hears of NumPy's calls: there the
-    line is that at which the function begins in which the shared state has changed.
+    line is that at which the function begins in which the shared state has changed, also by
+    another thread.
 
     Args:
         log: Takes what is found.
@@ -75,9 +77,7 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
 
 def _state_of(numpy: Any) -> object:
     """Where the random numbers are that all of NumPy shares."""
-    state = numpy.get_state(legacy=False)
-    numbers = state["state"]
-    return numbers["pos"], numbers["key"].tobytes(), state["has_gauss"]
+    return pickle.dumps(numpy.get_state(legacy=False))
 
 
 def _is_of_function(frame: FrameType | None) -> bool:

@@ -33,7 +33,7 @@ from cgraph._recording.training import Trained, train_or_record
 from cgraph._source import user_line
 from cgraph._state.holders import Holder
 from cgraph._state.reach import Reach, Surroundings
-from cgraph._state.reads import Values
+from cgraph._state.reads import Values, in_words, key_of
 from cgraph._state.search import Found, found_tensors
 from cgraph._text import plural
 from cgraph.errors import CaptureError, StateError, add_note
@@ -82,7 +82,8 @@ class Capturing:
         self._reach = Reach(function, turn)
         # Leaves to whose gradients calls may add, and which captures have found without any.
         self._without: dict[int, _torch.TensorWeakRef] = {}
-        self._values = Values()
+        # By the modules among the arguments.
+        self._values: dict[tuple[int, ...], Values] = {}
         # Of the call whose key was asked for last.
         self._reached: Surroundings | None = None
         self.rows = Rows(options)
@@ -151,7 +152,7 @@ class Capturing:
         words.append(modules_in_words(identity.training, identity.requires_grad))
         if identity.gradients:
             words.append(f"{plural(len(identity.gradients), 'gradient')} before")
-        words += self._values.words() if identity.values else []
+        words += in_words(self._values_of(call).changed())
         words = [one for one in words if one]
         return self._remember(identity, Key(", ".join(words), sorted(words)))
 
@@ -217,8 +218,16 @@ class Capturing:
         requires_grad = surroundings.requires_grad if call.mode.grad else ()
         leaves = ((number, reference()) for number, reference in self._without.items())
         there = (number for number, one in leaves if one is not None and one.grad is not None)
-        found = frozenset(there), self._values.key()
-        return Identity(call.key(), training, requires_grad, _driver.number(), *found)
+        gradients, values = frozenset(there), key_of(self._values_of(call).changed())
+        arguments = call.key(), training, requires_grad, _driver.number()
+        return Identity(*arguments, gradients=gradients, values=values)
+
+    def reads_values(self, call: Call) -> bool:
+        """Whether a graph of such calls has read numbers, which keys have in common."""
+        return self._values_of(call).are_any
+
+    def _values_of(self, call: Call) -> Values:
+        return self._values.setdefault(tuple(map(id, call.modules)), Values())
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails.
@@ -327,7 +336,12 @@ class Capturing:
         # Where the call itself has moved something, the next one captures anew.
         holders = [*recorded.used, *recorded.reads]
         if (holders or full) and surroundings.moved is None:
-            self._values.note(recorded)
+            values = self._values_of(call)
+            # What was not there at this capture, and is part of the key.
+            known = {(id(one.owner), one.name, one.path) for one in recorded.reads}
+            changed = values.changed()
+            holders += [one._replace(value=now) for way, one, now in changed if way not in known]
+            values.note(recorded)
             return surroundings.with_holders(holders, full)
         return surroundings
 

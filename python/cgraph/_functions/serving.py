@@ -272,8 +272,9 @@ class Serving:
         # An entry would keep modules that are new in each call, and it does not compare which
         # tensors of those that the function itself reaches require gradients.
         is_same = not call.modules and not (call.mode.grad and reached.requires_grad)
-        # It would also come before the entry of the key that this one is beside.
-        is_same = is_same and not key.is_beside
+        # It would also come before the entries of the key that this one is beside, and of those
+        # with other numbers.
+        is_same = is_same and not key.is_beside and not capturing.reads_values(call)
         if call.is_native and is_same and not capturing.limits.is_of_many(reason):
             entry = entry_of_call(self._function, call, reached, reached.flags)
             capturing.add(call, entry)

@@ -27,6 +27,7 @@ __all__ = [
     "is_number",
     "is_torchs",
     "made_numbers",
+    "parts_of",
     "place_of",
     "put_back_whole",
     "registered_in",
@@ -328,10 +329,13 @@ def _is_frozen(kind: type) -> bool:
 
 def is_another(now: object, then: object) -> bool:
     """Whether a number or text is another one now."""
-    if now is then or (one := _numbers_in(now)) is None:
-        return False
-    other = _numbers_in(then)
-    return other is None or [*map(Constant, one)] != [*map(Constant, other)]
+    return now is not then and (one := parts_of(now)) is not None and one != parts_of(then)
+
+
+def parts_of(value: object) -> tuple[Constant, ...] | None:
+    """What a number, a text or something of some consists of, to be compared; None for all else."""
+    found = _numbers_in(value)
+    return None if found is None else tuple(map(Constant, found))
 
 
 def changes(name: str, before: object, now: object = None) -> str:

@@ -13,13 +13,14 @@ import threading
 import types
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from cgraph import _core
 
 __all__ = [
+    "Loads",
     "Reached",
     "asks_for_gradients",
     "globals_in",
@@ -35,6 +36,28 @@ __all__ = [
 _NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
 
 
+class Loads(NamedTuple):
+    """Names that code loads the values of.
+
+    Attributes:
+        own: Those of attributes of the first argument, as of ``self``.
+        others: Those of attributes of anything else.
+        variables: Those of globals.
+        words: Those in texts, as keys of dictionaries are.
+        asked: The same where code asks for attributes by texts.
+    """
+
+    own: frozenset[str] = frozenset()
+    others: frozenset[str] = frozenset()
+    variables: frozenset[str] = frozenset()
+    words: frozenset[str] = frozenset()
+    asked: frozenset[str] = frozenset()
+
+    def joined(self, *more: Loads) -> Loads:
+        """All of them."""
+        return Loads(*(one.union(*rest) for one, *rest in zip(self, *more, strict=True)))
+
+
 class Reached:
     """What the code of a function comes to, with functions and methods of the user's that it names.
 
@@ -48,10 +71,10 @@ class Reached:
         kinds: The classes of the user's whose methods are among them.
         draws: Whether it names the random numbers that all of Python or NumPy share.
         has_breaks: Whether breaks are among them.
-        reads: The names of globals and attributes whose values functions of the user's may read,
-            but for what breaks call: that runs in each call.
-        stores: Those that they assign, with these.
-        cells: The numbers of the variables that they close over, without these and libraries.
+        reads: What functions of the user's may read the value of, but for what breaks call: that
+            runs in each call.
+        stores: The names of globals and attributes that breaks assign.
+        cells: The numbers of the variables that such functions close over, but for libraries.
     """
 
     def __init__(self, function: object, parts: Iterable[torch.nn.Module]) -> None:
@@ -59,7 +82,7 @@ class Reached:
         self.functions: dict[int, Any] = {}
         self.kinds: set[type] = set()
         self.draws = self.has_breaks = False
-        self.reads: set[str] = set()
+        self.reads = Loads()
         self.stores: set[str] = set()
         self.cells: set[int] = set()
         # What was seen stays alive, as long as it is known by its number.
@@ -111,9 +134,10 @@ class Reached:
                 if is_users(one.__globals__.get("__name__")):
                     self.functions[id(one)] = one
                     self.kinds.update(() if owner is None else (owner,))
-                    self.stores |= stored_in(one.__code__)
-                    if not is_in_break:
-                        self.reads |= read_in(one.__code__)
+                    if is_in_break:
+                        self.stores |= stored_in(one.__code__)
+                    else:
+                        self.reads = self.reads.joined(loads_in(one.__code__))
                     if not is_in_break and not is_installed(one.__globals__["__name__"]):
                         self.cells.update(map(id, one.__closure__ or ()))
             elif isinstance(one, types.MethodType) and is_users(type(one.__self__).__module__):
@@ -251,8 +275,13 @@ def is_users(module: object) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def is_installed(module: str) -> bool:
-    """Whether a module, by its name, is of a library, and none that its user may be writing."""
+def is_installed(module: object) -> bool:
+    """Whether a module, by its name, is of a library, and none that its user may be writing.
+
+    Hundreds of its constants may be named, which nobody changes.
+    """
+    if not isinstance(module, str):
+        return False
     file = getattr(sys.modules.get(module), "__file__", None) or ""
     return not _PLACES.isdisjoint(file.replace("\\", "/").split("/"))
 
@@ -295,11 +324,21 @@ def names_of(code: types.CodeType) -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=4096)
-def read_in(code: types.CodeType) -> frozenset[str]:
-    """The same without what is only called as a method, or assigned."""
-    loads = (one for one in dis.get_instructions(code) if one.opname in _READS)
-    names = (str(one.argval) for one in loads if not _is_of_method(one))
-    return frozenset(names).union(_words_in(code), *map(read_in, _inner(code)))
+def loads_in(code: types.CodeType) -> Loads:
+    """What code loads as a value, with the functions defined in it."""
+    own, others, variables = set[str](), set[str](), set[str]()
+    itself = code.co_varnames[:1] if code.co_argcount else ()
+    before: dis.Instruction | None = None
+    for one in dis.get_instructions(code):
+        if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_FROM"):
+            variables.add(str(one.argval))
+        elif one.opname in _ATTRIBUTES and not _is_called_or_stored(one, before):
+            (own if _loads(before, itself) else others).add(str(one.argval))
+        before = one
+    words = _words_in(code)
+    asked = words if _ASKING.intersection(code.co_names) else set[str]()
+    found = Loads(*map(frozenset, (own, others, variables, words, asked)))
+    return found.joined(*map(loads_in, _inner(code)))
 
 
 @functools.lru_cache(maxsize=4096)
@@ -317,13 +356,24 @@ def _inner(code: types.CodeType) -> list[types.CodeType]:
 
 def _words_in(code: types.CodeType) -> set[str]:
     """What texts in code may name."""
-    texts = (one for one in code.co_consts if isinstance(one, str) and len(one) < _LONG)
+    groups = (one for one in code.co_consts if isinstance(one, tuple | frozenset))
+    constants = (*code.co_consts, *(one for group in groups for one in group))
+    texts = (one for one in constants if isinstance(one, str) and len(one) < _LONG)
     return {word for text in texts for word in text.split(".") if word.isidentifier()}
 
 
-def _is_of_method(one: dis.Instruction) -> bool:
-    """Whether an instruction loads an attribute to call it as a method."""
-    return one.opname == "LOAD_ATTR" and sys.version_info >= (3, 12) and bool((one.arg or 0) & 1)
+def _is_called_or_stored(one: dis.Instruction, before: dis.Instruction | None) -> bool:
+    """Whether an attribute is loaded to call it as a method, or to be assigned, as by ``+=``."""
+    is_method = sys.version_info >= (3, 12) and one.opname == "LOAD_ATTR" and (one.arg or 0) & 1
+    return bool(is_method) or (before is not None and before.opname in ("COPY", "DUP_TOP"))
+
+
+def _loads(one: dis.Instruction | None, names: tuple[str, ...]) -> bool:
+    """Whether an instruction loads one of these variables, as the last one of several."""
+    if one is None or not one.opname.startswith("LOAD_FAST"):
+        return False
+    last = one.argval[-1] if isinstance(one.argval, tuple) else one.argval
+    return last in names
 
 
 # What makes an object is called before anybody has it, and what shows and compares one names all
@@ -351,7 +401,8 @@ _MOST_FUNCTIONS = 256
 # Longer texts are no names.
 _LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
-_READS = ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_ATTR", "LOAD_SUPER_ATTR")
+_ATTRIBUTES = ("LOAD_ATTR", "LOAD_SUPER_ATTR")
+_ASKING = frozenset({"getattr", "hasattr", "attrgetter"})
 _STORES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR")
 _PLACES = frozenset({"site-packages", "dist-packages"})
 _UNASSIGNED = types.CellType()

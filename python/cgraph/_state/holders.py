@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import threading
 import types
@@ -17,6 +18,7 @@ from cgraph._state.constants import Constant
 from cgraph.errors import CaptureError
 
 __all__ = [
+    "Aspect",
     "Holder",
     "is_same_function",
     "put_back_numbers",
@@ -29,6 +31,23 @@ __all__ = [
 ]
 
 
+class Aspect(enum.Enum):
+    """What a container or an object is known by as a whole."""
+
+    KIND = "kind"
+    LENGTH = "length"
+    CONTENT = "content"
+
+    def of(self, value: object) -> object:
+        """The class, how many items there are, or all of a set; None where it is no such thing."""
+        kind = type(value)
+        if self is Aspect.KIND:
+            return kind
+        if self is Aspect.LENGTH:
+            return len(value) if kind in (list, tuple, dict) else None  # type: ignore[arg-type]
+        return frozenset(value) if kind is set else None  # type: ignore[call-overload]
+
+
 class Holder(NamedTuple):
     """Where something is found.
 
@@ -37,7 +56,7 @@ class Holder(NamedTuple):
         name: The name of an item or attribute.
         value: What is there, or at the end of the path.
         path: Keys of dictionaries, places in lists and tuples, and attributes and slots of objects
-            that lead on from there; at the end maybe ``len`` or ``frozenset``, of a container.
+            that lead on from there; at the end maybe an :class:`Aspect` of what is there.
         is_deep: Whether there are attributes of objects among them.
         is_named: Whether code of the function, or of what it calls, has the names on the way.
         functions: Where the functions are, one in the other, that have the owner.
@@ -86,7 +105,7 @@ class Holder(NamedTuple):
     @property
     def title(self) -> str:
         """The name of the slot, variable, item or attribute that it is in."""
-        path = [one for one in self.path if not _is_of_container(one)]
+        path = [one for one in self.path if type(one) is not Aspect]
         last = path[-1] if path else None
         name = last if isinstance(last, str) else getattr(last, "__name__", None)
         return str(name or self.variable or self.name)
@@ -309,8 +328,8 @@ def _own_attributes(owner: object) -> dict[str, Any]:
 
 def _item(owner: Any, name: Any) -> Any:
     """What a container or an object has, by no code of the user's."""
-    if _is_of_container(name):
-        return name(owner)
+    if type(name) is Aspect:
+        return name.of(owner)
     if isinstance(owner, dict):
         # Not by the operator, for which a dictionary with defaults makes what is missing.
         return dict.get(owner, name)
@@ -323,8 +342,3 @@ def _item(owner: Any, name: Any) -> Any:
     if isinstance(name, types.MemberDescriptorType):
         return name.__get__(owner)
     return _own_attributes(owner)[name]
-
-
-def _is_of_container(name: Any) -> bool:
-    """Whether a way ends here, with how many items there are, or with all of a set."""
-    return name is len or name is frozenset

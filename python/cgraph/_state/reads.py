@@ -5,125 +5,210 @@ from __future__ import annotations
 import functools
 import types
 import weakref
+from collections import deque
 from collections.abc import Iterable, Iterator
 from collections.abc import Set as AbstractSet
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from cgraph import _torch
-from cgraph._state.attributes import Place, is_another, is_number, is_torchs, place_of
-from cgraph._state.code import Reached, is_installed
-from cgraph._state.constants import Constant
-from cgraph._state.holders import Holder, slots_of, vars_of
-from cgraph._state.surroundings import FUNCTIONS
-from cgraph._state.surroundings import Constant as Stays
+from cgraph import _core, _torch
+from cgraph._state.attributes import Place, is_number, is_torchs, parts_of, place_of
+from cgraph._state.code import Reached, is_installed, is_looked_into, is_users
+from cgraph._state.holders import Aspect, Holder, slots_of, vars_of
+from cgraph._state.surroundings import FUNCTIONS, places_of
+from cgraph._state.surroundings import Constant as Default
 
-__all__ = ["Reads", "Values", "is_alike", "still_there"]
+__all__ = ["Reads", "Values", "in_words", "is_alike", "key_of", "still_there"]
 
-# No more are compared at each call, and longer lists are of data.
-_MOST, _LONGEST = 512, 64
-_CALLED = (*FUNCTIONS, types.BuiltinFunctionType)
-_KEYS = (str, int, types.MemberDescriptorType)
-_IN_SETS = (int, float, str, type(None))
+# No more are compared at each call, and longer containers are of data.
+_MOST, _LONGEST = 4096, 64
+# Of these it matters which one it is.
+_CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
+_DATA = (torch.Tensor, list, tuple, dict, set)
+_OF_TENSORS = frozenset(
+    name for name in dir(torch.Tensor) if not callable(getattr(torch.Tensor, name, None))
+)
 
 
 class Reads:
     """The places of numbers, texts and functions that the code of a function reads.
 
-    Also those where None is. Not those of torch's own modules, but for how much these drop.
+    Also those where None is. Of torch's own modules only what the user's code reads of them, and
+    what :func:`cgraph._torch.settings_of` names.
 
     Args:
         reached: What its code comes to.
-
-    Attributes:
-        found: The places.
     """
 
     def __init__(self, reached: Reached) -> None:
-        self.found: list[Holder] = []
         self._reached = reached
-        self._known: set[Place] = set()
-        # The dictionaries of those objects that were added.
+        self._loads = reached.reads
+        # Whoever loads these from anything but ``self`` has a tensor.
+        self._of_objects = self._loads.others - _OF_TENSORS
+        # The likely ones first: there may be too many.
+        self._near: dict[_Way, Holder] = {}
+        self._inside: dict[_Way, Holder] = {}
+        self._of_parts: dict[_Way, Holder] = {}
+        # The dictionaries of objects that were added, and containers that were looked into.
         self._objects: set[int] = set()
+        self._seen: set[int] = set()
+        self._of_kinds: dict[type, list[tuple[str, Any]]] = {}
+
+    @property
+    def found(self) -> list[Holder]:
+        """The places."""
+        return [*self._near.values(), *self._inside.values(), *self._of_parts.values()][:_MOST]
+
+    def add_function(self, function: object) -> None:
+        """Add functions and classes that a function finds in variables."""
+        for one in places_of(function):
+            is_variable = isinstance(one.owner, types.CellType) or _is_scope(one.owner)
+            if is_variable and issubclass(type(one.value), _CALLED) and self._begins(one):
+                self._add(self._near, one)
+                self._add_class(one.value)
 
     def add(self, found: Iterable[Holder]) -> None:
-        """Add places of variables, or of attributes, if the code reads these."""
+        """Add numbers and texts in variables and classes, if the code reads these."""
         for one in found:
             if id(one.owner) not in self._objects and self._begins(one):
-                self._add(one, one.owner, one.name)
+                self._add(self._near, one)
 
-    def add_object(self, one: Any) -> None:
-        """Add what a module, or the object of a method, has of itself and by its class."""
-        own = vars(one) if isinstance(one, torch.nn.Module) else vars_of(one)
+    def add_object(self, one: Any, *, is_part: bool) -> None:
+        """Add what an object has of itself and by its class.
+
+        Args:
+            one: A module, or the object of a method.
+            is_part: Whether it is a module, of which there may be many.
+        """
+        own = vars(one) if is_part else vars_of(one)
         if id(own) in self._objects:
             return
         self._objects.add(id(own))
-        if is_torchs(one):
-            if _torch.drops(one) and one.training:
-                self._add(Holder(own, "p", own.get("p")), own, "p")
-            return
+        found = self._of_parts if is_part else self._near
+        if is_part:
+            for name in _torch.settings_of(one):
+                self._add(found, Holder(own, name, own.get(name)))
+        is_of_torch = is_part and is_torchs(one)
         for name, value in [*own.items()]:
             # Modules that train, or do not, have keys of their own.
-            if name != "training" and self._is_read(name, value):
-                self._add(Holder(own, name, value), own, name)
-        kind = type(one)
-        for name, value in _of_classes(kind):
-            if name not in own and self._is_read(name, value):
+            is_read = name in self._of_objects if is_of_torch else self._is_read(name, value)
+            if is_read and name != "training":
+                self._add(found, Holder(own, name, value))
+                self._add_class(value)
+        for name, value in [] if is_of_torch else self._of_class(type(one)):
+            if name not in own:
                 # It may get one of its own.
-                self._add(Holder(own, name, None), own, name)
-                if not _is_of_library(kind):
-                    self._add(Holder(kind, name, value), kind, name)
+                self._add(found, Holder(own, name, None))
+                self._add(found, Holder(type(one), name, value))
 
-    def add_inside(self, way: Holder, value: Any, is_object: bool) -> None:
+    def add_inside(self, way: Holder, value: Any) -> None:
         """Add what an object or a container has, at the end of a way that the code names."""
+        if is_number(value) or not self._begins(way) or len(way.path) >= _MOST_STEPS:
+            return
+        if id(value) in self._seen:
+            # On this way, too, there may be another one.
+            self._add(self._inside, way, is_any=True)
+            return
+        self._seen.add(id(value))
+        items = self._items_of(value)
+        if items is not None and len(items) <= _LONGEST:
+            for name, one in items:
+                if type(name) in (str, int, types.MemberDescriptorType, Aspect):
+                    self._add(self._inside, way._replace(value=one, path=(*way.path, name)))
+                    self._add_class(one)
+
+    def _items_of(self, value: Any) -> list[tuple[Any, Any]] | None:
+        """What is read of an object or a container; None if that is nothing."""
         kind = type(value)
-        if not self._begins(way) or (kind is tuple and is_number(value)):
-            return
-        if is_object:
-            items = [*slots_of(value), *vars_of(value).items()]
-            items = [one for one in items if self._is_read(_name(one[0]), one[1])]
-        elif issubclass(kind, dict):
-            items = [*dict.copy(value).items()]
-            if not all(_counts(one) for _, one in items):
-                # It has things of many kinds, of which code names those that it wants.
-                items = [one for one in items if one[0] in self._reached.reads]
-        elif issubclass(kind, list | tuple):
-            items = [*enumerate([*value])]
-        elif kind is set and all(issubclass(type(one), _IN_SETS) for one in set.copy(value)):
+        if issubclass(kind, dict):
+            items = [*dict.items(dict.copy(value))]
+            if all(_is_watched(one) for _, one in items):
+                # One that is empty may be for tables, which calls make.
+                has_length = kind is dict and bool(items)
+                return [*items, *_whole(kind, len(items) if has_length else None)]
+            # It has things of many kinds, of which code names those that it wants.
+            words = self._loads.words
+            items = [one for one in items if type(one[0]) is str and one[0] in words]
+            return [*items, *_whole(kind, None)]
+        if issubclass(kind, list | tuple | deque):
+            base: Any = next(one for one in (list, tuple, deque) if issubclass(kind, one))
+            items = [*enumerate([*base.__iter__(value)])]
+            # Lists of tensors, and of what may have some, are data that calls make.
+            is_data = any(issubclass(type(one), _DATA) and not is_value(one) for _, one in items)
+            has_length = kind in (list, tuple) and not is_data
+            return [*items, *_whole(kind, len(items) if has_length else None)]
+        if kind is set:
+            kinds = set(map(type, set.copy(value))) if len(value) <= _LONGEST else {object}
             # There is no way to an item.
-            items = [(frozenset, frozenset(value))]
-        else:
-            return
-        # One that is empty may be for tables, which calls make.
-        has_length = bool(items) if kind is dict else kind is list
-        has_end = _counts if kind is dict else _counts_or_is_part
-        if has_length and all(has_end(one) for _, one in items):
-            items.append((len, len(value)))
-        if len(items) > _LONGEST:
-            return
-        for name, one in items:
-            if isinstance(name, _KEYS) or name is len or name is frozenset:
-                self._add(way._replace(value=one, path=(*way.path, name)), value, name)
+            is_plain = kinds <= {str} or kinds <= {int}
+            return [(Aspect.CONTENT, frozenset(value))] if is_plain else None
+        if not is_looked_into(kind) or issubclass(kind, torch.nn.Module):
+            return None
+        own = vars_of(value)
+        items = [*slots_of(value), *dict.copy(own).items()]
+        items = [one for one in items if self._is_read(_name(one[0]), one[1], is_behind=True)]
+        for name, one in self._of_class(kind):
+            if name not in own:
+                items.append((name, None))
+                self._add(self._near, Holder(kind, name, one))
+        return [*items, *_whole(kind, None)]
+
+    def _add_class(self, value: object) -> None:
+        """Add what a class has that is found somewhere."""
+        if issubclass(type(value), type) and is_users(vars(value).get("__module__")):
+            for name, one in self._of_class(value):  # type: ignore[arg-type]
+                self._add(self._near, Holder(value, name, one))
+
+    def _of_class(self, kind: type) -> list[tuple[str, Any]]:
+        """What a class has that code reads, but for what binds to its objects."""
+        if kind not in self._of_kinds:
+            found: dict[str, Any] = {}
+            for base in reversed(kind.__mro__):
+                found.update(vars(base))
+            is_of_library = is_installed(vars(kind).get("__module__"))
+            self._of_kinds[kind] = [
+                (name, value)
+                for name, value in found.items()
+                if not is_of_library
+                and (value is None or is_number(value))
+                and not name.startswith("__")
+                and self._is_read(name, value)
+            ]
+        return self._of_kinds[kind]
 
     def _begins(self, way: Holder) -> bool:
         """Whether the code reads what a way begins with."""
-        if isinstance(way.owner, types.CellType):
-            return id(way.owner) in self._reached.cells
-        if isinstance(way.owner, Stays) or _is_of_library(way.owner):
+        owner, name = way.owner, way.name
+        if isinstance(owner, types.CellType):
+            return id(owner) in self._reached.cells
+        if _is_scope(owner):
+            named = name in self._loads.variables or self._is_read(name, way.value)
+            return named and not is_installed(owner.get("__name__"))
+        if issubclass(type(owner), type):
+            is_of_library = is_installed(vars(owner).get("__module__"))
+            return not is_of_library and self._is_read(name, way.value)
+        # Defaults and given arguments stay, and what is behind them may not.
+        if isinstance(owner, Default):
+            return bool(way.path) or not _is_watched(way.value)
+        return id(owner) not in self._objects or self._is_read(name, way.value)
+
+    def _is_read(self, name: Any, value: Any, *, is_behind: bool = False) -> bool:
+        """Whether code loads an attribute; one that is behind others by any name."""
+        loads = self._loads
+        if self._reached.has_breaks and name in self._reached.stores:
+            # What breaks assign is theirs.
             return False
-        return self._is_read(way.name, way.value)
+        is_called = not is_value(value) and name in self._reached.names
+        others = loads.others if is_behind else self._of_objects
+        return name in loads.own or name in others or name in loads.asked or is_called
 
-    def _is_read(self, name: Any, value: Any) -> bool:
-        names = self._reached.names if isinstance(value, _CALLED) else self._reached.reads
-        # What breaks assign is theirs.
-        return name in names and not (self._reached.has_breaks and name in self._reached.stores)
+    def _add(self, found: dict[_Way, Holder], one: Holder, *, is_any: bool = False) -> None:
+        if is_any or _is_watched(one.value):
+            found.setdefault((id(one.owner), one.name, one.path), one)
 
-    def _add(self, one: Holder, container: Any, name: Any) -> None:
-        place = id(container), _name(name)
-        if len(self.found) < _MOST and place not in self._known and _counts(one.value):
-            self._known.add(place)
-            self.found.append(one)
+
+_Way = tuple[int, str, tuple[Any, ...]]
 
 
 class Values:
@@ -133,10 +218,14 @@ class Values:
     """
 
     def __init__(self) -> None:
-        # Replaced as a whole: graphs may go at any time, on any thread.
-        self._first: dict[Place, Holder] = {}
+        # Graphs may go at any time, on any thread: it is replaced as a whole.
+        self._known = _Known({}, None)
         self._readers: dict[weakref.ref[Any], frozenset[Place]] = {}
-        self._fixed: Any = None
+
+    @property
+    def are_any(self) -> bool:
+        """Whether a graph has read some."""
+        return bool(self._known.first)
 
     def note(self, reader: Any) -> None:
         """Note the places that a graph reads, those that are known by what was there first.
@@ -144,26 +233,32 @@ class Values:
         Args:
             reader: What has the graph; as its ``reads``, where they are.
         """
-        found = {place_of(one): one for one in reader.reads if not isinstance(one.value, _CALLED)}
+        found = {_way(one): one for one in reader.reads if is_value(one.value)}
         if found:
             forget = functools.partial(Values._forget, weakref.ref(self))
             self._readers[weakref.ref(reader, forget)] = frozenset(found)
-            self._first = {**found, **self._first}
-            self._fixed = None
+            self._known = _Known({**found, **self._known.first}, None)
 
-    @property
-    def others(self) -> Iterator[tuple[Place, Holder, Any]]:
+    def changed(self) -> list[tuple[Place, Holder, Any]]:
         """The places of those that are others now, where they are and what is there."""
-        first = self._first
-        if self._fixed is None:
-            places = ((one.owner, one.name, one.value, one.path) for one in first.values())
-            self._fixed = _torch.fixed(places, [], [], [], [])
-        if self._fixed.is_in_place(False, hooks=False):
-            return
-        for place, one in first.items():
-            now = one.now
-            if (now is None or is_number(now)) and not is_alike(now, one.value):
-                yield place, one, now
+        known = self._known
+        if not known.first:
+            return []
+        if known.fixed is None:
+            places = ((one.owner, one.name, one.value, one.path) for one in known.first.values())
+            before, known = known, known._replace(fixed=_torch.fixed(places, [], [], [], []))
+            if self._known is before:
+                self._known = known
+        assert known.fixed is not None
+        items = [*known.first.items()]
+        moved = (items[place] for place in known.fixed.moved_holders())
+        with_now = ((place, one, one.now) for place, one in moved)
+        return [one for one in with_now if is_value(one[2]) and not is_alike(one[2], one[1].value)]
+
+    def clear(self) -> None:
+        """Forget all."""
+        self._known = _Known({}, None)
+        self._readers.clear()
 
     @staticmethod
     def _forget(values: weakref.ref[Values], reader: weakref.ref[Any]) -> None:
@@ -171,50 +266,74 @@ class Values:
         if (one := values()) is not None and reader in one._readers:
             del one._readers[reader]
             used = frozenset[Place]().union(*one._readers.values())
-            one._first = {place: held for place, held in one._first.items() if place in used}
-            one._fixed = None
+            first = {place: held for place, held in one._known.first.items() if place in used}
+            one._known = _Known(first, None)
 
-    def key(self) -> frozenset[tuple[Place, Constant]]:
-        """What calls have in common that find the same ones."""
-        return frozenset((place, Constant(now)) for place, _, now in self.others)
 
-    def words(self) -> list[str]:
-        """Those that are others now, in words."""
-        words = (f"{_in_words(one)} = {_text_of(now):.40}" for _, one, now in self.others)
-        # A class has what its objects have.
-        return [*dict.fromkeys(words)]
+class _Known(NamedTuple):
+    """What is known of values: where they were first, and the same for the native comparison."""
 
-    def clear(self) -> None:
-        """Forget all."""
-        self._first, self._fixed = {}, None
-        self._readers.clear()
+    first: dict[Place, Holder]
+    fixed: _core.Fixed | None
+
+
+def key_of(changed: Iterable[tuple[Place, Holder, Any]]) -> frozenset[tuple[Place, Any]]:
+    """What calls have in common that find the same values."""
+    return frozenset((place, parts_of(now)) for place, _, now in changed)
+
+
+def in_words(changed: Iterable[tuple[Place, Holder, Any]]) -> list[str]:
+    """Values that have changed, in words; each once, as a class has what its objects have."""
+    return [*dict.fromkeys(f"{_title(one)} = {_text_of(now):.40}" for _, one, now in changed)]
 
 
 def still_there(found: Iterable[Holder], but: AbstractSet[Place]) -> list[Holder]:
     """The places where what was found is still there after a capture.
 
+    Also where another thread has put another number meanwhile: the next call captures anew.
+
     Args:
         found: The places before it.
         but: Places that breaks change.
     """
-    there = (one for one in found if is_alike(one.now, one.value))
+
+    def is_kept(one: Holder) -> bool:
+        now = one.now
+        is_aspect = bool(one.path) and type(one.path[-1]) is Aspect
+        return is_alike(now, one.value) or (
+            is_number(now) and is_number(one.value) and not is_aspect
+        )
+
+    there = (one for one in found if is_kept(one))
     return [one for one in there if not but or but.isdisjoint(_places_of(one))]
 
 
 def is_alike(now: object, then: object) -> bool:
     """Whether a value is the same object, or a number or text that equals it."""
-    return now is then or (is_number(now) and is_number(then) and not is_another(now, then))
+    return now is then or (is_number(now) and parts_of(now) == parts_of(then))
 
 
-def _is_of_library(owner: Any) -> bool:
-    """Whether something is a class, or the names of a module, of an installed library.
+def is_value(value: object) -> bool:
+    """Whether a value is a number, a text or None."""
+    return value is None or is_number(value)
 
-    Hundreds of its constants may be named, which nobody changes.
-    """
-    name = owner.__module__ if isinstance(owner, type) else None
-    if type(owner) is dict and "__file__" in owner:
-        name = owner.get("__name__")
-    return is_installed(name) if isinstance(name, str) else False
+
+def _whole(kind: type, length: int | None) -> list[tuple[Aspect, Any]]:
+    """What something is known by besides its items."""
+    return [(Aspect.KIND, kind), *([] if length is None else [(Aspect.LENGTH, length)])]
+
+
+def _is_watched(value: object) -> bool:
+    return is_value(value) or issubclass(type(value), _CALLED)
+
+
+def _is_scope(owner: object) -> bool:
+    """Whether something has the globals of a module of Python's."""
+    return type(owner) is dict and "__name__" in owner and "__builtins__" in owner
+
+
+def _way(one: Holder) -> Place:
+    return id(one.owner), one.name, one.path
 
 
 def _places_of(one: Holder) -> Iterator[Place]:
@@ -227,9 +346,12 @@ def _places_of(one: Holder) -> Iterator[Place]:
         yield id(vars_of(container)), one.path[-1]
 
 
-def _in_words(one: Holder) -> str:
-    last = one.path[-1] if one.path else None
-    return f"len({one.title})" if last is len else one.title
+def _title(one: Holder) -> str:
+    """The way in words, as ``config.scale``."""
+    names = [one.variable or one.name, *map(_name, one.path)]
+    *names, last = names if type(names[-1]) is Aspect else (*names, None)
+    text = ".".join(map(str, names))
+    return f"len({text})" if last is Aspect.LENGTH else text
 
 
 def _text_of(value: object) -> str:
@@ -239,25 +361,9 @@ def _text_of(value: object) -> str:
         return object.__repr__(value)
 
 
-def _counts(value: object) -> bool:
-    return value is None or isinstance(value, _CALLED) or is_number(value)
-
-
-def _counts_or_is_part(value: object) -> bool:
-    return _counts(value) or isinstance(value, torch.nn.Module)
-
-
 def _name(name: Any) -> Any:
     return name.__name__ if isinstance(name, types.MemberDescriptorType) else name
 
 
-def _of_classes(kind: type) -> list[tuple[str, Any]]:
-    """What classes of the user's have that counts, but for what binds to their objects."""
-    found: dict[str, Any] = {}
-    for base in reversed(kind.__mro__):
-        found.update(vars(base))
-    return [
-        (name, value)
-        for name, value in found.items()
-        if (value is None or is_number(value)) and not name.startswith("__")
-    ]
+# Of a way.
+_MOST_STEPS = 6

@@ -169,9 +169,12 @@ def _found(
     behind_given: list[Holder] = []
     methods = (one for one in reached.functions.values() if type(one) is types.MethodType)
     owners = [one.__self__ for one in methods]
-    for one in (*owners, *parts):
-        reads.add_object(one)
-    reads.add((*plain.numbers, *plain.empty, *plain.far))
+    for one in owners if issubclass(type(function), FUNCTIONS) else [*owners, function]:
+        reads.add_object(one, is_part=issubclass(type(one), torch.nn.Module))
+    for part in parts:
+        reads.add_object(part, is_part=True)
+    for one in reached.functions.values():
+        reads.add_function(one)
     attributes = {id(values): values for values in map(vars_of, owners)}
     attributes |= {id(values): values for values in _set_on_tensors_of(parts)}
     dictionaries: dict[int, dict[Any, Any]] = {}
@@ -221,8 +224,8 @@ def _found(
         if len(items) > left:
             continue
         left -= len(items)
-        if holder.is_named and not isinstance(holder.owner, (_Argument, Constant)):
-            reads.add_inside(holder, value, is_object and is_looked_into(type(value)))
+        if holder.is_named and not isinstance(holder.owner, _Argument):
+            reads.add_inside(holder, value)
         if holder.is_named and is_object and not is_module and is_looked_into(type(value)):
             if type(value) not in kinds:
                 kinds.add(type(value))
@@ -253,6 +256,7 @@ def _found(
                 holder.variable,
             )
             (named if step.is_named else others).append((step, around))
+    reads.add((*plain.numbers, *plain.empty, *plain.far))
     found = Found(
         holders,
         [*attributes.values()],

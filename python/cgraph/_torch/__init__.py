@@ -52,7 +52,6 @@ from cgraph._torch.modules import (
     OF_ITSELF,
     HooksOf,
     call_forward,
-    drops,
     fixed,
     follow_modules,
     hook_count,
@@ -62,6 +61,7 @@ from cgraph._torch.modules import (
     hooks_of_users,
     knows_its_weights,
     note_weights,
+    settings_of,
     steps_noted,
 )
 from cgraph._torch.native import mode_addresses, tensor_reader, transform_keys
@@ -168,7 +168,6 @@ __all__ = [
     "current_stream",
     "current_stream_source",
     "demangled",
-    "drops",
     "empty_cache",
     "end_draws",
     "end_routing",
@@ -226,6 +225,7 @@ __all__ = [
     "release_outliving",
     "require_cuda",
     "sequence_of",
+    "settings_of",
     "share_tracing_rules",
     "signature",
     "span_of",

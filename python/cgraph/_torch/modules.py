@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import optimizer as torch_optimizer
 from torch.utils.hooks import RemovableHandle
@@ -21,7 +22,6 @@ __all__ = [
     "OF_ITSELF",
     "HooksOf",
     "call_forward",
-    "drops",
     "fixed",
     "follow_modules",
     "hook_count",
@@ -31,6 +31,7 @@ __all__ = [
     "hooks_of_users",
     "knows_its_weights",
     "note_weights",
+    "settings_of",
     "steps_noted",
 ]
 
@@ -77,9 +78,13 @@ def knows_its_weights(module: torch.nn.Module) -> bool:
     return isinstance(module, torch.nn.RNNBase) or type(module).__module__.startswith("torch.nn.")
 
 
-def drops(module: torch.nn.Module) -> bool:
-    """Whether a module is one of torch's that drop some of what they are given."""
-    return isinstance(module, _DropoutNd)
+def settings_of(module: torch.nn.Module) -> tuple[str, ...]:
+    """The names of numbers that callers may change while a module of torch's trains."""
+    if not module.training:
+        return ()
+    if isinstance(module, _DropoutNd):
+        return ("p",)
+    return ("momentum",) if isinstance(module, _NormBase) else ()
 
 
 def note_weights(module: torch.nn.Module) -> None:

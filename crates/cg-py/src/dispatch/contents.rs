@@ -1,7 +1,11 @@
 //! `Contents`: what dictionaries held at one moment.
 
+use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString, PyTuple};
+use pyo3::types::{
+    PyBytes, PyComplex, PyComplexMethods, PyDict, PyFloat, PyFrozenSet, PyInt, PyList, PyString,
+    PyTuple,
+};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw;
@@ -114,7 +118,7 @@ impl Content {
 }
 
 /// Whether a value is the very same object, or one that is equal: a number, a text, a tuple of these, a
-/// set of some that cannot change, or a list of the same objects. None of them runs Python code when it is compared.
+/// frozen set of some, or a list of the same objects. None of them runs Python code when it is compared.
 #[inline]
 pub(super) fn is_same(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
     now.is(then) || is_equal(now, then)
@@ -134,14 +138,73 @@ fn is_equal(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> bool {
         let mut pairs = now.iter().zip(then.iter());
         return now.len() == then.len() && pairs.all(|(now, then)| now.is(&then));
     }
-    if let (Ok(now), Ok(then)) = (now.cast_exact::<PyTuple>(), then.cast_exact::<PyTuple>()) {
+    if let (Ok(now), Ok(then)) = (now.cast::<PyTuple>(), then.cast::<PyTuple>()) {
         let mut pairs = now.iter().zip(then.iter());
-        return now.len() == then.len() && pairs.all(|(now, then)| is_same(&now, &then));
+        return is_compared_as_tuple(now)
+            && now.len() == then.len()
+            && pairs.all(|(now, then)| is_same(&now, &then));
+    }
+    if let (Ok(now), Ok(then)) = (
+        now.cast_exact::<PyFrozenSet>(),
+        then.cast_exact::<PyFrozenSet>(),
+    ) {
+        return are_equal_sets(now, then);
+    }
+    if let (Ok(now), Ok(then)) = (
+        now.cast_exact::<PyComplex>(),
+        then.cast_exact::<PyComplex>(),
+    ) {
+        let bits = |one: &Bound<'_, PyComplex>| (one.real().to_bits(), one.imag().to_bits());
+        return bits(now) == bits(then);
+    }
+    if is_of(now, "numpy.") && is_of(then, "numpy.") {
+        return are_same_bytes(now, then).unwrap_or(false);
     }
     let is_plain = now.is_exact_instance_of::<PyInt>()
         || now.is_exact_instance_of::<PyString>()
-        || now.is_exact_instance_of::<PyFrozenSet>();
+        || now.is_exact_instance_of::<PyBytes>()
+        || is_of(now, "torch.device");
     is_plain && now.eq(then).unwrap_or(false)
+}
+
+/// Whether two sets have equal members, of one class of texts or whole numbers: 1 and True are two.
+fn are_equal_sets(now: &Bound<'_, PyFrozenSet>, then: &Bound<'_, PyFrozenSet>) -> bool {
+    let are = |is: fn(&Bound<'_, PyAny>) -> bool| {
+        now.iter().all(|one| is(&one)) && then.iter().all(|one| is(&one))
+    };
+    let are_of_one = are(|one| one.is_exact_instance_of::<PyInt>())
+        || are(|one| one.is_exact_instance_of::<PyString>());
+    are_of_one && now.eq(then).unwrap_or(false)
+}
+
+/// Whether a tuple is one of Python's, or of a derived class that compares nothing in its own way, as
+/// `torch.Size` and named ones.
+fn is_compared_as_tuple(value: &Bound<'_, PyTuple>) -> bool {
+    let name = intern!(value.py(), "__eq__");
+    if value.is_exact_instance_of::<PyTuple>() {
+        return true;
+    }
+    let base = value.py().get_type::<PyTuple>().getattr(name);
+    let own = value.get_type().getattr(name);
+    own.ok()
+        .zip(base.ok())
+        .is_some_and(|(own, base)| own.is(&base))
+}
+
+/// Whether the name of something's class begins so.
+fn is_of(value: &Bound<'_, PyAny>, name: &str) -> bool {
+    let own = value.get_type().fully_qualified_name();
+    own.is_ok_and(|own| own.to_string_lossy().starts_with(name))
+}
+
+/// Whether two of NumPy's numbers have the same bytes; arrays are never alike.
+fn are_same_bytes(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> PyResult<bool> {
+    let name = intern!(now.py(), "tobytes");
+    let generic = now.py().import(intern!(now.py(), "numpy"))?;
+    if !now.is_instance(&generic.getattr(intern!(now.py(), "generic"))?)? {
+        return Ok(false);
+    }
+    now.call_method0(name)?.eq(then.call_method0(name)?)
 }
 
 /// Whether two names are equal strings. Others might run Python code that changes the dictionary.

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList, PyString, PyTuple};
+use pyo3::types::{PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::{Contents, Items, is_same, items_of};
@@ -80,12 +80,20 @@ struct Holder {
 }
 
 /// A key of a dictionary, a place in a list, a tuple or a deque, the name of an attribute, the
-/// descriptor of a slot, or `len` or `frozenset`, which are called.
+/// descriptor of a slot, or an aspect.
 struct Step {
     key: Py<PyAny>,
     place: Option<usize>,
     is_slot: bool,
-    is_called: bool,
+    aspect: Option<Aspect>,
+}
+
+/// What a container or an object is known by as a whole: `Aspect` of `_state/holders.py`.
+#[derive(Clone, Copy)]
+enum Aspect {
+    Kind,
+    Length,
+    Content,
 }
 
 /// Owner, name, value and path of a holder.
@@ -158,6 +166,13 @@ impl Fixed {
             Some(are_there) => Ok(are_there),
             None => self.lists.are_equal(py),
         }
+    }
+
+    /// The places of those holders where something else is.
+    fn moved_holders(&self, py: Python<'_>) -> Vec<usize> {
+        let holders = self.holders.iter().enumerate();
+        let moved = holders.filter(|(_, holder)| !holder.is_same(py));
+        moved.map(|(place, _)| place).collect()
     }
 
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
@@ -284,7 +299,7 @@ impl Holder {
         let step = |key: Py<PyAny>| Step {
             place: key.extract(py).ok(),
             is_slot: is_slot(key.bind(py)),
-            is_called: is_of_container(key.bind(py)),
+            aspect: Aspect::of(key.bind(py)),
             key,
         };
         let path = path.into_iter().map(step).collect();
@@ -314,7 +329,10 @@ impl Holder {
     fn is_equal(&self, py: Python<'_>) -> bool {
         let mut now = at(self.owner.bind(py), self.name.bind(py));
         for step in &self.path {
-            now = now.and_then(|container| step.of(&container));
+            let Some(container) = now else {
+                return false;
+            };
+            now = step.of(&container);
         }
         // What is not there is nothing, as a group that an optimizer may get.
         now.map_or_else(
@@ -340,21 +358,50 @@ fn is_slot(key: &Bound<'_, PyAny>) -> bool {
     kind.name().is_ok_and(|name| name == "member_descriptor")
 }
 
-/// Whether something is `len` or `frozenset`, by which a container is known as a whole.
-fn is_of_container(key: &Bound<'_, PyAny>) -> bool {
-    let builtins = key.py().import(intern!(key.py(), "builtins"));
-    builtins.is_ok_and(|builtins| {
-        let is = |name| builtins.getattr(name).is_ok_and(|one| one.is(key));
-        is("len") || is("frozenset")
-    })
+impl Aspect {
+    /// The one that a step asks for.
+    fn of(key: &Bound<'_, PyAny>) -> Option<Self> {
+        let is_aspect = key.get_type().name().is_ok_and(|name| name == "Aspect");
+        let value = is_aspect
+            .then(|| key.getattr("value"))
+            .and_then(Result::ok)?;
+        match value.extract::<String>().as_deref() {
+            Ok("kind") => Some(Self::Kind),
+            Ok("length") => Some(Self::Length),
+            Ok("content") => Some(Self::Content),
+            _ => None,
+        }
+    }
+
+    /// That of what is there, of Python's own classes: others may run code of the user's.
+    fn at<'py>(self, value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
+        let py = value.py();
+        match self {
+            Self::Kind => Some(value.get_type().into_any()),
+            Self::Length => {
+                let length = if let Ok(list) = value.cast_exact::<PyList>() {
+                    list.len()
+                } else if let Ok(tuple) = value.cast_exact::<PyTuple>() {
+                    tuple.len()
+                } else {
+                    value.cast_exact::<PyDict>().ok()?.len()
+                };
+                Some(PyInt::new(py, length).into_any())
+            }
+            Self::Content => {
+                let set = value.cast_exact::<PySet>().ok()?;
+                Some(PyFrozenSet::new(py, set.iter()).ok()?.into_any())
+            }
+        }
+    }
 }
 
 impl Step {
     /// What is there in a container or an object. What cannot be looked up is another one.
     #[inline]
     fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        if self.is_called {
-            return self.key.bind(container.py()).call1((container,)).ok();
+        if let Some(aspect) = self.aspect {
+            return aspect.at(container);
         }
         if let Ok(list) = container.cast::<PyList>() {
             return list.get_item(self.place?).ok();
@@ -384,8 +431,14 @@ impl Step {
             return attributes.get_item(&self.key).ok()?;
         }
         // Those of a thread have a way of their own.
-        let attributes = container.getattr_opt(intern!(container.py(), "__dict__"));
-        let attributes = attributes.ok().flatten()?;
+        let local = container.py().import(intern!(container.py(), "_thread"));
+        let local = local.ok()?.getattr(intern!(container.py(), "_local"));
+        if !container.is_instance(&local.ok()?).ok()? {
+            return None;
+        }
+        let attributes = container
+            .getattr(intern!(container.py(), "__dict__"))
+            .ok()?;
         attributes.cast::<PyDict>().ok()?.get_item(&self.key).ok()?
     }
 }
