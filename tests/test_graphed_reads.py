@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import enum
 import functools
 import gc
 import importlib
@@ -25,68 +23,9 @@ from torch.testing import assert_close
 import cgraph
 from cgraph import eager_break
 from cgraph.errors import StateError
+from engines import Doubled, Engine, Inherited, Minus, Mode, Settings
 from graphed_calls import states
 from lab import Lab, fresh
-
-
-class Mode(enum.Enum):
-    """What a function may do."""
-
-    ADD = 1
-    MULTIPLY = 2
-
-
-@dataclasses.dataclass
-class Settings:
-    """What a caller sets."""
-
-    scale: float
-
-
-class Slotted:
-    """The same in a slot."""
-
-    __slots__ = ("scale",)
-
-    def __init__(self, scale: float) -> None:
-        self.scale = scale
-
-
-class Engine(nn.Module):
-    """A layer, and much of Python's beside it."""
-
-    by_class = 1.5
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-        self.scale, self.mode, self.name, self.missing = 2.0, Mode.ADD, "a", None
-        self.shape: Any = (1, 3)
-        self.settings: Any = Settings(0.5)
-        self.slotted, self.space = Slotted(0.5), types.SimpleNamespace(inner=Settings(2.0))
-        self.skipped, self.chosen = [0], {1}
-        self.factors, self.active = {"a": 1.0, "b": 3.0}, "a"
-        self.activation: Callable[[Tensor], Tensor] = torch.relu
-        self.steps: list[Callable[[Tensor], Tensor]] = [torch.sin]
-        self.partial = functools.partial(torch.mul, other=2.0)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Something of each: [rows, 3], same out."""
-        x = self.layer(x).reshape(-1, *self.shape)[:, 0] * self.scale * self.by_class
-        x = x + 1 if self.mode is Mode.ADD else x * 2
-        x = x if self.name == "a" else x - 1
-        x = x if self.missing is None else x * self.missing
-        x = x * self.settings.scale + self.slotted.scale * self.space.inner.scale
-        for place in range(3):
-            if place not in self.skipped:
-                x = x + place
-            if place in self.chosen:
-                x = x * (place + 2)
-        x = self.activation(x * self.factors[self.active])
-        for step in self.steps:
-            x = step(x)
-        return self.partial(x)
-
 
 CHANGES: dict[str, Callable[[Engine], object]] = {
     "number": lambda one: setattr(one, "scale", -0.3),
@@ -98,7 +37,14 @@ CHANGES: dict[str, Callable[[Engine], object]] = {
     "tuple": lambda one: setattr(one, "shape", (2, 3)),
     "attribute of an object": lambda one: setattr(one.settings, "scale", 3.0),
     "object": lambda one: setattr(one, "settings", Settings(4.0)),
-    "object of another class": lambda one: setattr(one, "settings", Slotted(4.0)),
+    "object of another class": lambda one: setattr(one, "settings", Doubled(0.5)),
+    "class of an object": lambda one: setattr(one.settings, "__class__", Doubled),
+    "number of an object's class": lambda one: setattr(one, "settings", Inherited()),
+    "one of two ways": lambda one: setattr(one, "second", Settings(7.0)),
+    "list to a tuple": lambda one: setattr(one, "skipped", (0,)),
+    "numbers of another class in a set": lambda one: setattr(one, "chosen", {True}),
+    "callable object": lambda one: setattr(one, "strategy", Minus()),
+    "class": lambda one: setattr(one, "kind", nn.Tanh),
     "slot": lambda one: setattr(one.slotted, "scale", 0.7),
     "farther object": lambda one: setattr(one.space, "inner", Settings(-1.0)),
     "more in a list": lambda one: one.skipped.append(1),

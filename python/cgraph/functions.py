@@ -76,26 +76,27 @@ def graphed(
     that is no tensor; the order of keywords for a function that sees it in ``**kwargs``; whether
     gradients are recorded, inference mode and autocast; whether its modules are training and, where
     gradients are recorded, which of their tensors require one; and the numbers and texts that its
-    code reads in attributes, globals, closures and small containers there (512; not constants of
-    installed libraries, nor what only breaks read). The first call of a key warms up, captures and
-    replays. Modules are found among what the function is, has, closes over, names or is given;
-    their parameters and buffers are read where they lie, and so are tensors that the function
-    closes over, names or has as a default, or that its object or its class, an object there or such
-    a module has as an attribute; and likewise of what it may call: methods, the forward and the
-    hooks of a module, functions of a module of Python. They may lie six steps away, in containers
-    of up to 4096 items, 8192 in all. A call after one that the graph uses has moved or was laid out
-    anew (of torch's own classes), or after a module or a function was exchanged or something put
-    where None was, captures anew, and so does one after a module, a leaf of a backward pass inside
-    or an optimizer got or lost a hook, or a setting of an optimizer was changed. Other containers
-    that grow are not looked at again, nor are values inside objects among the arguments that
-    compare as objects. Of modules behind objects all of that is looked at as well; where a backward
-    pass outside is to reach their parameters, calls run eagerly. If the result requires a gradient,
-    backward passes are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results
-    come from one node of autograd then, so that hooks of one do not see what goes through another,
-    and an argument that is returned is another tensor. Calls whose backward passes are still to
-    come have a graph each (``max_open``), and run eagerly if they change gradients themselves,
-    unless with ``warmup=0``. A training step with its backward pass and optimizer inside is one
-    graph, and returns a loss without history (with torch 2.8 it is to detach it).
+    code names and reads in attributes, globals, closures, defaults, classes and containers of up to
+    64 there (4096 in all; not constants of installed libraries, nor what only breaks read). The
+    first call of a key warms up, captures and replays. Modules are found among what the function
+    is, has, closes over, names or is given; their parameters and buffers are read where they lie,
+    and so are tensors that the function closes over, names or has as a default, or that its object
+    or its class, an object there or such a module has as an attribute; and likewise of what it may
+    call: methods, the forward and the hooks of a module, functions of a module of Python. They may
+    lie six steps away, in containers of up to 4096 items, 8192 in all. A call after one that the
+    graph uses has moved or was laid out anew (of torch's own classes), or after a module or a
+    function was exchanged or something put where None was, captures anew, and so does one after a
+    module, a leaf of a backward pass inside or an optimizer got or lost a hook, or a setting of an
+    optimizer was changed. Other containers that grow are not looked at again, nor are values inside
+    objects among the arguments that compare as objects. Of modules behind objects all of that is
+    looked at as well; where a backward pass outside is to reach their parameters, calls run
+    eagerly. If the result requires a gradient, backward passes are graphs too, as those of
+    :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
+    hooks of one do not see what goes through another, and an argument that is returned is another
+    tensor. Calls whose backward passes are still to come have a graph each (``max_open``), and run
+    eagerly if they change gradients themselves, unless with ``warmup=0``. A training step with its
+    backward pass and optimizer inside is one graph, and returns a loss without history (with torch
+    2.8 it is to detach it).
 
     The function is given copies of tensors: those with gaps, or that are expanded, have none there,
     and a result that is a view of an argument is one of the copy. A graphed module is no
@@ -104,28 +105,29 @@ def graphed(
     eagerly until their third call: give ``sizes``, and :meth:`GraphedFunction.capture` them.
 
     Whatever else the function reads, as torch's default dtype, attributes of torch's own modules
-    (but for how much a dropout drops) or lists of more than 64 numbers, is as it was at the
-    capture, until :meth:`GraphedFunction.reset`: Python runs only then. Tensors that it writes
-    among its arguments are written for the caller as well (by kernels that torch does not see if
-    warm-up calls show it, which are not put back elsewhere), and parameters have the gradients of a
-    backward pass inside it, which the next call of the key overwrites, unless somebody keeps them
-    and no call adds to them. A call with an argument that shares memory with a tensor which the
-    function writes and finds elsewhere runs eagerly. A function that changes containers or sets
-    among its arguments, or the shape of a tensor, or that gives a parameter other memory, or puts
-    another tensor or module where it has read one, runs eagerly, and so does one that changes
-    settings or counts of an optimizer, as a learning rate scheduler does, whether a module trains,
-    or a number or text that its code names (also a tuple or a small array of NumPy's) in an
-    attribute, a dictionary, a list, a closure, a global or a class, or draws from ``random``,
-    ``numpy.random`` or a generator of theirs, or names an iterator and ``next``, or leaves a tensor
-    in an attribute, a dictionary, a list or a deque, also by a hook, and the first call of one that
-    only then changes a number, returns something else, or writes to tensors which it makes then and
-    keeps; what else it adds to a list or a set itself, the order of a dictionary, and objects that
-    it exchanges are not noticed. Such a call leaves of what it has set up what an eager one does.
-    Calls that get or return a function, or an object which pytree does not know, that leads to
-    tensors run eagerly; an object without any is returned as at the capture. A copied argument has
-    no ``.grad``, and one with attributes of its own runs eagerly, unless they came after the
-    capture. What it raises in a warm-up call is raised, and the next call tries again. One that
-    seeds a generator, or sets its state, runs eagerly.
+    (but for how much a dropout drops and the momentum of a norm) or what code finds without its
+    name (``vars()``, keys that are not there yet), is as it was at the capture, until
+    :meth:`GraphedFunction.reset`: Python runs only then. Tensors that it writes among its arguments
+    are written for the caller as well (by kernels that torch does not see if warm-up calls show it,
+    which are not put back elsewhere), and parameters have the gradients of a backward pass inside
+    it, which the next call of the key overwrites, unless somebody keeps them and no call adds to
+    them. A call with an argument that shares memory with a tensor which the function writes and
+    finds elsewhere runs eagerly. A function that changes containers or sets among its arguments, or
+    the shape of a tensor, or that gives a parameter other memory, or puts another tensor or module
+    where it has read one, runs eagerly, and so does one that changes settings or counts of an
+    optimizer, as a learning rate scheduler does, whether a module trains, or a number or text that
+    its code names (also a tuple or a small array of NumPy's) in an attribute, a dictionary, a list,
+    a closure, a global or a class, or draws from ``random``, ``numpy.random`` or a generator of
+    theirs, or names an iterator and ``next``, or leaves a tensor in an attribute, a dictionary, a
+    list or a deque, also by a hook, and the first call of one that only then changes a number,
+    returns something else, or writes to tensors which it makes then and keeps; what else it adds to
+    a list or a set itself, the order of a dictionary, and objects that it exchanges are not
+    noticed. Such a call leaves of what it has set up what an eager one does. Calls that get or
+    return a function, or an object which pytree does not know, that leads to tensors run eagerly;
+    an object without any is returned as at the capture. A copied argument has no ``.grad``, and one
+    with attributes of its own runs eagerly, unless they came after the capture. What it raises in a
+    warm-up call is raised, and the next call tries again. One that seeds a generator, or sets its
+    state, runs eagerly.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in

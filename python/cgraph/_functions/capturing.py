@@ -227,7 +227,12 @@ class Capturing:
         return self._values_of(call).are_any
 
     def _values_of(self, call: Call) -> Values:
-        return self._values.setdefault(tuple(map(id, call.modules)), Values())
+        given = tuple(map(id, call.modules))
+        if given not in self._values:
+            # Of others whose graphs are gone nothing is known any more.
+            self._values = {one: values for one, values in self._values.items() if values.are_any}
+            self._values[given] = Values()
+        return self._values[given]
 
     def capture(self, key: Key, call: Call, together: Together | None = None) -> None:
         """Capture a key that was just asked for; nothing has changed if that fails.

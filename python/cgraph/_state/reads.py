@@ -191,7 +191,8 @@ class Reads:
         # Defaults and given arguments stay, and what is behind them may not.
         if isinstance(owner, Default):
             return bool(way.path) or not _is_watched(way.value)
-        return id(owner) not in self._objects or self._is_read(name, way.value)
+        is_attribute = id(owner) in self._objects or name.startswith("__")
+        return not is_attribute or self._is_read(name, way.value)
 
     def _is_read(self, name: Any, value: Any, *, is_behind: bool = False) -> bool:
         """Whether code loads an attribute; one that is behind others by any name."""
