@@ -197,7 +197,7 @@ fn is_of(value: &Bound<'_, PyAny>, name: &str) -> bool {
     own.is_ok_and(|own| own.to_string_lossy().starts_with(name))
 }
 
-/// Whether two of NumPy's numbers have the same bytes; arrays are never alike.
+/// Whether two of `NumPy`'s numbers have the same bytes; arrays are never alike.
 fn are_same_bytes(now: &Bound<'_, PyAny>, then: &Bound<'_, PyAny>) -> PyResult<bool> {
     let name = intern!(now.py(), "tobytes");
     let generic = now.py().import(intern!(now.py(), "numpy"))?;
