@@ -81,6 +81,23 @@ def test_a_graph_that_only_writes_its_result_overwrites_no_others(lab: Lab) -> N
     assert torch.equal(first, x * 2) and torch.equal(second, y * 2)
 
 
+def test_what_another_function_has_left_is_no_matter_of_a_capture(lab: Lab) -> None:
+    for rows in (1 << 12, 1 << 16, 1 << 20):
+        other = cgraph.graphed(lambda x: deep(x, True), on_held="ignore")
+        other(fresh(lab, rows))
+        # While its replay may be under way.
+        other(fresh(lab, rows))
+        del other
+        function = cgraph.graphed(twice, on_held="raise")
+        function(fresh(lab, 3))
+        x = fresh(lab, 4)
+        first = function(x)
+        for _ in range(40):
+            z = fresh(lab, 3)
+            assert torch.equal(function(z), z * 2)
+        assert torch.equal(first, x * 2)
+
+
 def test_a_graph_whose_function_keeps_a_tensor_may_overwrite_results_of_others(lab: Lab) -> None:
     seen: set[Tensor] = set()  # nobody notices that it grows
 

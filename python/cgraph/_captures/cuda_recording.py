@@ -149,6 +149,8 @@ class Recording:
         """Do nothing: these captures have no modes."""
 
     def _begin(self, mode: str) -> None:
+        # What graphs that are gone have left is not to count as freed by this capture.
+        self._device.collect()
         # What the capture uses of them is to be in its own pool, and there as long as its graph:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
