@@ -16,13 +16,13 @@ from cgraph import _core, _torch
 from cgraph._state.attributes import Place, is_number, is_torchs, parts_of, place_of
 from cgraph._state.code import Reached, is_installed, is_looked_into, is_users
 from cgraph._state.holders import Aspect, Holder, slots_of, vars_of
-from cgraph._state.surroundings import FUNCTIONS, places_of
-from cgraph._state.surroundings import Constant as Default
+from cgraph._state.surroundings import FUNCTIONS, Lasting, places_of
 
 __all__ = ["Reads", "Values", "in_words", "is_alike", "key_of", "still_there"]
 
-# No more are compared at each call, and longer containers are of data.
-_MOST, _LONGEST = 4096, 64
+_Way = tuple[int, str, tuple[Any, ...]]
+# No more are compared at each call, longer containers are of data, and no ways have more steps.
+_MOST, _LONGEST, _MOST_STEPS = 4096, 64, 6
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 _DATA = (torch.Tensor, list, tuple, dict, set)
@@ -189,7 +189,7 @@ class Reads:
             is_of_library = is_installed(vars(owner).get("__module__"))
             return not is_of_library and self._is_read(name, way.value)
         # Defaults and given arguments stay, and what is behind them may not.
-        if isinstance(owner, Default):
+        if isinstance(owner, Lasting):
             return bool(way.path) or not _is_watched(way.value)
         is_attribute = id(owner) in self._objects or name.startswith("__")
         return not is_attribute or self._is_read(name, way.value)
@@ -207,9 +207,6 @@ class Reads:
     def _add(self, found: dict[_Way, Holder], one: Holder, *, is_any: bool = False) -> None:
         if is_any or _is_watched(one.value):
             found.setdefault((id(one.owner), one.name, one.path), one)
-
-
-_Way = tuple[int, str, tuple[Any, ...]]
 
 
 class Values:
@@ -364,7 +361,3 @@ def _text_of(value: object) -> str:
 
 def _name(name: Any) -> Any:
     return name.__name__ if isinstance(name, types.MemberDescriptorType) else name
-
-
-# Of a way.
-_MOST_STEPS = 6

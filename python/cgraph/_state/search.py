@@ -29,7 +29,7 @@ from cgraph._state.surroundings import (
     LEAVES,
     PLAIN,
     STEPPING,
-    Constant,
+    Lasting,
     held_by,
     of_kind,
     places_of,
@@ -161,7 +161,7 @@ def _found(
         elif not issubclass(type(one), (*PLAIN, *LEAVES)):
             named.append((Holder(_Argument({name: one}), name, one), frozenset()))
     for root in _roots(function, parts, reached, plain):
-        is_attribute = isinstance(root.owner, dict) and not isinstance(root.owner, Constant)
+        is_attribute = isinstance(root.owner, dict) and not isinstance(root.owner, Lasting)
         is_named = root.name in names or not is_attribute
         way = root._replace(is_named=is_named), frozenset[int]()
         (named if is_named else others).append(way)

@@ -21,7 +21,7 @@ __all__ = [
     "LEAVES",
     "PLAIN",
     "STEPPING",
-    "Constant",
+    "Lasting",
     "attributes_of",
     "held_by",
     "holders_of",
@@ -113,7 +113,7 @@ def _leading_to(function: int, places: dict[int, list[tuple[Holder, int]]]) -> t
     seen, waiting = {function}, [function]
     while waiting:
         for holder, owner in places[waiting.pop()]:
-            leading += [] if isinstance(holder.owner, Constant) else [holder]
+            leading += [] if isinstance(holder.owner, Lasting) else [holder]
             if owner not in seen:
                 seen.add(owner)
                 waiting.append(owner)
@@ -187,13 +187,13 @@ def _of_class(one: object) -> list[Holder]:
     return [Holder(one, *item) for item in of_kind(type(one)) if item[0] not in own]
 
 
-class Constant(dict[str, Any]):
+class Lasting(dict[str, Any]):
     """A place whose value stays, as long as nobody assigns a function's defaults."""
 
 
 def _constants(values: Iterable[tuple[str, Any]]) -> list[Holder]:
     """Such places."""
-    return [Holder(Constant({name: one}), name, one) for name, one in values]
+    return [Holder(Lasting({name: one}), name, one) for name, one in values]
 
 
 def attributes_of(function: object) -> dict[str, Any]:
