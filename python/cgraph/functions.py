@@ -165,8 +165,8 @@ def graphed(
             ``"ignore"``. ``"clone"`` warns of views, but not of exports, nor with gradients, and is
             not for calls that write through one. Of views of results with gradients you are told
             where they pile up.
-        static_argnums: Places of positional arguments whose tensors stay where they are, such as
-            caches. They are not copied; a call with one elsewhere captures anew.
+        static_argnums: Places of positional arguments, without ``self``, whose tensors stay where
+            they are, such as caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.
         max_graphs: How many keys have a graph; the one that was not used for longest goes first.
             By default 64, or as many as there are ``sizes``. Up to 256 others are remembered

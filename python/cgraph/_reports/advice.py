@@ -16,7 +16,7 @@ FIXES = {
     "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name"
     " the arguments that have some: dim={name: 0}",
     "too many keys": "give sizes=, so that calls share graphs, and give as tensors the numbers that"
-    " change",
+    " change; read counts for a log in an eager_break, or outside",
     "moved too often": "write to it in place, with copy_(), so that it stays where it is; let a"
     " number that changes, as a learning rate, be a tensor; an argument need not be declared"
     " static, and hooks are best added once, before the first call",
