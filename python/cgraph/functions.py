@@ -105,28 +105,28 @@ def graphed(
     eagerly until their third call: give ``sizes``, and :meth:`GraphedFunction.capture` them.
 
     Whatever else the function reads, as torch's default dtype, attributes of torch's own modules
-    (but for what a dropout drops and the momentum of a norm) or what code finds without its name
-    (``vars()``, new keys), is as it was at the capture, until :meth:`GraphedFunction.reset`: Python
-    runs only then. Tensors that it writes among its arguments are written for the caller as well
-    (by kernels that torch does not see if warm-up calls show it, which are not put back elsewhere),
-    and parameters have the gradients of a backward pass inside it, which the next call of the key
-    overwrites, unless somebody keeps them and no call adds to them. A call with an argument that
-    shares memory with a tensor which the function writes and finds elsewhere runs eagerly. A
-    function that changes containers or sets among its arguments, or the shape of a tensor, or that
-    gives a parameter other memory, or puts another tensor or module where it has read one, runs
-    eagerly, and so does one that changes settings or counts of an optimizer, as a learning rate
-    scheduler does, whether a module trains, or a number or text that its code names (also a tuple
-    or a small array of NumPy's) in an attribute, a dictionary, a list, a closure, a global or a
-    class, or draws from ``random``, ``numpy.random`` or a generator of theirs, or names an iterator
-    and ``next``, or leaves a tensor in an attribute, a dictionary, a list or a deque, also by a
-    hook, and the first call of one that only then changes a number, returns something else, or
-    writes to tensors which it makes then and keeps; what else it adds to a list or a set itself,
-    the order of a dictionary, and objects that it exchanges are not noticed. Such a call leaves of
-    what it has set up what an eager one does. Calls that get or return a function, or an object
-    which pytree does not know, that leads to tensors run eagerly; an object without any is returned
-    as at the capture. A copied argument has no ``.grad``, and one with attributes of its own runs
-    eagerly, unless they came after the capture. What it raises in a warm-up call is raised, and the
-    next call tries again. One that seeds a generator, or sets its state, runs eagerly.
+    (but for what a dropout drops and the momentum of a norm), what has no name in code (``vars()``,
+    new keys) or methods put into classes, is as it was at the capture, until
+    :meth:`GraphedFunction.reset`: Python runs only then. Tensors that it writes among its arguments
+    are written for the caller as well (by kernels that torch does not see if warm-up calls show it,
+    which are not put back elsewhere), and parameters have the gradients of a backward pass inside
+    it, which the next call of the key overwrites, unless somebody keeps them and no call adds to
+    them. A call with an argument that shares memory with a tensor which the function writes and
+    finds elsewhere runs eagerly. A function that changes containers or sets among its arguments, or
+    the shape of a tensor, or that gives a parameter other memory, or puts another tensor or module
+    where it has read one, runs eagerly, and so does one that changes settings or counts of an
+    optimizer, as a learning rate scheduler does, whether a module trains, or a number or text that
+    its code names (also a tuple or a small array of NumPy's) in an attribute, a dictionary, a list,
+    a closure, a global or a class, or draws from ``random``, ``numpy.random`` or a generator of
+    theirs, or names an iterator and ``next``, or leaves a tensor in an attribute, a dictionary, a
+    list or a deque, also by a hook, and the first call of one that only then changes a number,
+    returns something else, or writes to tensors which it makes then and keeps; what else it adds to
+    a list or a set itself, the order of a dictionary, and objects that it exchanges are not
+    noticed. Such a call leaves of what it has set up what an eager one does. Calls that get or
+    return a function, or an object which pytree does not know, that leads to tensors run eagerly;
+    an object without any is returned as at the capture. A copied argument has no ``.grad``, and one
+    with attributes of its own runs eagerly, unless they came after the capture. What it raises in a
+    warm-up call is raised, and the next call tries again. One that seeds a generator runs eagerly.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in
