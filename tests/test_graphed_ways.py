@@ -156,3 +156,25 @@ class Named(NamedTuple):
 
     one: int
     two: float
+
+
+@pytest.mark.parametrize("where", ["object", "list"])
+def test_what_modules_behind_objects_read_may_change(lab: Lab, where: str) -> None:
+    engine = Engine().to(lab.device)
+    runner = types.SimpleNamespace(inner=types.SimpleNamespace(one=engine, several=[engine]))
+
+    def by_object(x: Tensor) -> Tensor:
+        return runner.inner.one(x)  # type: ignore[no-any-return]
+
+    def by_list(x: Tensor) -> Tensor:
+        return runner.inner.several[0](x)  # type: ignore[no-any-return]
+
+    run = by_object if where == "object" else by_list
+    graphed = cgraph.graphed(run, measure=False)
+    with torch.no_grad():
+        for name, value in (("scale", 2.0), ("scale", -0.5), ("activation", torch.tanh)):
+            setattr(engine, name, value)
+            for _ in range(3):
+                x = fresh(lab, 4, 3)
+                assert_close(graphed(x), run(x))
+    assert sum(key.replays for key in graphed.report().keys) == 9

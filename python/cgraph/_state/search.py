@@ -203,6 +203,9 @@ def _found(
             stepping[id(value)] = value
         if is_module:
             kinds.update(map(type, value.modules()))
+            if holder.is_named and not isinstance(holder.owner, _Argument):
+                for part in value.modules():
+                    reads.add_object(part, is_part=True)
         if issubclass(type(value), FUNCTIONS):
             # A module's forward may be one of its own.
             called += [value] if holder.is_named or holder.name == "forward" else []
