@@ -25,7 +25,6 @@ _Way = tuple[int, str, tuple[Any, ...]]
 _MOST, _LONGEST, _MOST_STEPS = 4096, 64, 6
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
-_DATA = (torch.Tensor, list, tuple, dict, set)
 _OF_TENSORS = frozenset(
     name for name in dir(torch.Tensor) if not callable(getattr(torch.Tensor, name, None))
 )
@@ -134,9 +133,8 @@ class Reads:
         if issubclass(kind, list | tuple | deque):
             base: Any = next(one for one in (list, tuple, deque) if issubclass(kind, one))
             items = [*enumerate([*base.__iter__(value)])]
-            # Lists of tensors, and of what may have some, are data that calls make.
-            is_data = any(issubclass(type(one), _DATA) and not is_value(one) for _, one in items)
-            has_length = kind in (list, tuple) and not is_data
+            # Lists of tensors, and of what has some, are data that calls make.
+            has_length = kind in (list, tuple) and not any(_is_data(one) for _, one in items)
             return [*items, *_whole(kind, len(items) if has_length else None)]
         if kind is set:
             kinds = set(map(type, set.copy(value))) if len(value) <= _LONGEST else {object}
@@ -319,6 +317,16 @@ def is_value(value: object) -> bool:
 def _whole(kind: type, length: int | None) -> list[tuple[Aspect, Any]]:
     """What something is known by besides its items."""
     return [(Aspect.KIND, kind), *([] if length is None else [(Aspect.LENGTH, length)])]
+
+
+def _is_data(value: object) -> bool:
+    """Whether something is a tensor, or a container of more than numbers, texts and functions."""
+    kind = type(value)
+    if not issubclass(kind, dict | list | tuple | set):
+        return issubclass(kind, torch.Tensor)
+    base: Any = next(one for one in (dict, list, tuple, set) if issubclass(kind, one))
+    items = dict.values(value) if base is dict else base.__iter__(value)  # type: ignore[arg-type]
+    return base.__len__(value) > _LONGEST or not all(map(_is_watched, [*items]))
 
 
 def _is_watched(value: object) -> bool:
