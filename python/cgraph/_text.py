@@ -6,7 +6,16 @@ import re
 from collections.abc import Sequence
 from typing import overload
 
-__all__ = ["first_line", "in_time", "in_units", "plural", "printable", "short_place", "table"]
+__all__ = [
+    "first_line",
+    "in_time",
+    "in_units",
+    "plural",
+    "printable",
+    "short_place",
+    "shown",
+    "table",
+]
 
 # XML can hold no other characters, not even escaped.
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -23,6 +32,14 @@ def first_line(error: BaseException) -> str:
     except Exception:  # whatever a class of the user's raises
         text = type(error).__qualname__
     return text.strip().split("\n", maxsplit=1)[0]
+
+
+def shown(value: object) -> str:
+    """The ``repr`` of a value, or that of any object where its own raises."""
+    try:
+        return repr(value)
+    except Exception:  # whatever a class of the user's raises
+        return object.__repr__(value)
 
 
 def in_time(seconds: float) -> str:

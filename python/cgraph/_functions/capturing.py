@@ -13,7 +13,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._functions.claims import claimed
-from cgraph._functions.keys import Identity, Key, modules_in_words
+from cgraph._functions.keys import Identity, Key, modules_in_words, values_in_words
 from cgraph._functions.limits import Limits
 from cgraph._functions.native import entry_of_call, entry_of_graph
 from cgraph._functions.padding.rows import Rows
@@ -33,7 +33,7 @@ from cgraph._recording.training import Trained, train_or_record
 from cgraph._source import user_line
 from cgraph._state.holders import Holder
 from cgraph._state.reach import Reach, Surroundings
-from cgraph._state.reads import Values, in_words, key_of
+from cgraph._state.reads import Values, key_of
 from cgraph._state.search import Found, found_tensors
 from cgraph._text import plural
 from cgraph.errors import CaptureError, StateError, add_note
@@ -152,7 +152,7 @@ class Capturing:
         words.append(modules_in_words(identity.training, identity.requires_grad))
         if identity.gradients:
             words.append(f"{plural(len(identity.gradients), 'gradient')} before")
-        words += in_words(self._values_of(call).changed())
+        words += values_in_words(self._values_of(call).changed())
         words = [one for one in words if one]
         return self._remember(identity, Key(", ".join(words), sorted(words)))
 
@@ -343,9 +343,9 @@ class Capturing:
         if (holders or full) and surroundings.moved is None:
             values = self._values_of(call)
             # What was not there at this capture, and is part of the key.
-            known = {(id(one.owner), one.name, one.path) for one in recorded.reads}
-            changed = values.changed()
-            holders += [one._replace(value=now) for way, one, now in changed if way not in known]
+            known = {one.way for one in recorded.reads}
+            changed = (pair for pair in values.changed() if pair[0].way not in known)
+            holders += [one._replace(value=now) for one, now in changed]
             values.note(recorded)
             return surroundings.with_holders(holders, full)
         return surroundings

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
@@ -15,12 +15,13 @@ from cgraph._recording.calls import Call
 from cgraph._recording.recorded import Recorded
 from cgraph._recording.training import Trained
 from cgraph._source import levels_to_user
+from cgraph._state.holders import Holder
 from cgraph._state.reach import Surroundings
-from cgraph._text import plural, short_place
+from cgraph._text import plural, short_place, shown
 from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
 
-__all__ = ["Identity", "Key", "Tried", "modules_in_words"]
+__all__ = ["Identity", "Key", "Tried", "modules_in_words", "values_in_words"]
 
 
 # So many replays are worth a capture, whatever has to be captured anew then.
@@ -283,6 +284,15 @@ def modules_in_words(training: tuple[bool, ...], requires_grad: tuple[bool, ...]
     if requires_grad:
         words.append(f"{plural(sum(requires_grad), 'weight')} with grad")
     return ", ".join(words)
+
+
+def values_in_words(changed: Iterable[tuple[Holder, Any]]) -> list[str]:
+    """Values that have changed, each once: a class has what its objects have.
+
+    Args:
+        changed: Where they are, and what is there.
+    """
+    return [*dict.fromkeys(f"{one.dotted} = {shown(now):.40}" for one, now in changed)]
 
 
 def _addresses(call: Call) -> list[tuple[str, int]]:

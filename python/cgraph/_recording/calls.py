@@ -14,6 +14,7 @@ from cgraph import _core, _torch
 from cgraph._recording.arguments import Arguments
 from cgraph._state.constants import Constant, Same, as_now, is_compared_here, is_loose
 from cgraph._state.hidden import is_opaque
+from cgraph._text import shown
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = [
@@ -103,10 +104,7 @@ class Leaf:
     def __str__(self) -> str:
         """Name and value in words."""
         if self.kind == "constant":
-            try:
-                text = repr(self.value)
-            except Exception:  # whatever a class of the user's raises
-                text = object.__repr__(self.value)
+            text = shown(self.value)
             return f"{self.name}={text if len(text) <= _LONG else text[:_LONG] + '…'}"
         dtype = str(self.value.dtype).removeprefix("torch.")
         if type(self.value) is not torch.Tensor:

@@ -23,6 +23,7 @@ __all__ = [
     "changed_numbers",
     "changes",
     "dictionaries_of",
+    "is_alike",
     "is_another",
     "is_number",
     "is_torchs",
@@ -329,7 +330,12 @@ def _is_frozen(kind: type) -> bool:
 
 def is_another(now: object, then: object) -> bool:
     """Whether a number or text is another one now."""
-    return now is not then and (one := parts_of(now)) is not None and one != parts_of(then)
+    return now is not then and parts_of(now) is not None and not is_alike(now, then)
+
+
+def is_alike(now: object, then: object) -> bool:
+    """Whether a value is the same object, or a number or text that equals it."""
+    return now is then or ((parts := parts_of(now)) is not None and parts == parts_of(then))
 
 
 def parts_of(value: object) -> tuple[Constant, ...] | None:

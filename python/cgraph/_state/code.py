@@ -123,6 +123,7 @@ class Reached:
         """Come to functions, each with the class whose method it is, and what they call."""
         # The near ones first: there may be too many. Each with whether only a break calls it.
         waiting = deque((*one, False) for one in functions)
+        loads: list[Loads] = []
         while waiting and len(self.functions) < _MOST_REACHED:
             one, owner, is_in_break = waiting.popleft()
             seen = (id(one), owner, False), (id(one), owner, is_in_break)
@@ -137,13 +138,14 @@ class Reached:
                     if is_in_break:
                         self.stores |= stored_in(one.__code__)
                     else:
-                        self.reads = self.reads.joined(loads_in(one.__code__))
+                        loads.append(loads_in(one.__code__))
                     if not is_in_break and not is_installed(one.__globals__["__name__"]):
                         self.cells.update(map(id, one.__closure__ or ()))
             elif isinstance(one, types.MethodType) and is_users(type(one.__self__).__module__):
                 self.functions[id(one)] = one
             is_in_break |= _is_break(one)
             waiting += ((*called, is_in_break) for called in self._called_by(one, owner))
+        self.reads = self.reads.joined(*loads)
 
     def _called_by(self, one: Any, owner: type | None) -> Iterator[tuple[object, type | None]]:
         """What a function or another callable may call, each with the class whose method it is."""

@@ -20,6 +20,7 @@ from cgraph.errors import CaptureError
 __all__ = [
     "Aspect",
     "Holder",
+    "Way",
     "is_same_function",
     "put_back_numbers",
     "put_back_tensors",
@@ -29,6 +30,10 @@ __all__ = [
     "vars_of",
     "with_functions",
 ]
+
+
+Way = tuple[int, str, tuple[Any, ...]]
+"""An owner by its number, a name, and what leads on from there."""
 
 
 class Aspect(enum.Enum):
@@ -73,6 +78,11 @@ class Holder(NamedTuple):
     variable: str | None = None
 
     @property
+    def way(self) -> Way:
+        """What tells it from others, as long as the owner is alive."""
+        return id(self.owner), self.name, self.path
+
+    @property
     def now(self) -> Any:
         """What is there now; None if nothing is."""
         try:
@@ -109,6 +119,14 @@ class Holder(NamedTuple):
         last = path[-1] if path else None
         name = last if isinstance(last, str) else getattr(last, "__name__", None)
         return str(name or self.variable or self.name)
+
+    @property
+    def dotted(self) -> str:
+        """The way to it, as ``config.scale``, or ``len(config.layers)``."""
+        steps = [one for one in self.path if type(one) is not Aspect]
+        names = [self.variable or self.name, *(getattr(one, "__name__", one) for one in steps)]
+        text = ".".join(map(str, names))
+        return f"len({text})" if self.path[-1:] == (Aspect.LENGTH,) else text
 
     @property
     def words(self) -> str:
@@ -169,9 +187,7 @@ def _is_followed_anyway(one: Holder) -> bool:
 def with_functions(found: Iterable[Holder]) -> list[Holder]:
     """The same with the places of the functions that lead to some, each once."""
     found = list(found)
-    functions = {
-        (id(one.owner), one.name, one.path): one for holder in found for one in holder.functions
-    }
+    functions = {one.way: one for holder in found for one in holder.functions}
     return [*found, *functions.values()]
 
 

@@ -9,9 +9,8 @@ from typing import Any
 import torch
 
 from cgraph import _core, _torch
-from cgraph._state.attributes import dictionaries_of
+from cgraph._state.attributes import dictionaries_of, is_alike
 from cgraph._state.holders import Holder, is_same_function
-from cgraph._state.reads import is_alike
 from cgraph._state.stepping import HOOKS_OF_STEPS
 from cgraph._state.surroundings import holders_of, modules_of, tensors_of
 

@@ -13,16 +13,15 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._state.attributes import Place, is_number, is_torchs, parts_of, place_of
+from cgraph._state.attributes import Place, is_alike, is_number, is_torchs, parts_of, place_of
 from cgraph._state.code import Reached, is_installed, is_looked_into, is_users
-from cgraph._state.holders import Aspect, Holder, slots_of, vars_of
+from cgraph._state.holders import Aspect, Holder, Way, slots_of, vars_of
 from cgraph._state.surroundings import FUNCTIONS, Lasting, places_of
 
-__all__ = ["Reads", "Values", "in_words", "is_alike", "key_of", "still_there"]
+__all__ = ["Reads", "Values", "key_of", "still_there"]
 
-_Way = tuple[int, str, tuple[Any, ...]]
-# No more are compared at each call, longer containers are of data, and no ways have more steps.
-_MOST, _LONGEST, _MOST_STEPS = 4096, 64, 6
+# No more are compared at each call, and longer containers are of data.
+_MOST, _LONGEST = 4096, 64
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 _OF_TENSORS = frozenset(
@@ -46,9 +45,9 @@ class Reads:
         # Whoever loads these from anything but ``self`` has a tensor.
         self._of_objects = self._loads.others - _OF_TENSORS
         # The likely ones first: there may be too many.
-        self._near: dict[_Way, Holder] = {}
-        self._inside: dict[_Way, Holder] = {}
-        self._of_parts: dict[_Way, Holder] = {}
+        self._near: dict[Way, Holder] = {}
+        self._inside: dict[Way, Holder] = {}
+        self._of_parts: dict[Way, Holder] = {}
         # The dictionaries of objects that were added, and containers that were looked into.
         self._objects: set[int] = set()
         self._seen: set[int] = set()
@@ -73,13 +72,9 @@ class Reads:
             if id(one.owner) not in self._objects and self._begins(one):
                 self._add(self._near, one)
 
-    def add_object(self, one: Any, *, is_part: bool) -> None:
-        """Add what an object has of itself and by its class.
-
-        Args:
-            one: A module, or the object of a method.
-            is_part: Whether it is a module, of which there may be many.
-        """
+    def add_object(self, one: Any) -> None:
+        """Add what a module, or the object of a method, has of itself and by its class."""
+        is_part = issubclass(type(one), torch.nn.Module)
         own = vars(one) if is_part else vars_of(one)
         if id(own) in self._objects:
             return
@@ -103,11 +98,11 @@ class Reads:
 
     def add_inside(self, way: Holder, value: Any) -> None:
         """Add what an object or a container has, at the end of a way that the code names."""
-        if is_number(value) or not self._begins(way) or len(way.path) >= _MOST_STEPS:
+        if is_number(value) or not self._begins(way):
             return
         if id(value) in self._seen:
             # On this way, too, there may be another one.
-            self._add(self._inside, way, is_any=True)
+            self._inside.setdefault(way.way, way)
             return
         self._seen.add(id(value))
         items = self._items_of(value)
@@ -202,9 +197,9 @@ class Reads:
         others = loads.others if is_behind else self._of_objects
         return name in loads.own or name in others or name in loads.asked or is_called
 
-    def _add(self, found: dict[_Way, Holder], one: Holder, *, is_any: bool = False) -> None:
-        if is_any or _is_watched(one.value):
-            found.setdefault((id(one.owner), one.name, one.path), one)
+    def _add(self, found: dict[Way, Holder], one: Holder) -> None:
+        if _is_watched(one.value):
+            found.setdefault(one.way, one)
 
 
 class Values:
@@ -216,7 +211,7 @@ class Values:
     def __init__(self) -> None:
         # Graphs may go at any time, on any thread: it is replaced as a whole.
         self._known = _Known({}, None)
-        self._readers: dict[weakref.ref[Any], frozenset[Place]] = {}
+        self._readers: dict[weakref.ref[Any], frozenset[Way]] = {}
 
     @property
     def are_any(self) -> bool:
@@ -229,14 +224,14 @@ class Values:
         Args:
             reader: What has the graph; as its ``reads``, where they are.
         """
-        found = {_way(one): one for one in reader.reads if is_value(one.value)}
+        found = {one.way: one for one in reader.reads if is_value(one.value)}
         if found:
             forget = functools.partial(Values._forget, weakref.ref(self))
             self._readers[weakref.ref(reader, forget)] = frozenset(found)
             self._known = _Known({**found, **self._known.first}, None)
 
-    def changed(self) -> list[tuple[Place, Holder, Any]]:
-        """The places of those that are others now, where they are and what is there."""
+    def changed(self) -> list[tuple[Holder, Any]]:
+        """Where those are that are others now, and what is there."""
         known = self._known
         if not known.first:
             return []
@@ -246,10 +241,10 @@ class Values:
             if self._known is before:
                 self._known = known
         assert known.fixed is not None
-        items = [*known.first.items()]
-        moved = (items[place] for place in known.fixed.moved_holders())
-        with_now = ((place, one, one.now) for place, one in moved)
-        return [one for one in with_now if is_value(one[2]) and not is_alike(one[2], one[1].value)]
+        moved = known.fixed.moved_holders()
+        held = [*known.first.values()] if moved else []
+        changed = [(one, one.now) for one in map(held.__getitem__, moved)]
+        return [one for one in changed if is_value(one[1]) and not is_alike(one[1], one[0].value)]
 
     def clear(self) -> None:
         """Forget all."""
@@ -261,7 +256,7 @@ class Values:
         """Let go of what only a graph has read that is gone."""
         if (one := values()) is not None and reader in one._readers:
             del one._readers[reader]
-            used = frozenset[Place]().union(*one._readers.values())
+            used = frozenset[Way]().union(*one._readers.values())
             first = {place: held for place, held in one._known.first.items() if place in used}
             one._known = _Known(first, None)
 
@@ -269,18 +264,13 @@ class Values:
 class _Known(NamedTuple):
     """What is known of values: where they were first, and the same for the native comparison."""
 
-    first: dict[Place, Holder]
+    first: dict[Way, Holder]
     fixed: _core.Fixed | None
 
 
-def key_of(changed: Iterable[tuple[Place, Holder, Any]]) -> frozenset[tuple[Place, Any]]:
+def key_of(changed: Iterable[tuple[Holder, Any]]) -> frozenset[tuple[Way, Any]]:
     """What calls have in common that find the same values."""
-    return frozenset((place, parts_of(now)) for place, _, now in changed)
-
-
-def in_words(changed: Iterable[tuple[Place, Holder, Any]]) -> list[str]:
-    """Values that have changed, in words; each once, as a class has what its objects have."""
-    return [*dict.fromkeys(f"{_title(one)} = {_text_of(now):.40}" for _, one, now in changed)]
+    return frozenset((one.way, parts_of(now)) for one, now in changed)
 
 
 def still_there(found: Iterable[Holder], but: AbstractSet[Place]) -> list[Holder]:
@@ -302,11 +292,6 @@ def still_there(found: Iterable[Holder], but: AbstractSet[Place]) -> list[Holder
 
     there = (one for one in found if is_kept(one))
     return [one for one in there if not but or but.isdisjoint(_places_of(one))]
-
-
-def is_alike(now: object, then: object) -> bool:
-    """Whether a value is the same object, or a number or text that equals it."""
-    return now is then or (is_number(now) and parts_of(now) == parts_of(then))
 
 
 def is_value(value: object) -> bool:
@@ -338,10 +323,6 @@ def _is_scope(owner: object) -> bool:
     return type(owner) is dict and "__name__" in owner and "__builtins__" in owner
 
 
-def _way(one: Holder) -> Place:
-    return id(one.owner), one.name, one.path
-
-
 def _places_of(one: Holder) -> Iterator[Place]:
     """The place by all ways to tell it from others."""
     yield place_of(one)
@@ -350,21 +331,6 @@ def _places_of(one: Holder) -> Iterator[Place]:
         yield id(container), "list"
         yield id(container), one.path[-1]
         yield id(vars_of(container)), one.path[-1]
-
-
-def _title(one: Holder) -> str:
-    """The way in words, as ``config.scale``."""
-    names = [one.variable or one.name, *map(_name, one.path)]
-    *names, last = names if type(names[-1]) is Aspect else (*names, None)
-    text = ".".join(map(str, names))
-    return f"len({text})" if last is Aspect.LENGTH else text
-
-
-def _text_of(value: object) -> str:
-    try:
-        return repr(value)
-    except Exception:  # whatever a class of the user's raises
-        return object.__repr__(value)
 
 
 def _name(name: Any) -> Any:

@@ -169,10 +169,9 @@ def _found(
     behind_given: list[Holder] = []
     methods = (one for one in reached.functions.values() if type(one) is types.MethodType)
     owners = [one.__self__ for one in methods]
-    for one in owners if issubclass(type(function), FUNCTIONS) else [*owners, function]:
-        reads.add_object(one, is_part=issubclass(type(one), torch.nn.Module))
-    for part in parts:
-        reads.add_object(part, is_part=True)
+    callables = [] if issubclass(type(function), FUNCTIONS) else [function]
+    for one in (*owners, *callables, *parts):
+        reads.add_object(one)
     for one in reached.functions.values():
         reads.add_function(one)
     attributes = {id(values): values for values in map(vars_of, owners)}
@@ -205,7 +204,7 @@ def _found(
             kinds.update(map(type, value.modules()))
             if holder.is_named and not isinstance(holder.owner, _Argument):
                 for part in value.modules():
-                    reads.add_object(part, is_part=True)
+                    reads.add_object(part)
         if issubclass(type(value), FUNCTIONS):
             # A module's forward may be one of its own.
             called += [value] if holder.is_named or holder.name == "forward" else []
