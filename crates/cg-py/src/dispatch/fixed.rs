@@ -79,13 +79,14 @@ struct Holder {
     gets_gradient: bool,
 }
 
-/// A key of a dictionary, a place in a list, a tuple or a deque, the name of an attribute, the
-/// descriptor of a slot, or an aspect.
-struct Step {
-    key: Py<PyAny>,
-    place: Option<usize>,
-    is_slot: bool,
-    aspect: Option<Aspect>,
+/// What leads on from one object to the next.
+enum Step {
+    /// A key of a dictionary, the name of an attribute, or the place that this is in a list, a tuple
+    /// or a deque.
+    Item(Py<PyAny>, Option<usize>),
+    /// The descriptor of a slot, whose reading runs no code of the user's.
+    Slot(Py<PyAny>),
+    Aspect(Aspect),
 }
 
 /// What a container or an object is known by as a whole: `Aspect` of `_state/holders.py`.
@@ -182,7 +183,7 @@ impl Fixed {
             holder
                 .path
                 .iter()
-                .try_for_each(|step| visit.call(&step.key))?;
+                .try_for_each(|step| step.traverse(&visit))?;
         }
         self.owners.__traverse__(visit)?;
         self.hooks.traverse(&visit)?;
@@ -296,13 +297,7 @@ impl Lists {
 
 impl Holder {
     fn new(py: Python<'_>, (owner, name, value, path): FoundAt) -> Self {
-        let step = |key: Py<PyAny>| Step {
-            place: key.extract(py).ok(),
-            is_slot: is_slot(key.bind(py)),
-            aspect: Aspect::of(key.bind(py)),
-            key,
-        };
-        let path = path.into_iter().map(step).collect();
+        let path = path.into_iter().map(|key| Step::new(py, key)).collect();
         let is_gradient = name.bind(py).to_cow().is_ok_and(|name| name == "grad");
         Self {
             gets_gradient: is_gradient && value.is_none(py),
@@ -352,12 +347,6 @@ fn at<'py>(owner: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> Option<Bou
     found.ok().flatten()
 }
 
-/// Whether something is a descriptor of a slot, whose reading runs no code of the user's.
-fn is_slot(key: &Bound<'_, PyAny>) -> bool {
-    let kind = key.get_type();
-    kind.name().is_ok_and(|name| name == "member_descriptor")
-}
-
 impl Aspect {
     /// The one that a step asks for.
     fn of(key: &Bound<'_, PyAny>) -> Option<Self> {
@@ -397,48 +386,73 @@ impl Aspect {
 }
 
 impl Step {
+    fn new(py: Python<'_>, key: Py<PyAny>) -> Self {
+        if let Some(aspect) = Aspect::of(key.bind(py)) {
+            return Self::Aspect(aspect);
+        }
+        let kind = key.bind(py).get_type().name();
+        if kind.is_ok_and(|name| name == "member_descriptor") {
+            return Self::Slot(key);
+        }
+        let place = key.extract(py).ok();
+        Self::Item(key, place)
+    }
+
     /// What is there in a container or an object. What cannot be looked up is another one.
     #[inline]
     fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        if let Some(aspect) = self.aspect {
-            return aspect.at(container);
+        let py = container.py();
+        match self {
+            Self::Item(key, place) => item_of(container, key.bind(py), *place),
+            Self::Slot(slot) => {
+                let get = intern!(py, "__get__");
+                slot.bind(py).call_method1(get, (container,)).ok()
+            }
+            Self::Aspect(aspect) => aspect.at(container),
         }
-        if let Ok(list) = container.cast::<PyList>() {
-            return list.get_item(self.place?).ok();
-        }
-        if let Ok(tuple) = container.cast::<PyTuple>() {
-            return tuple.get_item(self.place?).ok();
-        }
-        if let Ok(dict) = container.cast::<PyDict>() {
-            return dict.get_item(&self.key).ok().flatten();
-        }
-        if self.is_slot {
-            let get = intern!(container.py(), "__get__");
-            let found = self
-                .key
-                .bind(container.py())
-                .call_method1(get, (container,));
-            return found.ok();
-        }
-        // A deque, for which Rust has no type. A class of the user's may have its own way.
-        if let Some(place) = self.place {
-            let kind = container.get_type().name();
-            let is_deque = kind.is_ok_and(|name| name == "deque");
-            return is_deque.then(|| container.get_item(place).ok()).flatten();
-        }
-        // Not by the attribute, which may be a property that runs code of the user's.
-        if let Ok(attributes) = raw::attributes(container) {
-            return attributes.get_item(&self.key).ok()?;
-        }
-        // Those of a thread have a way of their own.
-        let local = container.py().import(intern!(container.py(), "_thread"));
-        let local = local.ok()?.getattr(intern!(container.py(), "_local"));
-        if !container.is_instance(&local.ok()?).ok()? {
-            return None;
-        }
-        let attributes = container
-            .getattr(intern!(container.py(), "__dict__"))
-            .ok()?;
-        attributes.cast::<PyDict>().ok()?.get_item(&self.key).ok()?
     }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::Item(key, _) | Self::Slot(key) => visit.call(key),
+            Self::Aspect(_) => Ok(()),
+        }
+    }
+}
+
+/// An item of a container, or an attribute that an object has itself.
+#[inline]
+fn item_of<'py>(
+    container: &Bound<'py, PyAny>,
+    key: &Bound<'py, PyAny>,
+    place: Option<usize>,
+) -> Option<Bound<'py, PyAny>> {
+    let py = container.py();
+    if let Ok(list) = container.cast::<PyList>() {
+        return list.get_item(place?).ok();
+    }
+    if let Ok(tuple) = container.cast::<PyTuple>() {
+        return tuple.get_item(place?).ok();
+    }
+    if let Ok(dict) = container.cast::<PyDict>() {
+        return dict.get_item(key).ok().flatten();
+    }
+    // A deque, for which Rust has no type. A class of the user's may have its own way.
+    if let Some(place) = place {
+        let kind = container.get_type().name();
+        let is_deque = kind.is_ok_and(|name| name == "deque");
+        return is_deque.then(|| container.get_item(place).ok()).flatten();
+    }
+    // Not by the attribute, which may be a property that runs code of the user's.
+    if let Ok(attributes) = raw::attributes(container) {
+        return attributes.get_item(key).ok()?;
+    }
+    // Those of a thread have a way of their own.
+    let local = py.import(intern!(py, "_thread")).ok()?;
+    let local = local.getattr(intern!(py, "_local")).ok()?;
+    if !container.is_instance(&local).ok()? {
+        return None;
+    }
+    let attributes = container.getattr(intern!(py, "__dict__")).ok()?;
+    attributes.cast::<PyDict>().ok()?.get_item(key).ok()?
 }
