@@ -45,11 +45,11 @@ def capture_alone(
         How many are done, the first ones: not those behind one that has a break, or whose hooks
         have changed something.
     """
-    known, keys = set(capturing.keys.values()), []
+    known, keys = set(capturing.keys.values()), list[Key]()
     begun = done = 0
     try:
         for call in calls:
-            key = capturing.key(call)
+            key = capturing.key(call, capturing.reached if keys else None)
             keys.append(key)
             if not capturing.ready.has_graph(key, call, is_frozen):
                 capturing.ready.require_thawed(key, is_frozen)

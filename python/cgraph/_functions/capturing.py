@@ -137,11 +137,17 @@ class Capturing:
             raise error.ahead from None
         self.rows.learn(call)
 
-    def key(self, call: Call) -> Key:
-        """The key of a call, which may be a new one."""
-        self._reached = self.surroundings(call)
+    def key(self, call: Call, reached: Surroundings | None = None) -> Key:
+        """The key of a call, which may be a new one.
+
+        Args:
+            call: The call.
+            reached: What is reached by a call just before that differs in its tensors only.
+        """
+        self._reached = reached or self.surroundings(call)
         identity = self.identity(call, self._reached)
-        if not self._is_settled(identity):
+        is_looked_for = reached is None or identity in self.keys
+        if is_looked_for and not self._is_settled(identity):
             # Looking for modules that were not there takes time, so only such keys have it done.
             earlier, self._reached = self._reached, self._reach.now(call.modules, self._reached)
             if self._reached is not earlier:

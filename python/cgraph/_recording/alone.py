@@ -25,7 +25,7 @@ from cgraph._recording.plan import Plan
 from cgraph._recording.python_state import PythonState
 from cgraph._recording.recorded import Recorded, numbered
 from cgraph._recording.refusals import require_known_classes, require_none_recorded
-from cgraph._recording.unchanged import Unchanged
+from cgraph._recording.unchanged import Training, Unchanged
 from cgraph._state.attributes import Attributes
 from cgraph._state.holders import Holder
 from cgraph._state.parts import Parts
@@ -123,49 +123,69 @@ def recorded_alone(
         last.push(state.after)
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
-        # Once: to go through the modules takes longer than all else that is looked at.
         roots = (*modules_of(plan.function), *reached)
-        flags = [(part, part.training) for root in roots for part in root.modules()]
-        yield functools.partial(_record, plan, driver, begun, flags)
+        training = Training([(part, part.training) for root in roots for part in root.modules()])
+        block = last.enter_context(ExitStack())
+        yield _Captures(plan, driver, begun, training, block).record
 
 
-def _record(
-    plan: Plan,
-    driver: _driver.Driver,
-    begun: Attributes,
-    flags: Sequence[tuple[torch.nn.Module, bool]],
-    call: Call,
-    statics: list[torch.Tensor],
-) -> Ended:
-    began = time.perf_counter()
-    unchanged = Unchanged(call, statics, flags)
+class _Captures:
+    """Captures in a row. Between two of them, little of what this needs is in a processor's cache.
 
-    def run() -> Any:
-        args, kwargs = call.arguments(statics)
-        result = plan.function(*args, **kwargs)
-        unchanged.require(args, kwargs)
-        return result
+    Args:
+        plan: How.
+        driver: The driver in force.
+        begun: Attributes as they are before the first one.
+        training: Whether modules train, likewise.
+        block: Ends at the end of all what is watched meanwhile.
+    """
 
-    versions = [static._version for static in statics]
-    hooks = _torch.hook_count()
-    # Of each capture its own: what one changes is no matter of the next one.
-    steps = Steps(plan.function)
-    with ExitStack() as last:
-        last.push(unchanged.after)
-        last.enter_context(steps.watched())
+    def __init__(
+        self,
+        plan: Plan,
+        driver: _driver.Driver,
+        begun: Attributes,
+        training: Training,
+        block: ExitStack,
+    ) -> None:
+        self._plan = plan
+        self._driver = driver
+        self._begun = begun
+        self._training = training
+        self._block = block
+        self._steps = self._watched()
+
+    def record(self, call: Call, statics: list[torch.Tensor]) -> Ended:
+        """Capture a call.
+
+        Args:
+            call: The call.
+            statics: What the function gets instead of its tensors.
+        """
+        try:
+            return self._recorded(call, statics)
+        except BaseException as error:
+            # Now: those before are made yet.
+            self._block.__exit__(type(error), error, error.__traceback__)
+            raise
+
+    def _recorded(self, call: Call, statics: list[torch.Tensor]) -> Ended:
+        plan, began = self._plan, time.perf_counter()
+        unchanged = Unchanged(call, statics, self._training)
+
+        def run() -> Any:
+            args, kwargs = call.arguments(statics)
+            result = plan.function(*args, **kwargs)
+            unchanged.require(args, kwargs)
+            return result
+
+        versions = [static._version for static in statics]
+        hooks = _torch.hook_count()
         with collections_held_off():
-            how = plan, call, statics, driver, (), _put_nothing_back, None, None, _end
+            how = plan, call, statics, self._driver, (), _put_nothing_back, None, None, _end
             graph, result = capture_once(run, *how)
         try:
-            begun.require_no_new_tensor()
-            require_unmoved(plan)
-            require_state(steps)
-            # Python code of breaks runs in replays as well.
-            if isinstance(graph, CUDAGraph):
-                require_same_numbers(begun, _NOTHING)
-            else:
-                # The capture has run them, and the segments before them.
-                driver.synchronize()
+            self._require_same(is_whole=isinstance(graph, CUDAGraph))
         except (CaptureError, NotReadyError):
             if isinstance(graph, CUDAGraph) and graph._recording is not None:
                 # Hooks hear of the end of what was captured, and not of what only ended.
@@ -183,11 +203,44 @@ def _record(
             call,
             statics,
             mutated=[place for place, (static, version) in pairs if static._version != version],
-            states=steps.states(),
+            states=self._stepped(),
             neighbours=numbered(tuple(graph.pool())),
             has_added_hooks=_torch.hook_count() != hooks,
             seconds=time.perf_counter() - began,
         )
+
+    def _require_same(self, *, is_whole: bool) -> None:
+        """Refuse a capture that has changed what its replays do not.
+
+        Args:
+            is_whole: Whether it has no breaks, whose Python code runs in replays as well.
+        """
+        begun, is_other = self._begun, self._begun.are_others
+        if is_other:
+            begun.require_no_new_tensor()
+        require_unmoved(self._plan)
+        require_state(self._steps)
+        if not is_whole:
+            # The capture has run them, and the segments before them.
+            self._driver.synchronize()
+        elif is_other:
+            require_same_numbers(begun, _NOTHING)
+
+    def _stepped(self) -> list[Holder]:
+        """Where the states of optimizers are that have stepped, which are as they were then."""
+        if not self._steps.may_have_changed:
+            return []
+        states = self._steps.states()
+        # What one capture changes is no matter of the next one.
+        self._block.close()
+        self._steps = self._watched()
+        return states
+
+    def _watched(self) -> Steps:
+        steps = Steps(self._plan.function)
+        self._block.push(self._training.after)
+        self._block.enter_context(steps.watched())
+        return steps
 
 
 def _end(graph: CUDAGraph) -> None:

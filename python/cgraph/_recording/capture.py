@@ -33,7 +33,7 @@ from cgraph._recording.plan import Plan
 from cgraph._recording.python_state import PythonState
 from cgraph._recording.recorded import Recorded
 from cgraph._recording.refusals import require_known_classes
-from cgraph._recording.unchanged import Unchanged
+from cgraph._recording.unchanged import Training, Unchanged
 from cgraph._source import levels_to_user
 from cgraph._state.attributes import Attributes, registered_in
 from cgraph._state.drawing import draws_on
@@ -104,7 +104,8 @@ def _record(
     begin = plan.found()
     require_none_drained(begin)
     parts = Parts(plan.parts(call.modules, begin))
-    unchanged = Unchanged(call, statics, parts.flags)
+    training = Training(parts.flags)
+    unchanged = Unchanged(call, statics, training)
     has_leaves = plan.preserve or call.mode.grad
     leaves = plan.leaves(args, kwargs, begin) if has_leaves else []
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
@@ -116,9 +117,9 @@ def _record(
         begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, parts, is_made, lambda: bool(rollback.written))
-        unchanged.is_of_a_break = state.is_of_a_break
+        training.is_of_a_break = state.is_of_a_break
         last.push(state.after)
-        last.push(unchanged.after)
+        last.push(training.after)
         # Work reads memory that an error is about to let go.
         last.push(functools.partial(wait_after_error, driver))
         if not plan.only_captures:

@@ -45,7 +45,7 @@ from cgraph._recording.surface import (
     require_in_place,
     stand_ins,
 )
-from cgraph._recording.unchanged import Unchanged
+from cgraph._recording.unchanged import Training, Unchanged
 from cgraph._state.attributes import Attributes
 from cgraph._state.drawing import draws_on
 from cgraph._state.gradients import gradients_there, noted, require_left_alone
@@ -239,7 +239,8 @@ def train(
     begin = plan.found()
     require_none_drained(begin)
     parts = Parts(plan.parts(call.modules, begin))
-    unchanged = Unchanged(call, statics, parts.flags)
+    training = Training(parts.flags)
+    unchanged = Unchanged(call, statics, training)
     leaves = plan.leaves(args, kwargs, begin)
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
@@ -248,9 +249,9 @@ def train(
         begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
         state = PythonState(begun, begin, parts, is_made, lambda: bool(rollback.written))
-        unchanged.is_of_a_break = state.is_of_a_break
+        training.is_of_a_break = state.is_of_a_break
         last.push(state.after)
-        last.push(unchanged.after)
+        last.push(training.after)
         gradients = [(one, one.grad) for one in leaves]
         last.push(functools.partial(_put_back_after_error, gradients))
         held: list[Found] = []

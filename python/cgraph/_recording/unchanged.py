@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from cgraph import _torch
+from cgraph import _core, _torch
 from cgraph._recording.calls import Call
 from cgraph._recording.conditions import NotReadyError, WarmupError
 from cgraph._recording.noise import same_rows
@@ -15,7 +15,46 @@ from cgraph._state.attributes import changes
 from cgraph._state.constants import Snapshot
 from cgraph.errors import CaptureError
 
-__all__ = ["Unchanged"]
+__all__ = ["Training", "Unchanged"]
+
+
+class Training:
+    """Whether modules train, as it is now.
+
+    Args:
+        flags: Each of the modules, and whether it trains.
+
+    Attributes:
+        is_of_a_break: Tells of a module whether a break lets it train, or not.
+    """
+
+    def __init__(self, flags: Sequence[tuple[torch.nn.Module, bool]]) -> None:
+        self.is_of_a_break: Callable[[torch.nn.Module], bool] = lambda _: False
+        self._known = flags
+        # Tells at once that nothing has changed.
+        self._flags = _core.Flags([vars(part) for part, _ in flags])
+
+    def require_same(self) -> None:
+        """Refuse a function that lets modules train, or not.
+
+        Raises:
+            NotReadyError: It does.
+        """
+        if self._flags.are_same():
+            return
+        for part, flag in self._known:
+            if part.training is not flag and not self.is_of_a_break(part):
+                raise NotReadyError(changes("training", flag, part.training))
+
+    def after(self, error: type[BaseException] | None, *_: object) -> None:
+        """Let modules train that did, at the end of a block that raises.
+
+        Args:
+            error: What the block raises; None for nothing.
+        """
+        if error is not None and not issubclass(error, WarmupError):
+            for part, flag in self._known:
+                part.training = flag
 
 
 class Unchanged:
@@ -24,20 +63,11 @@ class Unchanged:
     Args:
         call: The call.
         statics: What the function is given instead of the tensors that are copied.
-        flags: The modules that it reaches, and whether they train.
-
-    Attributes:
-        is_of_a_break: Tells of a module whether a break lets it train, or not.
+        training: Whether the modules train that it reaches.
     """
 
-    def __init__(
-        self,
-        call: Call,
-        statics: Sequence[torch.Tensor],
-        flags: Sequence[tuple[torch.nn.Module, bool]],
-    ) -> None:
-        self._flags = flags
-        self.is_of_a_break: Callable[[torch.nn.Module], bool] = lambda _: False
+    def __init__(self, call: Call, statics: Sequence[torch.Tensor], training: Training) -> None:
+        self._training = training
         self._call = call
         self._statics = statics
         constants = [leaf for leaf in call.leaves if leaf.kind == "constant"]
@@ -63,16 +93,6 @@ class Unchanged:
                 if not (is_written(tensor) or same_rows(static, tensor, None).all())
             }
 
-    def after(self, error: type[BaseException] | None, *_: object) -> None:
-        """Let modules train that did, at the end of a block that raises.
-
-        Args:
-            error: What the block raises; None for nothing.
-        """
-        if error is not None and not issubclass(error, WarmupError):
-            for part, flag in self._flags:
-                part.training = flag
-
     def require(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Refuse a function that has changed more of its arguments than what is in tensors.
 
@@ -84,9 +104,7 @@ class Unchanged:
             CaptureError: It has; values that are no tensors are as they were again.
             NotReadyError: It lets modules train, or not.
         """
-        for part, flag in self._flags:
-            if part.training is not flag and not self.is_of_a_break(part):
-                raise NotReadyError(changes("training", flag, part.training))
+        self._training.require_same()
         changed = [one for one in self._constants if one[2].changed is not None]
         for _, _, snapshot in changed:
             snapshot.put_back()

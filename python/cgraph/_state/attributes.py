@@ -58,6 +58,11 @@ class Attributes:
         """The same dictionaries, as they are now."""
         return Attributes(self._dictionaries, self._others)
 
+    @property
+    def are_others(self) -> bool:
+        """Whether one of them is another object now, or gone, or new."""
+        return bool(self._contents.changed())
+
     def require_no_new_tensor(self, but: Collection[Place] = ()) -> None:
         """Refuse a function that keeps a tensor where no replay puts one.
 

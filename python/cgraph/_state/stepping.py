@@ -113,6 +113,11 @@ class Steps:
         """Whether an optimizer has stepped in the block."""
         return bool(self._before)
 
+    @property
+    def may_have_changed(self) -> bool:
+        """Whether there may be something to put back: an optimizer's state, or a scaler's."""
+        return bool(self._before or self._scalers)
+
     def states(self) -> list[Holder]:
         """Where states, settings and hooks of the optimizers are that have stepped."""
         found: list[Holder] = []

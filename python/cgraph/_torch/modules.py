@@ -53,6 +53,7 @@ OF_ITSELF = frozenset(
 """The names of methods of modules that return the module."""
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks", "_backward_pre_hooks", "_backward_hooks")
+_GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 # cgraph's own hooks of all modules, before and after a forward.
 _followers: list[tuple[Follow, Follow]] = []
 
@@ -104,8 +105,7 @@ def note_weights(module: torch.nn.Module) -> None:
 
 def hooks_of(module: torch.nn.Module | None) -> list[HooksOf]:
     """Where the hooks are that run around a module's passes, or around those of all modules."""
-    owner, prefix = (vars(torch_module), "_global") if module is None else (vars(module), "")
-    names = [f"{prefix}{name}" for name in _HOOKS]
+    owner, names = (vars(torch_module), _GLOBAL_HOOKS) if module is None else (vars(module), _HOOKS)
     return [(owner, name) for name in names if isinstance(owner.get(name), dict)]
 
 

@@ -114,8 +114,8 @@ def clear_workspaces() -> None:
 def allocated(ordinal: int) -> tuple[int, int, int]:
     """Of a device: bytes that torch has reserved, bytes in blocks in use, and blocks ever freed."""
     stats: dict[str, Any] = torch._C._cuda_memoryStats(ordinal)
-    names = ("reserved_bytes", "allocated_bytes")
-    reserved, in_use = (stats[name]["all"]["current"] for name in names)
+    reserved = stats["reserved_bytes"]["all"]["current"]
+    in_use = stats["allocated_bytes"]["all"]["current"]
     return reserved, in_use, stats["allocation"]["all"]["freed"]
 
 
