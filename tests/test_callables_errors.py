@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import gc
 import re
 import weakref
@@ -29,9 +28,9 @@ from lab import Lab, SimLab, fresh
 from networks import leaf, network, random_state
 
 
-@dataclasses.dataclass
 class Hidden:
-    value: Tensor
+    def __init__(self, value: Tensor) -> None:
+        self.value = value
 
 
 @contextmanager

@@ -342,10 +342,9 @@ class Config:
     scale: int
 
 
-@dataclass
 class Pair:
-    one: Tensor
-    other: int
+    def __init__(self, one: Tensor, other: int) -> None:
+        self.one, self.other = one, other
 
 
 CONSTANTS: dict[str, tuple[Any, Callable[[Any], object], Callable[[Any], Any]]] = {

@@ -122,11 +122,11 @@ def graphed(
     list or a deque, also by a hook, and the first call of one that only then changes a number,
     returns something else, or writes to tensors which it makes then and keeps; what else it adds to
     a list or a set itself, the order of a dictionary, and objects that it exchanges are not
-    noticed. Such a call leaves of what it has set up what an eager one does. Calls that get or
-    return a function, or an object which pytree does not know, that leads to tensors run eagerly;
-    an object without any is returned as at the capture. A copied argument has no ``.grad``, and one
-    with attributes of its own runs eagerly, unless they came after the capture. What it raises in a
-    warm-up call is raised, and the next call tries again. One that seeds a generator runs eagerly.
+    noticed. Such a call leaves of what it has set up what an eager one does. A dataclass with
+    tensors is a container of what it has, unless in slots. Calls that get or return a function, or
+    an object that pytree does not know, that leads to tensors run eagerly; one without any is
+    returned as at the capture. A copied argument has no ``.grad``; attributes of its own make calls
+    eager, unless they came later. What a warm-up call raises is raised. One that seeds is eager.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in

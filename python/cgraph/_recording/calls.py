@@ -12,10 +12,11 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._recording.arguments import Arguments
+from cgraph._recording.structure import Pattern, is_like, pattern_of, put_together, structure_of
 from cgraph._state.constants import Constant, Same, as_now, is_compared_here, is_loose
 from cgraph._state.hidden import is_opaque
 from cgraph._text import shown
-from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph._torch import tree_flatten
 
 __all__ = [
     "Call",
@@ -27,9 +28,8 @@ __all__ = [
 
 # So many letters of a constant are shown.
 _LONG = 40
-
-Pattern = tuple[Any, ...]
-"""What a native entry matches; see ``cgraph._core.Entry``."""
+# Dataclasses may lead back to those that they lie in.
+_MOST_RECORDS = 8
 
 
 class Mode(NamedTuple):
@@ -146,6 +146,8 @@ class Call:
         self.leaves: list[Leaf] = []
         self.is_native = True
         self._owned = owned
+        # Dataclasses that what is being taken apart lies in.
+        self._records = 0
         self._args = [
             self._taken(value, name := arguments.name(place), arguments.is_static(place, name))
             for place, value in enumerate(args)
@@ -192,14 +194,14 @@ class Call:
 
     def key(self) -> Hashable:
         """What all calls have in common that one graph can serve."""
-        structure = (_structure(self._args), tuple((n, _structure(p)) for n, p in self._kwargs))
+        structure = (structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs))
         return structure, tuple(leaf.key(self.mode.grad) for leaf in self.leaves), self.mode
 
     def arguments(self, tensors: Sequence[torch.Tensor]) -> tuple[tuple[Any, ...], dict[str, Any]]:
         """The arguments with other tensors in the places of those that are copied."""
         values = self._values(tensors)
-        args = tuple(_put_together(one, values) for one in self._args)
-        return args, {name: _put_together(one, values) for name, one in self._kwargs}
+        args = tuple(put_together(one, values) for one in self._args)
+        return args, {name: put_together(one, values) for name, one in self._kwargs}
 
     def consists_of(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[torch.Tensor]
@@ -208,7 +210,7 @@ class Call:
         values = self._values(tensors)
         given = [*args, *(kwargs[name] for name, _ in self._kwargs)]
         parts = [*self._args, *(part for _, part in self._kwargs)]
-        return all(_is_like(part, value, values) for part, value in zip(parts, given, strict=True))
+        return all(is_like(part, value, values) for part, value in zip(parts, given, strict=True))
 
     def reason_beside(self, writes: Sequence[tuple[int, int]]) -> str | None:
         """Why no graph serves it that writes such memory: it reads copies, which are not written.
@@ -252,8 +254,8 @@ class Call:
             return [], []
         copied = iter(signatures)
         leaves = iter([_pattern(leaf, copied, self.mode.grad) for leaf in self.leaves])
-        args = [_of_structure(one, leaves) for one in self._args]
-        return args, [(name, _of_structure(one, leaves)) for name, one in self._kwargs]
+        args = [pattern_of(one, leaves) for one in self._args]
+        return args, [(name, pattern_of(one, leaves)) for name, one in self._kwargs]
 
     def words(self) -> list[str]:
         """Each argument in words, and the modes."""
@@ -280,6 +282,20 @@ class Call:
             return "dict", [
                 (key, self._taken(one, f"{name}[{key!r}]", static)) for key, one in value.items()
             ]
+        if _torch.is_named_tuple(kind):
+            fields = zip(kind._fields, value, strict=False)
+            return "named", (
+                kind,
+                [self._taken(one, f"{name}.{field}", static) for field, one in fields],
+            )
+        if self._records < _MOST_RECORDS and _torch.is_record(value):
+            self._records += 1
+            attributes = [*_torch.attributes_in(value).items()]
+            parts = [
+                (field, self._taken(one, f"{name}.{field}", static)) for field, one in attributes
+            ]
+            self._records -= 1
+            return "record", (kind, parts)
         leaves, spec = tree_flatten(value)
         if spec.is_leaf():
             self._add(value, name, static)
@@ -321,67 +337,6 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without memory whose strides are those of a copy."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
-
-
-def _structure(one: Any) -> Hashable:
-    if isinstance(one, list):
-        return tuple(_structure(part) for part in one)
-    if one is None:
-        return None
-    kind, parts = one
-    if kind == "dict":
-        return kind, tuple((Constant(key), _structure(part)) for key, part in parts)
-    return one if kind == "other" else (kind, _structure(parts))
-
-
-def _is_like(one: Any, value: Any, values: Iterator[Any]) -> bool:
-    """Whether a value has the containers that it was made with, and in them the same values."""
-    if one is None:
-        return value is next(values)
-    kind, parts = one
-    if kind == "other":
-        spec, count = parts
-        leaves, now = tree_flatten(value)
-        before = [next(values) for _ in range(count)]
-        return bool(now == spec) and all(map(_is_same, leaves, before))
-    if type(value).__name__ != kind:
-        return False
-    if kind == "dict":
-        return [*value] == [key for key, _ in parts] and all(
-            _is_like(part, value[key], values) for key, part in parts
-        )
-    return len(value) == len(parts) and all(
-        _is_like(part, item, values) for part, item in zip(parts, value, strict=True)
-    )
-
-
-def _is_same(now: Any, before: Any) -> bool:
-    """Whether a leaf is what it was; containers of the user's may make it anew when asked."""
-    if isinstance(now, torch.Tensor) and isinstance(before, torch.Tensor):
-        return now is before or _torch.place_of(now) == _torch.place_of(before)
-    return Constant(now) == Constant(before)
-
-
-def _put_together(one: Any, values: Iterator[Any]) -> Any:
-    if one is None:
-        return next(values)
-    kind, parts = one
-    if kind == "other":
-        spec, count = parts
-        return tree_unflatten([next(values) for _ in range(count)], spec)
-    if kind == "dict":
-        return {key: _put_together(part, values) for key, part in parts}
-    items = [_put_together(part, values) for part in parts]
-    return tuple(items) if kind == "tuple" else items
-
-
-def _of_structure(one: Any, leaves: Iterator[Pattern]) -> Pattern:
-    if one is None:
-        return next(leaves)
-    kind, parts = one
-    if kind == "dict":
-        return kind, [(key, _of_structure(part, leaves)) for key, part in parts]
-    return kind, [_of_structure(part, leaves) for part in parts]
 
 
 def _pattern(leaf: Leaf, copied: Iterator[_core.Signature], grad: bool) -> Pattern:

@@ -213,7 +213,7 @@ def _record(
                     state.require_same(captured=True)
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise state_is_made()
-                require_none_kept(held, is_made, state.of_breaks)
+                require_none_kept(held, is_made, state.of_breaks, statics)
             except (CaptureError, NotReadyError):
                 gradients.captures_again()
                 graph.reset()

@@ -84,20 +84,32 @@ def require_same_numbers(attributes: Attributes, found: Found, but: Collection[P
         raise NotReadyError(reason)
 
 
-def require_none_kept(found: Found, is_made: IsMade, but: Collection[Place] = ()) -> None:
+def require_none_kept(
+    found: Found,
+    is_made: IsMade,
+    but: Collection[Place] = (),
+    statics: Sequence[torch.Tensor] = (),
+) -> None:
     """Refuse a function that adds a tensor to a list, or puts one where None or another one was.
 
     Args:
         found: Where lists and all these were, and what they had.
         is_made: Tells which tensors were made since.
         but: Places that do not count.
+        statics: What stands for arguments, which only calls before can have put there.
     """
     lists = (one for one in found.lists if (id(one[0]), "list") not in but)
     slots = (one for one in found.empty if place_of(one) not in but)
-    held = (one for one in found.all_holders if place_of(one) not in but)
+    held = [one for one in found.all_holders if place_of(one) not in but]
     reason = kept_in(lists, slots, held, is_made)
     if reason is not None:
         raise NotReadyError(reason)
+    own = set(map(id, statics))
+    for one in held:
+        if id(one.value) in own and one.now is one.value:
+            raise NotReadyError(
+                f"the function keeps an argument, as {one.title}, and replays do not"
+            )
 
 
 def require_same_results(first: Sequence[Any], second: Sequence[Any]) -> None:

@@ -352,7 +352,7 @@ def train(
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
                     state.require_same_now(attributes, found)
-                require_none_kept(found, is_made, state.of_breaks)
+                require_none_kept(found, is_made, state.of_breaks, statics)
                 if not is_divided or plan.warmup:
                     state.require_same(captured=True)
             graphed_of(surface).stand_for(parameters)

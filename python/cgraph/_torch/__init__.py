@@ -124,11 +124,16 @@ from cgraph._torch.tensors import (
     zero_each,
 )
 from cgraph._torch.trees import (
+    attributes_in,
+    is_named_tuple,
+    is_record,
+    record_of,
     tree_flatten,
     tree_iter,
     tree_iter_once,
     tree_map,
     tree_unflatten,
+    tree_with_records,
 )
 from cgraph._torch.watch import is_quiet, is_routed, watch_captures, watch_pools, watch_routing
 from cgraph.errors import NoDriverError, TorchError
@@ -153,6 +158,7 @@ __all__ = [
     "allocated",
     "allocator",
     "apply",
+    "attributes_in",
     "autocast_state",
     "autograd_sequence",
     "backward_pass",
@@ -189,7 +195,9 @@ __all__ = [
     "is_any_autocast_enabled",
     "is_autograds_thread",
     "is_capturing",
+    "is_named_tuple",
     "is_quiet",
+    "is_record",
     "is_routed",
     "is_same",
     "is_spent",
@@ -220,6 +228,7 @@ __all__ = [
     "pool_segments",
     "quiet",
     "random_devices",
+    "record_of",
     "references_of_storage",
     "references_of_torch",
     "release_outliving",
@@ -241,6 +250,7 @@ __all__ = [
     "tree_iter_once",
     "tree_map",
     "tree_unflatten",
+    "tree_with_records",
     "wait_between",
     "wants_gc",
     "watch_captures",

@@ -15,6 +15,8 @@ from torch import _ops
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from cgraph._torch.trees import tree_with_records
+
 __all__ = [
     "WeakStorage",
     "apply",
@@ -79,14 +81,19 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     """How the leaves of positional and keyword arguments are found, as ``args[0]['x']``."""
     args, kwargs = arguments
-    paths = [("args", path) for path, _ in tree_flatten_with_path(args)[0]]
-    paths += [("kwargs", path) for path, _ in tree_flatten_with_path(kwargs)[0]]
+    paths = [("args", path) for path, _ in _paths_in(args)]
+    paths += [("kwargs", path) for path, _ in _paths_in(kwargs)]
     return [name + keystr(path) for name, path in paths]
 
 
 def names_in(name: str, tree: Any) -> list[str]:
     """How the leaves of a value are found, as ``result[0]['x']``."""
-    return [name + keystr(path) for path, _ in tree_flatten_with_path(tree)[0]]
+    return [name + keystr(path) for path, _ in _paths_in(tree)]
+
+
+def _paths_in(tree: Any) -> list[tuple[Any, Any]]:
+    found: list[tuple[Any, Any]] = tree_flatten_with_path(tree_with_records(tree))[0]
+    return found
 
 
 def in_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:

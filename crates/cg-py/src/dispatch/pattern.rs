@@ -63,6 +63,10 @@ pub(crate) enum Pattern {
     List(Vec<Self>),
     /// These keys in this order, which a function may go through.
     Dict(Vec<(Py<PyAny>, Self)>),
+    /// A tuple of a class with names for its items.
+    Named(Py<PyType>, Vec<Self>),
+    /// An object of a class that has these attributes and no others.
+    Record(Py<PyType>, Vec<(Py<PyAny>, Self)>),
 }
 
 /// What a tensor is compared with.
@@ -79,8 +83,9 @@ pub(crate) struct Slot {
 
 impl Pattern {
     /// Reads what Python has put together: `("tensor", signature, requires_grad, is_leaf,
-    /// class)`, `("fixed", signature, requires_grad, is_leaf, class)`, `("constant", value)`, `("same", value)`, `("tuple",
-    /// patterns)`, `("list", patterns)` or `("dict", [(key, pattern)])`.
+    /// class)`, `("fixed", signature, requires_grad, is_leaf, class)`, `("constant", value)`,
+    /// `("same", value)`, `("tuple", patterns)`, `("list", patterns)`, `("dict", [(key, pattern)])`,
+    /// `("named", patterns, class)` or `("record", [(name, pattern)], class)`.
     pub(crate) fn parse(from: &Bound<'_, PyAny>) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
         let value = from.get_item(1)?;
@@ -88,9 +93,19 @@ impl Pattern {
             let patterns = value.try_iter()?;
             patterns.map(|pattern| Self::parse(&pattern?)).collect()
         };
+        let pairs = |value: &Bound<'_, PyAny>| -> PyResult<Vec<(Py<PyAny>, Self)>> {
+            let items = value.try_iter()?.map(|item| {
+                let item = item?;
+                Ok((item.get_item(0)?.unbind(), Self::parse(&item.get_item(1)?)?))
+            });
+            items.collect()
+        };
+        let class = |place: usize| -> PyResult<Bound<'_, PyType>> {
+            Ok(from.get_item(place)?.cast_into::<PyType>()?)
+        };
         let slot = || -> PyResult<Slot> {
             let signature = value.cast::<Signature>()?;
-            let class = from.get_item(4)?.cast_into::<PyType>()?;
+            let class = class(4)?;
             let requires_grad = from.get_item(2)?.extract()?;
             Ok(Slot {
                 requires_grad,
@@ -107,17 +122,11 @@ impl Pattern {
             "same" => Self::Same(value.unbind()),
             "tuple" => Self::Tuple(all(&value)?),
             "list" => Self::List(all(&value)?),
-            "dict" => Self::Dict(
-                value
-                    .try_iter()?
-                    .map(|item| {
-                        let item = item?;
-                        Ok((item.get_item(0)?.unbind(), Self::parse(&item.get_item(1)?)?))
-                    })
-                    .collect::<PyResult<_>>()?,
-            ),
+            "dict" => Self::Dict(pairs(&value)?),
+            "named" => Self::Named(class(2)?.unbind(), all(&value)?),
+            "record" => Self::Record(class(2)?.unbind(), pairs(&value)?),
             _ => {
-                let expected = "tensor, fixed, constant, same, tuple, list or dict";
+                let expected = "tensor, fixed, constant, same, tuple, list, dict, named or record";
                 return Err(argument("the kind of a pattern", &kind, expected));
             }
         })
@@ -181,6 +190,23 @@ impl Pattern {
                 Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, found),
                 _ => Ok(false),
             },
+            Self::Named(class, patterns) if value.get_type().is(class) => {
+                match value.cast::<PyTuple>() {
+                    Ok(tuple) => {
+                        let values = tuple.iter().map(Argument::Held);
+                        all_fit(patterns, tuple.len(), values, found)
+                    }
+                    Err(_) => Ok(false),
+                }
+            }
+            Self::Record(class, patterns) if value.get_type().is(class) => {
+                let attributes = value.getattr(intern!(value.py(), "__dict__"))?;
+                match attributes.cast_exact::<PyDict>() {
+                    Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, found),
+                    _ => Ok(false),
+                }
+            }
+            Self::Named(..) | Self::Record(..) => Ok(false),
         }
     }
 
@@ -199,12 +225,12 @@ impl Pattern {
         match self {
             Self::Tensor(slot) => bytes.push(slot.signature.get().nbytes()),
             Self::Fixed(_) | Self::Constant(_) | Self::Same(_) => {}
-            Self::Tuple(patterns) | Self::List(patterns) => {
+            Self::Tuple(patterns) | Self::List(patterns) | Self::Named(_, patterns) => {
                 for pattern in patterns {
                     pattern.add_bytes(bytes);
                 }
             }
-            Self::Dict(patterns) => {
+            Self::Dict(patterns) | Self::Record(_, patterns) => {
                 for (_, pattern) in patterns {
                     pattern.add_bytes(bytes);
                 }
@@ -217,15 +243,32 @@ impl Pattern {
         match self {
             Self::Tensor(slot) | Self::Fixed(slot) => visit.call(&slot.class),
             Self::Constant(value) | Self::Same(value) => visit.call(value),
-            Self::Tuple(patterns) | Self::List(patterns) => {
-                patterns.iter().try_for_each(|one| one.traverse(visit))
+            Self::Tuple(patterns) | Self::List(patterns) => traverse_all(patterns, visit),
+            Self::Dict(patterns) => traverse_pairs(patterns, visit),
+            Self::Named(class, patterns) => {
+                visit.call(class)?;
+                traverse_all(patterns, visit)
             }
-            Self::Dict(patterns) => patterns.iter().try_for_each(|(key, pattern)| {
-                visit.call(key)?;
-                pattern.traverse(visit)
-            }),
+            Self::Record(class, patterns) => {
+                visit.call(class)?;
+                traverse_pairs(patterns, visit)
+            }
         }
     }
+}
+
+fn traverse_all(patterns: &[Pattern], visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+    patterns.iter().try_for_each(|one| one.traverse(visit))
+}
+
+fn traverse_pairs(
+    patterns: &[(Py<PyAny>, Pattern)],
+    visit: &PyVisit<'_>,
+) -> Result<(), PyTraverseError> {
+    patterns.iter().try_for_each(|(key, pattern)| {
+        visit.call(key)?;
+        pattern.traverse(visit)
+    })
 }
 
 /// Whether positional arguments or elements fit.
