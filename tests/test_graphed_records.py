@@ -251,6 +251,15 @@ def test_dataclasses_that_lead_back_to_themselves_run_eagerly(lab: Lab) -> None:
 
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_dataclasses_with_much_data_run_eagerly(lab: Lab) -> None:
+    function = cgraph.graphed(lambda one: one.tensor * one.other[5])
+    one = Loop(fresh(lab, 3), [*range(10_000)])
+    for _ in range(2):
+        assert_close(function(one), one.tensor * 5)
+    assert numbers(function)[0] == 0
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_dataclasses_with_slots_run_eagerly(lab: Lab) -> None:
     function = cgraph.graphed(lambda one: one.tensor * 2)
     for _ in range(2):

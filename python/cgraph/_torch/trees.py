@@ -6,6 +6,7 @@ container of its attributes, without being registered.
 
 from __future__ import annotations
 
+import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -28,8 +29,9 @@ __all__ = [
 
 tree_unflatten = _pytree.tree_unflatten
 
-# So many are looked through that are one inside the other: they may lead back.
-_MOST_RECORDS = 8
+# So many are looked through that are one inside the other: they may lead back. What has more values
+# than that is of data, or is all of a program.
+_MOST_RECORDS, _MOST_VALUES = 8, 4096
 # How objects are made and asked.
 _WAYS = ("__new__", "__getattribute__")
 
@@ -152,7 +154,10 @@ def _has_tensors(value: Any, left: int) -> bool:
         return False
     values = [*vars(value).values()]
     leaves = (leaf for one in values for leaf in _pytree.tree_iter(one, is_leaf=_is_size))
-    return any(isinstance(one, torch.Tensor) or _has_tensors(one, left - 1) for one in leaves)
+    found = [*itertools.islice(leaves, _MOST_VALUES + 1)]
+    if len(found) > _MOST_VALUES:
+        return False
+    return any(isinstance(one, torch.Tensor) or _has_tensors(one, left - 1) for one in found)
 
 
 def _is_plain(kind: type) -> bool:
