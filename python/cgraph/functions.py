@@ -105,8 +105,8 @@ def graphed(
     eagerly until their third call: give ``sizes``, and :meth:`GraphedFunction.capture` them.
 
     Whatever else the function reads, as torch's default dtype, attributes of torch's own modules
-    (but for what a dropout drops and the momentum of a norm), what has no name in code (``vars()``,
-    new keys) or methods put into classes, is as it was at the capture, until
+    (but for what a dropout drops and the momentum of a norm), what has no name in code (``vars()``)
+    or defaults and methods of classes that are assigned, is as it was at the capture, until
     :meth:`GraphedFunction.reset`: Python runs only then. Tensors that it writes among its arguments
     are written for the caller as well (by kernels that torch does not see if warm-up calls show it,
     which are not put back elsewhere), and parameters have the gradients of a backward pass inside

@@ -286,7 +286,7 @@ class Recorder(_torch.Bystander):
             # Inference mode leaves it whole: what it consists of may be work as well as views.
             with self:
                 return func.decompose(*args, **kwargs)
-        self._check_generator(func, kwargs)
+        self._check_generator(func, args, kwargs)
         if "mkldnn_rnn" in str(func):
             # Its backward pass reads memory that is not a tensor's.
             raise CaptureError(
@@ -316,9 +316,11 @@ class Recorder(_torch.Bystander):
     ) -> tuple[list[tuple[int, torch.Tensor]], Any]:
         """The operator's result, with its fresh tensors by place; computes nothing."""
         imagine = functools.partial(_imagine, self._fake)
+        # Nothing is drawn here, and some operators are imagined by code that takes no generator.
+        others = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
         try:
             with self._fake:
-                imagined = func(*tree_map(imagine, args), **tree_map(imagine, kwargs))
+                imagined = func(*tree_map(imagine, args), **tree_map(imagine, others))
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self._refuse(stream, func, error)
         leaves, spec = tree_flatten(imagined)
@@ -376,9 +378,9 @@ class Recorder(_torch.Bystander):
         self._simulator.core.launch(stream, str(func), run)
         return made
 
-    def _check_generator(self, func: Any, kwargs: dict[str, Any]) -> None:
+    def _check_generator(self, func: Any, args: Any, kwargs: dict[str, Any]) -> None:
         """Refuse a generator that was not registered, as torch 2.11 does on a GPU."""
-        generator = kwargs.get("generator")
+        generator = _torch.generator_among(args, kwargs)
         known = [torch.default_generator, *self._generators]
         if generator is not None and not any(_torch.is_same(generator, one) for one in known):
             raise CaptureError(

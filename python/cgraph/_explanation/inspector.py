@@ -161,7 +161,7 @@ class _Operators(_torch.Bystander):
     ) -> Iterator[str]:
         # Operators of higher order have no namespace.
         name = self._last.rpartition(".")[2]
-        if self._draws_alone(kwargs):
+        if self._draws_alone(args, kwargs):
             yield "generator"
         if name == "item" and not on_device:
             if tensors and id(tensors[0]) not in self._literals:
@@ -223,8 +223,8 @@ class _Operators(_torch.Bystander):
         elif value is not None and self._is_outside(value):
             yield "host operand"
 
-    def _draws_alone(self, kwargs: dict[str, Any]) -> bool:
-        generator = kwargs.get("generator")
+    def _draws_alone(self, args: Any, kwargs: dict[str, Any]) -> bool:
+        generator = _torch.generator_among(args, kwargs)
         if generator is None or generator.device.type != self._device_type:
             return False
         known = torch.cuda.default_generators if self._device_type == "cuda" else ()

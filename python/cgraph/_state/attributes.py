@@ -294,8 +294,8 @@ def _take_new(now: dict[Any, Any], before: dict[Any, Any], names: Iterable[Any])
 def is_number(value: Any) -> bool:
     """Whether a value is a number or a text, which a call may change, or consists of some.
 
-    Members of enumerations and torch's types and devices are such ones, and so are tuples, frozen
-    sets and frozen dataclasses of them.
+    Members of enumerations, ranges and torch's types and devices are such ones, and so are slices,
+    tuples, frozen sets and frozen dataclasses of them.
     """
     return value is not None and _numbers_in(value) is not None
 
@@ -313,6 +313,9 @@ def _numbers_in(value: Any) -> list[Any] | None:
         elif issubclass(kind, tuple) and tuple.__len__(one) <= _MOST_PARTS:
             found.append(kind)
             waiting += tuple.__iter__(one)
+        elif kind is slice:
+            found.append(kind)
+            waiting += (one.start, one.stop, one.step)
         elif issubclass(kind, frozenset) and all(
             issubclass(type(item), _NUMBERS) for item in frozenset.__iter__(one)
         ):
@@ -394,7 +397,7 @@ def place_of(one: Holder) -> Place:
 _MOST_PARTS = 64
 # With those of NumPy.
 _NUMBERS = (
-    *(int, float, complex, str, bytes, Number, enum.Enum),
+    *(int, float, complex, str, bytes, Number, enum.Enum, range),
     *(torch.dtype, torch.device, torch.layout, torch.memory_format),
 )
 

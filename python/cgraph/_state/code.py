@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from cgraph import _core
+from cgraph import _core, _torch
 
 __all__ = [
     "Loads",
@@ -28,6 +28,7 @@ __all__ = [
     "is_installed",
     "is_looked_into",
     "is_users",
+    "loads_in",
     "named_of_module",
     "names_of",
 ]
@@ -90,6 +91,9 @@ class Reached:
         self._members: dict[type, dict[str, list[Any]]] = {}
         parts = [*parts]
         hooks = [hook for one in parts for hook in _hooks_of(vars(one), "")]
+        leaves = (leaf for one in parts for leaf in one._parameters.values() if leaf is not None)
+        of_leaves = (where[-1] for leaf in leaves for where in _torch.hooks_of_leaf(leaf))
+        hooks += [hook for found in of_leaves if isinstance(found, dict) for hook in found.values()]
         hooks += _hooks_of(vars(torch.nn.modules.module), "_global")
         kinds = {type(one) for one in parts}
         forwards = ((kind.forward, kind) for kind in kinds)
@@ -153,6 +157,11 @@ class Reached:
         kind = type(one)
         if issubclass(kind, types.MethodType):
             yield one.__func__, type(one.__self__)
+            if issubclass(type(one.__self__), type):
+                # As `Function.apply`, which calls others of its methods.
+                yield from self._called_of(one.__self__, frozenset(self.names))
+        elif issubclass(kind, type):
+            yield from self._called_of(one, frozenset(self.names))
         elif issubclass(kind, functools.partial):
             given = one.func, *one.args, *one.keywords.values()
             yield from ((value, None) for value in given)
@@ -200,7 +209,7 @@ class Reached:
         )
         if type(value) in (list, tuple, dict) and len(value) <= _MOST_FUNCTIONS:
             items = value.values() if isinstance(value, dict) else value
-            yield from ((one, None) for one in items if isinstance(one, _FUNCTIONS))
+            yield from ((one, None) for one in items if isinstance(one, (*_FUNCTIONS, type)))
         elif issubclass(type(value), types.ModuleType):
             yield from ((one, None) for _, _, one in named_of_module(value, names))
         elif issubclass(type(value), type) and is_users(vars(value).get("__module__")):
@@ -336,6 +345,8 @@ def loads_in(code: types.CodeType) -> Loads:
             variables.add(str(one.argval))
         elif one.opname in _ATTRIBUTES and not _is_called_or_stored(one, before):
             (own if _loads(before, itself) else others).add(str(one.argval))
+        elif one.opname == "MATCH_CLASS" and before is not None:
+            others.update(before.argval)
         before = one
     words = _words_in(code)
     asked = words if _ASKING.intersection(code.co_names) else set[str]()
@@ -410,5 +421,6 @@ _PLACES = frozenset({"site-packages", "dist-packages"})
 _UNASSIGNED = types.CellType()
 _NAMESPACES = (
     *(types.SimpleNamespace, argparse.Namespace, threading.local),
+    *(torch.distributions.Distribution, torch.distributions.Transform),
     *(collections.UserDict, collections.UserList),
 )

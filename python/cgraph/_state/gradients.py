@@ -158,7 +158,7 @@ class Gradients:
             if leaf.requires_grad and id(leaf) not in arguments and gets_gradient(leaf):
                 self._in_backward.append(leaf)
                 self._without += [leaf] if now is before is None else []
-            elif asks and leaf.requires_grad and id(leaf) not in arguments:
+            elif asks and id(leaf) not in arguments and _may_get_one(leaf):
                 self.asked += [leaf] if now is before is None else []
             if any(now is made for made in self._by_breaks.get(id(leaf), ())):
                 continue  # replays of the break do that
@@ -320,6 +320,11 @@ def require_left_alone(before: Iterable[Noted]) -> None:
                 " backward() or zero_grad(), and returns what a backward pass is still to come"
                 " for: do that around the call, or all of it inside and return the loss detached"
             )
+
+
+def _may_get_one(leaf: torch.Tensor) -> bool:
+    """Whether a leaf may have a gradient at other calls: also parameters that are frozen now."""
+    return leaf.requires_grad or isinstance(leaf, torch.nn.Parameter)
 
 
 def _version(gradient: torch.Tensor | None) -> int | None:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph._state.code import is_users
-from cgraph._state.constants import Constant
+from cgraph._state.constants import Constant, is_array
 from cgraph.errors import CaptureError
 
 __all__ = [
@@ -44,13 +44,15 @@ class Aspect(enum.Enum):
     CONTENT = "content"
 
     def of(self, value: object) -> object:
-        """The class, how many items there are, or all of a set; None where it is no such thing."""
+        """The class, how many items there are, or all of a set or an array; None for others."""
         kind = type(value)
         if self is Aspect.KIND:
             return kind
         if self is Aspect.LENGTH:
             return len(value) if kind in (list, tuple, dict) else None  # type: ignore[arg-type]
-        return frozenset(value) if kind is set else None  # type: ignore[call-overload]
+        if kind is set:
+            return frozenset(value)  # type: ignore[call-overload]
+        return value.tobytes() if is_array(value) else None  # type: ignore[attr-defined]
 
 
 class Holder(NamedTuple):

@@ -116,14 +116,22 @@ def has_made_items(one: Kept, before: list[Any], has_made: Callable[[Any], bool]
 def changed_in(one: Kept, before: list[Any]) -> str | None:
     """Why a function is not captured that changes numbers in a list; None if it changes none.
 
-    What is added to a list may be a log of calls, or another thread's.
+    Also one that takes something from a list. What is added to one may be a log of calls, or
+    another thread's.
 
     Args:
         one: The list.
         before: What it had.
     """
     now = items_of(one)
-    if len(now) != len(before) or issubclass(type(one), set):
+    if issubclass(type(one), set):
+        return None
+    if len(now) < len(before):
+        return (
+            f"the function takes items from a list of {len(before)}, and replays do not: do it"
+            " around the call"
+        )
+    if len(now) != len(before):
         return None
     pairs = enumerate(zip(now, before, strict=True))
     numbers = (pair for pair in pairs if is_number(pair[1][1]) or pair[1][1] is None)

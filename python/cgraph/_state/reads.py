@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 import functools
 import types
 import weakref
@@ -11,10 +12,12 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 import torch
+from torch.optim.lr_scheduler import LRScheduler
 
 from cgraph import _core, _torch
 from cgraph._state.attributes import Place, is_alike, is_number, is_torchs, parts_of, place_of
-from cgraph._state.code import Reached, is_installed, is_looked_into, is_users
+from cgraph._state.code import Reached, is_installed, is_looked_into, is_users, loads_in
+from cgraph._state.constants import is_array
 from cgraph._state.holders import Aspect, Holder, Way, slots_of, vars_of
 from cgraph._state.surroundings import FUNCTIONS, Lasting, places_of
 
@@ -24,9 +27,8 @@ __all__ = ["Reads", "Values", "key_of", "still_there"]
 _MOST, _LONGEST = 4096, 64
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
-_OF_TENSORS = frozenset(
-    name for name in dir(torch.Tensor) if not callable(getattr(torch.Tensor, name, None))
-)
+# Ways go on by these, and by tuples of them.
+_KEYS = (str, int, float, bool, enum.Enum, torch.dtype, types.MemberDescriptorType)
 
 
 class Reads:
@@ -42,8 +44,6 @@ class Reads:
     def __init__(self, reached: Reached) -> None:
         self._reached = reached
         self._loads = reached.reads
-        # Whoever loads these from anything but ``self`` has a tensor.
-        self._of_objects = self._loads.others - _OF_TENSORS
         # The likely ones first: there may be too many.
         self._near: dict[Way, Holder] = {}
         self._inside: dict[Way, Holder] = {}
@@ -52,6 +52,7 @@ class Reads:
         self._objects: set[int] = set()
         self._seen: set[int] = set()
         self._of_kinds: dict[type, list[tuple[str, Any]]] = {}
+        self._absent_of: dict[type, frozenset[str]] = {}
 
     @property
     def found(self) -> list[Holder]:
@@ -83,18 +84,47 @@ class Reads:
         if is_part:
             for name in _torch.settings_of(one):
                 self._add(found, Holder(own, name, own.get(name)))
+            for tensor in (*one._parameters.values(), *one._buffers.values()):
+                self.add_set_on(tensor)
         is_of_torch = is_part and is_torchs(one)
         for name, value in [*own.items()]:
+            is_read = name in self._loads.others if is_of_torch else self._is_read(name, value)
             # Modules that train, or do not, have keys of their own.
-            is_read = name in self._of_objects if is_of_torch else self._is_read(name, value)
-            if is_read and name != "training":
+            if is_read and not (is_part and name == "training"):
                 self._add(found, Holder(own, name, value))
                 self._add_class(value)
         for name, value in [] if is_of_torch else self._of_class(type(one)):
-            if name not in own:
-                # It may get one of its own.
-                self._add(found, Holder(own, name, None))
+            if name not in own and _is_own(type(one)):
                 self._add(found, Holder(type(one), name, value))
+        # It may get some of its own.
+        inner = (one._parameters, one._buffers, one._modules) if is_part else ()
+        for name in self._absent_in(type(one), is_part):
+            if name not in own and not any(name in values for values in inner):
+                self._add(found, Holder(own, name, None))
+
+    def add_stepping(self, one: Any) -> None:
+        """Add what is read of an optimizer or scheduler besides its steps, and of a user's own."""
+        if _is_own(type(one)):
+            self.add_object(one)
+        if isinstance(one, torch.optim.Optimizer) and self._is_read("param_groups", None):
+            for place, group in enumerate(one.param_groups):
+                for name, value in [*group.items()]:
+                    if is_number(value):
+                        self._add(self._near, Holder(one, "param_groups", value, (place, name)))
+        if isinstance(one, LRScheduler):
+            if self._is_read("last_epoch", None):
+                self._add(self._near, Holder(vars(one), "last_epoch", one.last_epoch))
+            rates = getattr(one, "_last_lr", None)
+            if isinstance(rates, list) and "get_last_lr" in self._reached.names:
+                for place, rate in enumerate(rates):
+                    self._add(self._near, Holder(one, "_last_lr", rate, (place,)))
+
+    def add_set_on(self, tensor: torch.Tensor | None) -> None:
+        """Add what somebody has set on a tensor of torch's own classes."""
+        if type(tensor) in (torch.Tensor, torch.nn.Parameter):
+            for name, value in [*vars(tensor).items()]:
+                if self._is_read(name, value):
+                    self._add(self._of_parts, Holder(vars(tensor), name, value))
 
     def add_inside(self, way: Holder, value: Any) -> None:
         """Add what an object or a container has, at the end of a way that the code names."""
@@ -108,7 +138,7 @@ class Reads:
         items = self._items_of(value)
         if items is not None and len(items) <= _LONGEST:
             for name, one in items:
-                if type(name) in (str, int, types.MemberDescriptorType, Aspect):
+                if _leads_on(name):
                     self._add(self._inside, way._replace(value=one, path=(*way.path, name)))
                     self._add_class(one)
 
@@ -118,12 +148,17 @@ class Reads:
         if issubclass(kind, dict):
             items = [*dict.items(dict.copy(value))]
             if all(_is_watched(one) for _, one in items):
-                # One that is empty may be for tables, which calls make.
-                has_length = kind is dict and bool(items)
-                return [*items, *_whole(kind, len(items) if has_length else None)]
-            # It has things of many kinds, of which code names those that it wants.
-            words = self._loads.words
-            items = [one for one in items if type(one[0]) is str and one[0] in words]
+                return [*items, *_whole(kind, len(items) if kind is dict else None)]
+            # It has things of many kinds, of which code names those that it wants; of a class of
+            # the user's maybe as attributes.
+            words, is_plain = self._loads.words, kind is dict
+            items = [
+                (name, one)
+                for name, one in items
+                if type(name) is not str
+                or name in words
+                or (not is_plain and self._is_read(name, one))
+            ]
             return [*items, *_whole(kind, None)]
         if issubclass(kind, list | tuple | deque):
             base: Any = next(one for one in (list, tuple, deque) if issubclass(kind, one))
@@ -136,22 +171,53 @@ class Reads:
             # There is no way to an item.
             is_plain = kinds <= {str} or kinds <= {int}
             return [(Aspect.CONTENT, frozenset(value))] if is_plain else None
+        if is_array(value) and kind.__name__ == "ndarray":
+            is_small = value.size <= _LONGEST and not value.dtype.hasobject
+            return [(Aspect.CONTENT, value.tobytes())] if is_small else None
         if not is_looked_into(kind) or issubclass(kind, torch.nn.Module):
             return None
         own = vars_of(value)
         items = [*slots_of(value), *dict.copy(own).items()]
-        items = [one for one in items if self._is_read(_name(one[0]), one[1], is_behind=True)]
+        items = [one for one in items if self._is_read(_name(one[0]), one[1])]
         for name, one in self._of_class(kind):
-            if name not in own:
-                items.append((name, None))
+            if name not in own and _is_own(kind):
                 self._add(self._near, Holder(kind, name, one))
+        items += [(name, None) for name in self._absent_in(kind, False) if name not in own]
         return [*items, *_whole(kind, None)]
 
-    def _add_class(self, value: object) -> None:
+    def _add_class(self, value: Any) -> None:
         """Add what a class has that is found somewhere."""
-        if issubclass(type(value), type) and is_users(vars(value).get("__module__")):
-            for name, one in self._of_class(value):  # type: ignore[arg-type]
+        if issubclass(type(value), type) and _is_own(value):
+            for name, one in self._of_class(value):
                 self._add(self._near, Holder(value, name, one))
+
+    def _absent_in(self, kind: type, is_part: bool) -> frozenset[str]:
+        """Names that code reads of the objects of a class, if they have no attributes of these.
+
+        Its methods, its constants, and what its methods, or who asks by a text, look for in vain.
+
+        Args:
+            kind: The class.
+            is_part: Whether it is one of modules. Of libraries' there are hundreds, of which
+                somebody may exchange the forward.
+        """
+        if is_part and not _is_own(kind):
+            return frozenset({"forward"})
+        if kind not in self._absent_of:
+            found = set[str]() if is_part else {*self._loads.asked}
+            bases = (one for one in kind.__mro__ if is_users(vars(one).get("__module__")))
+            items = [item for base in bases for item in vars(base).items()]
+            methods = {name: one for name, one in items if isinstance(one, types.FunctionType)}
+            for one in methods.values():
+                loads = loads_in(one.__code__)
+                found |= loads.asked | (loads.own & self._loads.own)
+            found.difference_update(dir(kind))
+            found |= {name for name in self._reached.names & methods.keys() if name[:2] != "__"}
+            found |= {name for name, _ in self._of_class(kind)} | (
+                {"forward"} if is_part else set()
+            )
+            self._absent_of[kind] = frozenset(found)
+        return self._absent_of[kind]
 
     def _of_class(self, kind: type) -> list[tuple[str, Any]]:
         """What a class has that code reads, but for what binds to its objects."""
@@ -159,12 +225,10 @@ class Reads:
             found: dict[str, Any] = {}
             for base in reversed(kind.__mro__):
                 found.update(vars(base))
-            is_of_library = is_installed(vars(kind).get("__module__"))
             self._of_kinds[kind] = [
                 (name, value)
                 for name, value in found.items()
-                if not is_of_library
-                and (value is None or is_number(value))
+                if (value is None or is_number(value))
                 and not name.startswith("__")
                 and self._is_read(name, value)
             ]
@@ -187,15 +251,14 @@ class Reads:
         is_attribute = id(owner) in self._objects or name.startswith("__")
         return not is_attribute or self._is_read(name, way.value)
 
-    def _is_read(self, name: Any, value: Any, *, is_behind: bool = False) -> bool:
-        """Whether code loads an attribute; one that is behind others by any name."""
+    def _is_read(self, name: Any, value: Any) -> bool:
+        """Whether code loads an attribute."""
         loads = self._loads
         if self._reached.has_breaks and name in self._reached.stores:
             # What breaks assign is theirs.
             return False
         is_called = not is_value(value) and name in self._reached.names
-        others = loads.others if is_behind else self._of_objects
-        return name in loads.own or name in others or name in loads.asked or is_called
+        return name in loads.own or name in loads.others or name in loads.asked or is_called
 
     def _add(self, found: dict[Way, Holder], one: Holder) -> None:
         if _is_watched(one.value):
@@ -316,6 +379,19 @@ def _is_data(value: object) -> bool:
 
 def _is_watched(value: object) -> bool:
     return is_value(value) or issubclass(type(value), _CALLED)
+
+
+def _is_own(kind: Any) -> bool:
+    """Whether a class is one of the user's, and of no library."""
+    module = vars(kind).get("__module__")
+    return is_users(module) and not is_installed(module)
+
+
+def _leads_on(name: object) -> bool:
+    """Whether a way may go on by a key: by one that is compared without code of the user's."""
+    if type(name) is tuple:
+        return all(map(_leads_on, name))
+    return issubclass(type(name), _KEYS) or type(name) is Aspect
 
 
 def _is_scope(owner: object) -> bool:

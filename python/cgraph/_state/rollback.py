@@ -361,7 +361,7 @@ class Watch(_torch.Bystander):
                     self.note(tensor)
             if written:
                 self._note_written(written)
-            if (generator := kwargs.get("generator")) is not None:
+            if (generator := _torch.generator_among(args, kwargs)) is not None:
                 self._note_generator(generator)
             if self._is_capturing():
                 self.devices |= {one.device for one in given if one.is_cuda}

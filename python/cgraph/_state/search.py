@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cgraph import _torch
 from cgraph._state.attributes import is_number, is_torchs
 from cgraph._state.code import (
     Reached,
@@ -24,6 +25,7 @@ from cgraph._state.drawing import is_drained, is_drawn_from
 from cgraph._state.holders import Holder, slots_of, vars_of
 from cgraph._state.kept import Before, items_of, len_of
 from cgraph._state.reads import Reads
+from cgraph._state.stepping import HOOKS_OF_STEPS
 from cgraph._state.surroundings import (
     FUNCTIONS,
     LEAVES,
@@ -192,14 +194,20 @@ def _found(
         if issubclass(type(value), torch.Tensor):
             values = _set_on(value)
             attributes[id(values)] = values
+            reads.add_set_on(value)
+            called += _hooks_of_leaf(value)
             around_it = around | {id(value)}
             named += [(Holder(values, *item), around_it) for item in values.items()]
         if is_module or issubclass(type(value), _KNOWN):
             known.append(holder)
         if issubclass(type(value), torch.optim.Optimizer):
             attributes[id(vars(value))] = vars(value)
+            called += _hooks_of_steps(value)
         if issubclass(type(value), STEPPING):
             stepping[id(value)] = value
+            kinds.add(type(value))
+            if holder.is_named:
+                reads.add_stepping(value)
         if is_module:
             kinds.update(map(type, value.modules()))
             if holder.is_named and not isinstance(holder.owner, _Argument):
@@ -410,6 +418,18 @@ def _set_on_tensors_of(parts: Iterable[torch.nn.Module]) -> list[dict[str, Any]]
     owners = (owner for part in parts for owner in (part._parameters, part._buffers))
     # Also where there are none yet.
     return [_set_on(one) for owner in owners for one in owner.values() if one is not None]
+
+
+def _hooks_of_leaf(tensor: torch.Tensor) -> list[Any]:
+    """What a backward pass calls for a tensor, if that is a leaf."""
+    found = [hooks for *_, hooks in _torch.hooks_of_leaf(tensor)] if tensor.is_leaf else []
+    return [hook for hooks in found if isinstance(hooks, dict) for hook in hooks.values()]
+
+
+def _hooks_of_steps(optimizer: torch.optim.Optimizer) -> list[Any]:
+    """What a step of an optimizer calls."""
+    found = (getattr(optimizer, name, None) for name in HOOKS_OF_STEPS)
+    return [hook for hooks in found if isinstance(hooks, dict) for hook in hooks.values()]
 
 
 def _buffers(holder: Holder) -> list[Holder]:

@@ -139,7 +139,11 @@ def places_of(function: object) -> Iterator[Holder]:
     """What a function finds besides its arguments, and where."""
     if isinstance(function, functools.partial):
         yield from _constants((f"args[{place}]", one) for place, one in enumerate(function.args))
-        yield from _items(function.keywords)
+        # Code has its own names for what it is given.
+        keywords = [*function.keywords.items()]
+        yield from _constants(item for item in keywords if not isinstance(item[1], LEAVES))
+        leaves = (item for item in keywords if isinstance(item[1], LEAVES))
+        yield from (Holder(function.keywords, *item) for item in leaves)
         yield from _constants([("func", function.func)])
     elif isinstance(function, _core.Dispatcher):
         yield from _constants([("__wrapped__", function.__wrapped__)])  # type: ignore[attr-defined]

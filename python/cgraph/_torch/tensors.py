@@ -6,7 +6,7 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ __all__ = [
     "evaluating_node",
     "form_of",
     "forward_ad",
+    "generator_among",
     "has_saved_tensors_hooks",
     "in_class",
     "is_autograds_thread",
@@ -359,6 +360,12 @@ def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Te
     if conjugate:
         tensor = tensor.conj()
     return torch._neg_view(tensor) if negative else tensor
+
+
+def generator_among(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator | None:
+    """The generator among the arguments of an operator, some of which take it by its place."""
+    values = (*args, kwargs.get("generator"))
+    return next((one for one in values if isinstance(one, torch.Generator)), None)
 
 
 def is_same(first: torch.Generator, second: torch.Generator) -> bool:

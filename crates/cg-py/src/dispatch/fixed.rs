@@ -378,8 +378,13 @@ impl Aspect {
                 Some(PyInt::new(py, length).into_any())
             }
             Self::Content => {
-                let set = value.cast_exact::<PySet>().ok()?;
-                Some(PyFrozenSet::new(py, set.iter()).ok()?.into_any())
+                if let Ok(set) = value.cast_exact::<PySet>() {
+                    return Some(PyFrozenSet::new(py, set.iter()).ok()?.into_any());
+                }
+                let kind = value.get_type().name();
+                let is_array = kind.is_ok_and(|name| name == "ndarray");
+                let bytes = is_array.then(|| value.call_method0(intern!(py, "tobytes")));
+                bytes?.ok()
             }
         }
     }
