@@ -78,7 +78,7 @@ class Outer(nn.Module):
         self.layer = Layer()
         self.window, self.table = slice(0, 2), np.array([1.0, 2.0])
         self.scales = {("k", 0): 1.0, Mode.DECODE: 1.0, torch.float32: 1.0}
-        self.bias: dict[int, float] = {}
+        self.bias = {1: 1.0}
         self.settings = Settings()
         self.config = AttributeDict(temperature=1.0, inner=AttributeDict(k=1.0))
         self.scale = Scale(1.0)
@@ -108,10 +108,11 @@ CHANGES: dict[str, Callable[[Outer], object]] = {
     "a key that is a tuple": lambda one: one.scales.update({("k", 0): 5.0}),
     "a key of an enumeration": lambda one: one.scales.update({Mode.DECODE: 5.0}),
     "a key that is a dtype": lambda one: one.scales.update({torch.float32: 5.0}),
-    "an empty dictionary that is filled": lambda one: one.bias.update({1: 5.0}),
-    "an empty dictionary that is exchanged": lambda one: setattr(one, "bias", {1: 5.0}),
+    "a dictionary that grows": lambda one: one.bias.update({2: 5.0}),
+    "a dictionary that is exchanged": lambda one: setattr(one, "bias", {1: 1.0, 2: 5.0}),
     "a slice": lambda one: setattr(one, "window", slice(1, 3)),
     "an array": lambda one: one.table.__setitem__(1, 5.0),
+    "an array of another dtype": lambda one: setattr(one, "table", one.table.view(np.int64)),
     "an array that is exchanged": lambda one: setattr(one, "table", np.array([1.0, 5.0])),
     "an item that is an attribute": lambda one: one.config.update(temperature=5.0),
     "an item inside of another one": lambda one: one.config["inner"].update(k=5.0),
@@ -225,3 +226,21 @@ def test_generators_of_all_operators_are_as_after_the_eager_calls(lab: Lab, kind
     own.manual_seed(7)
     for expected in right:
         assert_close(graphed(x), expected)
+
+
+def test_settings_behind_thousands_of_places_are_followed(lab: Lab) -> None:
+    model = nn.Sequential(*(Layer() for _ in range(1500))).to(lab.device)
+
+    class Whole:
+        scale = 2.0
+
+        def run(self, x: Tensor) -> Tensor:
+            return model[0](x) * self.scale
+
+    whole = Whole()
+    graphed = cgraph.graphed(whole.run)
+    with torch.no_grad():
+        for scale in (2.0, 3.0):
+            whole.scale = scale
+            x = fresh(lab, 3)
+            assert_close(graphed(x), whole.run(x))

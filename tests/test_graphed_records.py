@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -371,3 +372,72 @@ def test_a_function_that_keeps_its_arguments_only_while_it_runs_replays(lab: Lab
         x, one = fresh(lab, 3), Lengths(fresh(lab, 3))
         assert_close(graphed(x, one), x * one.each + one.most)
     assert numbers(graphed)[:2] == (1, 3)
+
+
+@pytest.mark.parametrize("grad", [False, True])
+def test_a_function_that_keeps_a_tensor_of_the_call_in_a_list_of_its_own_is_as_ever(
+    lab: Lab, grad: bool
+) -> None:
+    kept: list[Tensor] = []
+
+    def function(x: Tensor) -> Tensor:
+        kept.clear()
+        kept.append(x)
+        return x * 2
+
+    graphed = cgraph.graphed(function)
+    for _ in range(3):
+        x = fresh(lab, 3).requires_grad_(grad)
+        assert_close(graphed(x), x * 2)
+        assert_close(kept[0].detach(), x.detach())
+
+
+class Counted(NamedTuple("Counted", [("first", Tensor)])):  # type: ignore[misc]
+    """A named tuple that is made in a way of its own."""
+
+    number: int
+
+    def __new__(cls, first: Tensor) -> Counted:
+        made = super().__new__(cls, first)
+        made.number = 3
+        return made
+
+
+def test_named_tuples_with_ways_of_their_own_are_made_by_these(lab: Lab) -> None:
+    function = cgraph.graphed(lambda one: one.first * one.number)
+    for _ in range(3):
+        one = Counted(fresh(lab, 3))
+        assert_close(function(one), one.first * 3)
+    assert numbers(function)[:2] == (1, 3)
+
+
+@dataclass(eq=False)
+class Itself:
+    """One that is looked for by what it is."""
+
+    tensor: Tensor
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_dataclasses_that_are_told_apart_run_eagerly(lab: Lab) -> None:
+    known = weakref.WeakKeyDictionary[Itself, float]()
+    looked_up = cgraph.graphed(lambda one: one.tensor * known[one])
+    compared = cgraph.graphed(lambda one, other: one.each * (2 if one is other else 3))
+    inside = cgraph.graphed(
+        lambda one: one.other[0].each * (2 if one.other[0] is one.other[1] else 3)
+    )
+    for _ in range(2):
+        one, two = Itself(fresh(lab, 3)), Lengths(fresh(lab, 3))
+        known[one] = 4.0
+        assert_close(looked_up(one), one.tensor * 4)
+        assert_close(compared(two, two), two.each * 2)
+        assert_close(inside(Loop(two.each, [two, two])), two.each * 2)
+
+
+def test_large_trees_of_dataclasses_are_looked_through_once(lab: Lab) -> None:
+    root = Loop(None)  # type: ignore[arg-type]
+    root.other = [Loop(None, [root, place]) for place in range(300)]  # type: ignore[arg-type]
+    function = cgraph.graphed(lambda x, one: x * len(one.other))
+    for _ in range(2):
+        x = fresh(lab, 3)
+        assert_close(function(x, root), x * 300)

@@ -21,7 +21,7 @@ from cgraph._captures.liveness import Outside
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
 from cgraph._driver import Captured, Handle
 from cgraph._state.drawing import random_state_is_set
-from cgraph._state.rollback import Watch
+from cgraph._state.watch import Watch
 from cgraph._torch import (
     CpuFakeMode,
     DataDependentOutputException,

@@ -28,8 +28,6 @@ __all__ = [
 
 # So many letters of a constant are shown.
 _LONG = 40
-# Dataclasses may lead back to those that they lie in.
-_MOST_RECORDS = 8
 
 
 class Mode(NamedTuple):
@@ -146,8 +144,8 @@ class Call:
         self.leaves: list[Leaf] = []
         self.is_native = True
         self._owned = owned
-        # Dataclasses that what is being taken apart lies in.
-        self._records = 0
+        # The dataclasses that were taken apart: who finds one twice would find two copies.
+        self._records: set[int] = set()
         self._args = [
             self._taken(value, name := arguments.name(place), arguments.is_static(place, name))
             for place, value in enumerate(args)
@@ -282,19 +280,21 @@ class Call:
             return "dict", [
                 (key, self._taken(one, f"{name}[{key!r}]", static)) for key, one in value.items()
             ]
-        if _torch.is_named_tuple(kind):
-            fields = zip(kind._fields, value, strict=False)
+        if _torch.is_named_tuple(kind) and len(value) == len(kind._fields):
+            fields = zip(kind._fields, value, strict=True)
             return "named", (
                 kind,
                 [self._taken(one, f"{name}.{field}", static) for field, one in fields],
             )
-        if self._records < _MOST_RECORDS and _torch.is_record(value):
-            self._records += 1
+        if _torch.is_record(value):
+            if id(value) in self._records:
+                self._add(value, name, static)
+                return None
+            self._records.add(id(value))
             attributes = [*_torch.attributes_in(value).items()]
             parts = [
                 (field, self._taken(one, f"{name}.{field}", static)) for field, one in attributes
             ]
-            self._records -= 1
             return "record", (kind, parts)
         leaves, spec = tree_flatten(value)
         if spec.is_leaf():

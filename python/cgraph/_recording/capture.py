@@ -201,6 +201,7 @@ def _record(
                     rollback.captures_use,
                     rollback.captures_gradient,
                     asks=begin.asks_for_gradients or steps.have_stepped,
+                    stepping=held.stepping,
                 )
                 writes = rollback.captured_writes(statics)
                 if (reason := call.reason_beside(writes)) is not None:
@@ -213,7 +214,7 @@ def _record(
                     state.require_same(captured=True)
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise state_is_made()
-                require_none_kept(held, is_made, state.of_breaks, statics)
+                require_none_kept(held, is_made, state.of_breaks, statics, begin)
             except (CaptureError, NotReadyError):
                 gradients.captures_again()
                 graph.reset()
@@ -231,6 +232,7 @@ def _record(
                 if static._version != version or rollback.captures_write(static) or place in written
             ]
             recorded.in_place = storages_in_place(call)
+            recorded.outside = rollback.read_from_outside(recorded.in_place, statics)
             recorded.seconds = time.perf_counter() - began
             # Replays would run the breaks as well, whose Python may do anything.
             if plan.measure and not recorded.breaks and not rollback.has_unseen:

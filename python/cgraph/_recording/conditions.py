@@ -11,6 +11,7 @@ import torch
 from cgraph._recording.plan import Plan
 from cgraph._state.attributes import Attributes, Place, changed_numbers, is_number, place_of
 from cgraph._state.constants import Constant
+from cgraph._state.holders import vars_of
 from cgraph._state.kept import IsMade, kept_in
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
@@ -87,16 +88,20 @@ def require_same_numbers(attributes: Attributes, found: Found, but: Collection[P
 def require_none_kept(
     found: Found,
     is_made: IsMade,
-    but: Collection[Place] = (),
-    statics: Sequence[torch.Tensor] = (),
+    but: Collection[Place],
+    statics: Sequence[torch.Tensor],
+    begin: Found,
 ) -> None:
     """Refuse a function that adds a tensor to a list, or puts one where None or another one was.
+
+    Also one that keeps a container of its arguments: the one of the call is another one.
 
     Args:
         found: Where lists and all these were, and what they had.
         is_made: Tells which tensors were made since.
         but: Places that do not count.
         statics: What stands for arguments, which only calls before can have put there.
+        begin: What was found before the first call.
     """
     lists = (one for one in found.lists if (id(one[0]), "list") not in but)
     slots = (one for one in found.empty if place_of(one) not in but)
@@ -105,11 +110,14 @@ def require_none_kept(
     if reason is not None:
         raise NotReadyError(reason)
     own = set(map(id, statics))
+    known = {*map(id, begin.all_dictionaries), *(id(one) for one, _ in begin.lists)}
     for one in held:
-        if id(one.value) in own and one.now is one.value:
-            raise NotReadyError(
-                f"the function keeps an argument, as {one.title}, and replays do not"
-            )
+        if one.path and id(one.value) in own and one.now is one.value:
+            container = one._replace(path=one.path[:-1]).now
+            if id(vars_of(container) or container) not in known:
+                raise NotReadyError(
+                    f"the function keeps an argument, that with {one.title}, and replays do not"
+                )
 
 
 def require_same_results(first: Sequence[Any], second: Sequence[Any]) -> None:

@@ -107,7 +107,8 @@ class PythonState:
             changed |= {
                 (id(one), "list")
                 for one, then in lists
-                if changed_in(one, then) or has_made_items(one, then, self._has_made)
+                if changed_in(one, then, found.takes_items)
+                or has_made_items(one, then, self._has_made)
             }
             changed |= {(id(one), "array") for one, then in arrays if _differ(one, then)}
             changed |= {(id(part), "flag") for part, then in flags if part.training is not then}
@@ -179,7 +180,8 @@ class PythonState:
             if _differ(array, then) and (id(array), "array") not in but:
                 raise NotReadyError(changes("an array of NumPy's", then, array))
         for kept, before in self._lists:
-            if (id(kept), "list") not in but and (reason := changed_in(kept, before)):
+            reason = changed_in(kept, before, self._found.takes_items)
+            if reason is not None and (id(kept), "list") not in but:
                 raise NotReadyError(reason)
         if self._results is not None:
             (first, second), self._results = self._results, None
@@ -326,7 +328,8 @@ class PythonState:
     def _put_back_lists(self, lists: Iterable[Before]) -> None:
         """Let those whose numbers are others now, and which are as long, have what they had."""
         before = {id(one): items for one, items in self._found.lists}
-        changed = (one for one, then in lists if changed_in(one, then))
+        takes = self._found.takes_items
+        changed = (one for one, then in lists if changed_in(one, then, takes))
         put_back_items((one, before[id(one)]) for one in changed)
 
     @property

@@ -34,6 +34,8 @@ class Recorded:
         mutated: The places of the static tensors that the function writes.
         writes: The ends of each piece of memory that it writes and that is not its own.
         in_place: The numbers of the storages of arguments that are read where they lie.
+        outside: Other memory that it reads and that nobody follows, as a table in a cache that may
+            drop it: it is not to go.
         seconds: What warm-up, capture and instantiation took together.
         eager_seconds: One call without a graph; None if it was not measured.
         graph_seconds: One replay, likewise.
@@ -62,6 +64,7 @@ class Recorded:
         self.mutated: list[int] = []
         self.writes: list[tuple[int, int]] = []
         self.in_place: set[int] = set()
+        self.outside: list[torch.UntypedStorage] = []
         self.gradients = Gradients([])
         self.used: list[Holder] = []
         self.reads: list[Holder] = []
@@ -173,7 +176,7 @@ class Recorded:
             self.debugged.reset()
             self.debugged = None
         self._storages.clear()
-        self.outputs = []
+        self.outputs, self.outside = [], []
         self.gradients = Gradients([])
 
     @property

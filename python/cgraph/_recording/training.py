@@ -82,6 +82,7 @@ class Trained:
         breaks: As for :class:`cgraph._recording.recorded.Recorded`.
         used: As for :class:`cgraph._recording.recorded.Recorded`.
         reads: Likewise.
+        outside: Likewise.
     """
 
     mutated: tuple[int, ...] = ()
@@ -102,6 +103,7 @@ class Trained:
         self.used: list[Holder] = []
         self.reads: list[Holder] = []
         self.writes: list[tuple[int, int]] = []
+        self.outside: list[torch.UntypedStorage] = []
         self.has_added_hooks = surface.hook_count != _torch.hook_count()
         self.lent = lent
         # Who notes the last call is not to keep the graphs.
@@ -352,7 +354,7 @@ def train(
                 # Python code of breaks runs in replays as well.
                 if not is_divided:
                     state.require_same_now(attributes, found)
-                require_none_kept(found, is_made, state.of_breaks, statics)
+                require_none_kept(found, is_made, state.of_breaks, statics, begin)
                 if not is_divided or plan.warmup:
                     state.require_same(captured=True)
             graphed_of(surface).stand_for(parameters)
@@ -410,6 +412,7 @@ def train(
     trained.used = used_of(held[0].followed, uses)
     trained.reads = still_there(held[0].reads, state.of_breaks)
     trained.writes = writes
+    trained.outside = rollback.read_from_outside((), statics)
     return trained
 
 

@@ -40,7 +40,7 @@ class Undone:
         self._attributes.put_back_others(numbers=True, made=self._attributes.made_of_objects)
         put_back_numbers([*found.numbers, *found.empty, *found.far])
         put_back_tensors(found.all_holders)
-        put_back_items(one for one in found.lists if changed_in(*one))
+        put_back_items(one for one in found.lists if changed_in(*one, found.takes_items))
         for array, before in found.arrays:
             array[...] = before
         if self._random is not None:

@@ -130,6 +130,7 @@ class Gradients:
         is_used: Callable[[torch.Tensor], bool],
         gets_gradient: Callable[[torch.Tensor], bool],
         asks: bool,
+        stepping: Iterable[Any],
     ) -> None:
         """Note at the end of the capture what it has done.
 
@@ -140,6 +141,8 @@ class Gradients:
             gets_gradient: Whether a backward pass inside may have given a leaf one, which may be
                 gone by now.
             asks: Whether the function may ask which leaves have gradients, as an optimizer does.
+            stepping: The optimizers that it finds, among others. Also what is frozen there may
+                get a gradient later.
 
         Raises:
             CaptureError: An argument would have another gradient, or the graph would go on with one
@@ -153,12 +156,16 @@ class Gradients:
                     " place"
                 )
         arguments = {id(static) for static in statics}
+        groups = [one.param_groups for one in stepping if isinstance(one, torch.optim.Optimizer)]
+        of_groups = {id(one) for found in groups for group in found for one in group["params"]}
         for (leaf, old), (before, version) in zip(self._old, self._before, strict=True):
             now = leaf.grad
             if leaf.requires_grad and id(leaf) not in arguments and gets_gradient(leaf):
                 self._in_backward.append(leaf)
                 self._without += [leaf] if now is before is None else []
-            elif asks and id(leaf) not in arguments and _may_get_one(leaf):
+            elif (
+                asks and id(leaf) not in arguments and (leaf.requires_grad or id(leaf) in of_groups)
+            ):
                 self.asked += [leaf] if now is before is None else []
             if any(now is made for made in self._by_breaks.get(id(leaf), ())):
                 continue  # replays of the break do that
@@ -320,11 +327,6 @@ def require_left_alone(before: Iterable[Noted]) -> None:
                 " backward() or zero_grad(), and returns what a backward pass is still to come"
                 " for: do that around the call, or all of it inside and return the loss detached"
             )
-
-
-def _may_get_one(leaf: torch.Tensor) -> bool:
-    """Whether a leaf may have a gradient at other calls: also parameters that are frozen now."""
-    return leaf.requires_grad or isinstance(leaf, torch.nn.Parameter)
 
 
 def _version(gradient: torch.Tensor | None) -> int | None:

@@ -32,6 +32,8 @@ __all__ = [
 ]
 
 
+_MOST_ITEMS = 64
+
 Way = tuple[int, str, tuple[Any, ...]]
 """An owner by its number, a name, and what leads on from there."""
 
@@ -52,7 +54,12 @@ class Aspect(enum.Enum):
             return len(value) if kind in (list, tuple, dict) else None  # type: ignore[arg-type]
         if kind is set:
             return frozenset(value)  # type: ignore[call-overload]
-        return value.tobytes() if is_array(value) else None  # type: ignore[attr-defined]
+        if not is_array(value) or kind.__qualname__ != "ndarray":
+            return None
+        # Larger ones are of data.
+        array: Any = value
+        is_small = array.size <= _MOST_ITEMS and not array.dtype.hasobject
+        return (array.dtype.str, array.shape, array.tobytes()) if is_small else None
 
 
 class Holder(NamedTuple):

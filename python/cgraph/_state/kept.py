@@ -113,20 +113,21 @@ def has_made_items(one: Kept, before: list[Any], has_made: Callable[[Any], bool]
     return any(has_made(item) for item in items_of(one) if id(item) not in known)
 
 
-def changed_in(one: Kept, before: list[Any]) -> str | None:
+def changed_in(one: Kept, before: list[Any], takes: bool = False) -> str | None:
     """Why a function is not captured that changes numbers in a list; None if it changes none.
 
-    Also one that takes something from a list. What is added to one may be a log of calls, or
-    another thread's.
+    What is added to a list may be a log of calls, or another thread's, and so may be what is taken
+    from it.
 
     Args:
         one: The list.
         before: What it had.
+        takes: Whether the function's code names what takes items from lists.
     """
     now = items_of(one)
     if issubclass(type(one), set):
         return None
-    if len(now) < len(before):
+    if takes and len(now) < len(before):
         return (
             f"the function takes items from a list of {len(before)}, and replays do not: do it"
             " around the call"

@@ -27,8 +27,11 @@ __all__ = ["Reads", "Values", "key_of", "still_there"]
 _MOST, _LONGEST = 4096, 64
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
-# Ways go on by these, and by tuples of them.
-_KEYS = (str, int, float, bool, enum.Enum, torch.dtype, types.MemberDescriptorType)
+# Ways go on by these, by members of enumerations and by tuples of all these: no code of the user's
+# compares them.
+_KEYS = (str, int, float, bool, bytes, type(None), torch.dtype, types.MemberDescriptorType, Aspect)
+# What code loads by these names from anything but ``self``, it loads from tensors.
+_OF_TENSORS = {"shape", "ndim", "data", "grad"}
 
 
 class Reads:
@@ -44,10 +47,13 @@ class Reads:
     def __init__(self, reached: Reached) -> None:
         self._reached = reached
         self._loads = reached.reads
+        self._others = self._loads.others - _OF_TENSORS
         # The likely ones first: there may be too many.
         self._near: dict[Way, Holder] = {}
         self._inside: dict[Way, Holder] = {}
         self._of_parts: dict[Way, Holder] = {}
+        # Where nothing is that may come.
+        self._absent: dict[Way, Holder] = {}
         # The dictionaries of objects that were added, and containers that were looked into.
         self._objects: set[int] = set()
         self._seen: set[int] = set()
@@ -57,7 +63,8 @@ class Reads:
     @property
     def found(self) -> list[Holder]:
         """The places."""
-        return [*self._near.values(), *self._inside.values(), *self._of_parts.values()][:_MOST]
+        found = self._near, self._inside, self._of_parts, self._absent
+        return [holder for holders in found for holder in holders.values()][:_MOST]
 
     def add_function(self, function: object) -> None:
         """Add functions and classes that a function finds in variables."""
@@ -88,7 +95,7 @@ class Reads:
                 self.add_set_on(tensor)
         is_of_torch = is_part and is_torchs(one)
         for name, value in [*own.items()]:
-            is_read = name in self._loads.others if is_of_torch else self._is_read(name, value)
+            is_read = name in self._others if is_of_torch else self._is_read(name, value)
             # Modules that train, or do not, have keys of their own.
             if is_read and not (is_part and name == "training"):
                 self._add(found, Holder(own, name, value))
@@ -100,21 +107,22 @@ class Reads:
         inner = (one._parameters, one._buffers, one._modules) if is_part else ()
         for name in self._absent_in(type(one), is_part):
             if name not in own and not any(name in values for values in inner):
-                self._add(found, Holder(own, name, None))
+                self._add(self._absent, Holder(own, name, None))
 
     def add_stepping(self, one: Any) -> None:
         """Add what is read of an optimizer or scheduler besides its steps, and of a user's own."""
         if _is_own(type(one)):
             self.add_object(one)
         if isinstance(one, torch.optim.Optimizer) and self._is_read("param_groups", None):
-            for place, group in enumerate(one.param_groups):
+            for place, group in enumerate(vars(one).get("param_groups", ())):
                 for name, value in [*group.items()]:
                     if is_number(value):
                         self._add(self._near, Holder(one, "param_groups", value, (place, name)))
         if isinstance(one, LRScheduler):
             if self._is_read("last_epoch", None):
-                self._add(self._near, Holder(vars(one), "last_epoch", one.last_epoch))
-            rates = getattr(one, "_last_lr", None)
+                number = vars(one).get("last_epoch")
+                self._add(self._near, Holder(vars(one), "last_epoch", number))
+            rates = vars(one).get("_last_lr")
             if isinstance(rates, list) and "get_last_lr" in self._reached.names:
                 for place, rate in enumerate(rates):
                     self._add(self._near, Holder(one, "_last_lr", rate, (place,)))
@@ -148,7 +156,9 @@ class Reads:
         if issubclass(kind, dict):
             items = [*dict.items(dict.copy(value))]
             if all(_is_watched(one) for _, one in items):
-                return [*items, *_whole(kind, len(items) if kind is dict else None)]
+                # One that is empty may be for tables, which calls make, or for a log.
+                has_length = kind is dict and bool(items)
+                return [*items, *_whole(kind, len(items) if has_length else None)]
             # It has things of many kinds, of which code names those that it wants; of a class of
             # the user's maybe as attributes.
             words, is_plain = self._loads.words, kind is dict
@@ -171,9 +181,9 @@ class Reads:
             # There is no way to an item.
             is_plain = kinds <= {str} or kinds <= {int}
             return [(Aspect.CONTENT, frozenset(value))] if is_plain else None
-        if is_array(value) and kind.__name__ == "ndarray":
-            is_small = value.size <= _LONGEST and not value.dtype.hasobject
-            return [(Aspect.CONTENT, value.tobytes())] if is_small else None
+        if is_array(value):
+            content = Aspect.CONTENT.of(value)
+            return None if content is None else [(Aspect.CONTENT, content)]
         if not is_looked_into(kind) or issubclass(kind, torch.nn.Module):
             return None
         own = vars_of(value)
@@ -211,11 +221,11 @@ class Reads:
             for one in methods.values():
                 loads = loads_in(one.__code__)
                 found |= loads.asked | (loads.own & self._loads.own)
-            found.difference_update(dir(kind))
-            found |= {name for name in self._reached.names & methods.keys() if name[:2] != "__"}
-            found |= {name for name, _ in self._of_class(kind)} | (
-                {"forward"} if is_part else set()
-            )
+            found.difference_update(*(vars(base) for base in kind.__mro__))
+            # Of modules there may be hundreds.
+            called = {"forward"} if is_part else self._reached.names & methods.keys()
+            found |= {name for name in called if name[:2] != "__"}
+            found |= {name for name, _ in self._of_class(kind)}
             self._absent_of[kind] = frozenset(found)
         return self._absent_of[kind]
 
@@ -258,7 +268,7 @@ class Reads:
             # What breaks assign is theirs.
             return False
         is_called = not is_value(value) and name in self._reached.names
-        return name in loads.own or name in loads.others or name in loads.asked or is_called
+        return name in loads.own or name in self._others or name in loads.asked or is_called
 
     def _add(self, found: dict[Way, Holder], one: Holder) -> None:
         if _is_watched(one.value):
@@ -389,9 +399,11 @@ def _is_own(kind: Any) -> bool:
 
 def _leads_on(name: object) -> bool:
     """Whether a way may go on by a key: by one that is compared without code of the user's."""
-    if type(name) is tuple:
-        return all(map(_leads_on, name))
-    return issubclass(type(name), _KEYS) or type(name) is Aspect
+    kind: type = type(name)
+    if kind is tuple:
+        return all(map(_leads_on, name))  # type: ignore[call-overload]
+    is_member = issubclass(kind, enum.Enum) and kind.__hash__ is enum.Enum.__hash__
+    return kind in _KEYS or (is_member and "__eq__" not in vars(kind))
 
 
 def _is_scope(owner: object) -> bool:

@@ -72,6 +72,7 @@ class Found(NamedTuple):
         drained: Where iterators are, likewise, unless breaks may be what goes through them.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
+        takes_items: Whether likewise what takes items from lists.
     """
 
     holders: list[Holder]
@@ -89,6 +90,7 @@ class Found(NamedTuple):
     arrays: Sequence[tuple[Any, Any]] = ()
     reads: Sequence[Holder] = ()
     asks_for_gradients: bool = False
+    takes_items: bool = False
 
     @classmethod
     def nothing(cls) -> Found:
@@ -140,7 +142,8 @@ def found_tensors(
         before = reached.size
         reached.go_on(functions, kinds)
         if reached.size == before:
-            return found._replace(asks_for_gradients=asks_for_gradients(reached.names))
+            asks, takes = asks_for_gradients(reached.names), not _ITEMS.isdisjoint(reached.names)
+            return found._replace(asks_for_gradients=asks, takes_items=takes)
 
 
 def _found(
@@ -476,6 +479,8 @@ def _may_lead(value: object) -> bool:
     return not issubclass(type(value), PLAIN)
 
 
+# What code names that takes items from lists and deques.
+_ITEMS = {"pop", "popleft", "remove", "clear"}
 # What code names that takes from iterators.
 _TAKING = frozenset({"next", "__next__", "send"})
 _CONTAINERS = (dict, list, tuple, deque)

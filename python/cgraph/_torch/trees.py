@@ -6,7 +6,6 @@ container of its attributes, without being registered.
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -29,11 +28,8 @@ __all__ = [
 
 tree_unflatten = _pytree.tree_unflatten
 
-# So many are looked through that are one inside the other: they may lead back. What has more values
-# than that is of data, or is all of a program.
-_MOST_RECORDS, _MOST_VALUES = 8, 4096
-# How objects are made and asked.
-_WAYS = ("__new__", "__getattribute__")
+# What has more values is of data, or is all of a program.
+_MOST_VALUES = 4096
 
 
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
@@ -81,17 +77,22 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Whether a class is one of ``typing.NamedTuple``, which pytree knows by that alone."""
-    is_tuple = issubclass(kind, tuple) and kind is not tuple
-    return is_tuple and isinstance(getattr(kind, "_fields", None), tuple) and not _is_known(kind)
+    """Whether a class is just what ``typing.NamedTuple`` makes, with no ways of its own."""
+    is_plain = kind.__bases__ == (tuple,) and not kind.__dictoffset__
+    return is_plain and {"_fields", "_make"} <= vars(kind).keys() and not _is_known(kind)
 
 
 def is_record(value: Any) -> bool:
     """Whether a value is a dataclass that has tensors, and is no container that pytree knows.
 
-    It has its attributes in a dictionary, and no code of its class runs when it is made or asked.
+    It has its attributes in a dictionary, no code of its class runs when it is made or goes, and
+    nobody can tell a copy from it. None of what it has leads back to it, or to another one twice.
     """
-    return hasattr(type(value), "__dataclass_fields__") and _has_tensors(value, _MOST_RECORDS)
+    if not _may_be_record(type(value)):
+        return False
+    found: dict[int, Any] = {}
+    again: list[Any] = []
+    return _has_tensors(value, found, again) and not any(_has_tensors(one, {}, []) for one in again)
 
 
 def attributes_in(record: Any) -> dict[str, Any]:
@@ -109,26 +110,20 @@ def record_of(kind: type, attributes: Iterable[tuple[str, Any]]) -> Any:
 
 def tree_with_records(tree: Any) -> Any:
     """A tree with something that pytree knows in the place of each dataclass that has tensors."""
-    return _with_records(tree, _MOST_RECORDS)
+
+    def stands_for(leaf: Any) -> Any:
+        return _Record(leaf) if is_record(leaf) else leaf
+
+    return _pytree.tree_map(stands_for, tree, is_leaf=_is_size)
 
 
 class _Record:
     """What stands for a dataclass in a tree; another dataclass is made of it."""
 
-    def __init__(self, record: Any, left: int) -> None:
+    def __init__(self, record: Any) -> None:
         self.kind = type(record)
         items = attributes_in(record).items()
-        self.attributes = {name: _with_records(one, left) for name, one in items}
-
-
-def _with_records(tree: Any, left: int) -> Any:
-    if not left:
-        return tree
-
-    def stands_for(leaf: Any) -> Any:
-        return _Record(leaf, left - 1) if is_record(leaf) else leaf
-
-    return _pytree.tree_map(stands_for, tree, is_leaf=_is_size)
+        self.attributes = {name: tree_with_records(one) for name, one in items}
 
 
 def _taken_apart(record: _Record) -> tuple[list[Any], Any]:
@@ -148,23 +143,45 @@ def _put_together(attributes: Iterable[Any], context: Any) -> Any:
 _pytree.register_pytree_node(_Record, _taken_apart, _put_together, flatten_with_keys_fn=_with_names)
 
 
-def _has_tensors(value: Any, left: int) -> bool:
-    kind = type(value)
-    if not left or not hasattr(kind, "__dataclass_fields__") or not _is_plain(kind):
-        return False
-    values = [*vars(value).values()]
-    leaves = (leaf for one in values for leaf in _pytree.tree_iter(one, is_leaf=_is_size))
-    found = [*itertools.islice(leaves, _MOST_VALUES + 1)]
-    if len(found) > _MOST_VALUES:
-        return False
-    return any(isinstance(one, torch.Tensor) or _has_tensors(one, left - 1) for one in found)
+def _has_tensors(value: Any, found: dict[int, Any], again: list[Any]) -> bool:
+    """Whether there is a tensor in a dataclass, or in others that it leads to.
+
+    Args:
+        value: The dataclass.
+        found: Gets all of them, by their ``id``.
+        again: Gets those that it leads to more than once.
+    """
+    has_tensor, left = False, _MOST_VALUES
+    waiting = [value]
+    found[id(value)] = value
+    while waiting:
+        values = [*vars(waiting.pop()).values()]
+        leaves = (leaf for one in values for leaf in _pytree.tree_iter(one, is_leaf=_is_size))
+        for leaf in leaves:
+            left -= 1
+            if left < 0:
+                return False
+            has_tensor |= issubclass(type(leaf), torch.Tensor)
+            if _may_be_record(type(leaf)):
+                (again if id(leaf) in found else waiting).append(leaf)
+                found[id(leaf)] = leaf
+    return has_tensor
 
 
-def _is_plain(kind: type) -> bool:
-    of_object = [getattr(kind, name) is getattr(object, name) for name in _WAYS]
+def _may_be_record(kind: type) -> bool:
+    if not hasattr(kind, "__dataclass_fields__"):
+        return False
+    has_own_ways = any(getattr(kind, name) is not getattr(object, name) for name in _WAYS)
     has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
+    # Who compares by identity may look for it.
+    hashed: Any = kind.__hash__
+    is_itself = hashed is object.__hash__ or hasattr(kind, "__del__")
     is_module = issubclass(kind, torch.nn.Module)
-    return all(of_object) and not (has_slots or is_module or _is_known(kind))
+    return not (has_own_ways or has_slots or is_itself or is_module or _is_known(kind))
+
+
+# How objects are made and asked.
+_WAYS = ("__new__", "__getattribute__")
 
 
 def _is_known(kind: type) -> bool:

@@ -54,6 +54,9 @@ type KnownHooks<'py> = (
     Vec<(Py<PyDict>, Py<PyString>, Bound<'py, PyDict>)>,
 );
 
+/// As `_MOST_ITEMS` of `_state/holders.py`.
+const MOST_ITEMS: usize = 64;
+
 /// How long a count must stay: torch counts a hook before it is there, maybe in another thread.
 const SETTLED: Duration = Duration::from_millis(100);
 
@@ -381,13 +384,26 @@ impl Aspect {
                 if let Ok(set) = value.cast_exact::<PySet>() {
                     return Some(PyFrozenSet::new(py, set.iter()).ok()?.into_any());
                 }
-                let kind = value.get_type().name();
-                let is_array = kind.is_ok_and(|name| name == "ndarray");
-                let bytes = is_array.then(|| value.call_method0(intern!(py, "tobytes")));
-                bytes?.ok()
+                let kind = value.get_type().fully_qualified_name();
+                let is_array = kind.is_ok_and(|name| name == "numpy.ndarray");
+                is_array.then(|| contents_of(value).ok()).flatten()
             }
         }
     }
+}
+
+/// The dtype, shape and bytes of an array of `NumPy`'s; of a larger one than is followed its size.
+fn contents_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+    let py = array.py();
+    let size = array.getattr(intern!(py, "size"))?;
+    if size.extract::<usize>()? > MOST_ITEMS {
+        return Ok(size);
+    }
+    let dtype = array.getattr(intern!(py, "dtype"))?;
+    let dtype = dtype.getattr(intern!(py, "str"))?;
+    let shape = array.getattr(intern!(py, "shape"))?;
+    let bytes = array.call_method0(intern!(py, "tobytes"))?;
+    Ok((dtype, shape, bytes).into_pyobject(py)?.into_any())
 }
 
 impl Step {
