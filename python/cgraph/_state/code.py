@@ -157,8 +157,9 @@ class Reached:
         kind = type(one)
         if issubclass(kind, types.MethodType):
             yield one.__func__, type(one.__self__)
+        if issubclass(kind, types.MethodType | types.BuiltinMethodType):
             if issubclass(type(one.__self__), type):
-                # As `Function.apply`, which calls others of its methods.
+                # As `Function.apply`, which calls others of its methods, and is C on newer torch.
                 yield from self._called_of(one.__self__, frozenset(self.names))
         elif issubclass(kind, type):
             yield from self._called_of(one, frozenset(self.names))
