@@ -244,3 +244,26 @@ def test_settings_behind_thousands_of_places_are_followed(lab: Lab) -> None:
             whole.scale = scale
             x = fresh(lab, 3)
             assert_close(graphed(x), whole.run(x))
+
+
+@pytest.mark.parametrize("kind", ["large", "objects"])
+def test_an_array_that_is_exchanged_for_one_of_data_is_read_and_replayed(
+    lab: Lab, kind: str
+) -> None:
+    class Whole:
+        table: Any = np.array([1.0, 2.0])
+
+        def run(self, x: Tensor) -> Tensor:
+            return x * float(self.table[1])
+
+    whole = Whole()
+    graphed = cgraph.graphed(whole.run)
+    for is_other in (False, True):
+        if is_other:
+            other = np.array([1.0, 3.0] * 100)
+            whole.table = other if kind == "large" else np.array([1.0, 3.0], dtype=object)
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert_close(graphed(x), whole.run(x))
+    assert numbers(graphed) == (2, 6, 0)
+    assert not any(key.rerecorded for key in graphed.report().keys)

@@ -9,7 +9,8 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 import pytest
-from torch import Tensor
+import torch
+from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import _pytree as pytree
 
@@ -191,17 +192,23 @@ def test_results_in_dataclasses_are_new_in_each_call(lab: Lab) -> None:
     assert numbers(function)[:2] == (1, 3)
 
 
-def test_gradients_get_through_dataclasses(lab: Lab) -> None:
-    def scored(one: Lengths) -> Lengths:
-        return Lengths(one.each.sin() * one.most, one.most)
+def scored(one: Lengths) -> Lengths:
+    return Lengths(one.each.sin() * one.most, one.most)
 
-    function = cgraph.graphed(scored)
+
+def agree_on_gradients(lab: Lab, function: Callable[[Lengths], Lengths]) -> None:
+    """Compare gradients through a function with those through the one above."""
     for _ in range(3):
         each = fresh(lab, 3).requires_grad_()
         other = each.detach().clone().requires_grad_()
         function(Lengths(each)).each.square().sum().backward()
         scored(Lengths(other)).each.square().sum().backward()
         assert_close(each.grad, other.grad)
+
+
+def test_gradients_get_through_dataclasses(lab: Lab) -> None:
+    function = cgraph.graphed(scored)
+    agree_on_gradients(lab, function)
     assert numbers(function)[:2] == (1, 3)
 
 
@@ -306,17 +313,9 @@ def test_dataclasses_without_tensors_are_one_value(lab: Lab) -> None:
 
 
 def test_callables_of_make_graphed_callables_take_and_return_dataclasses(lab: Lab) -> None:
-    def scored(one: Lengths) -> Lengths:
-        return Lengths(one.each.sin() * one.most, one.most)
-
     sample = Lengths(fresh(lab, 3).requires_grad_())
     function = cgraph.make_graphed_callables(scored, (sample,))
-    for _ in range(3):
-        each = fresh(lab, 3).requires_grad_()
-        other = each.detach().clone().requires_grad_()
-        function(Lengths(each)).each.square().sum().backward()
-        scored(Lengths(other)).each.square().sum().backward()
-        assert_close(each.grad, other.grad)
+    agree_on_gradients(lab, function)
 
 
 @dataclass
@@ -352,6 +351,23 @@ def test_a_function_that_keeps_a_container_of_arguments_runs_eagerly(
         assert_close(graphed(x, one), x * 2)
         assert context.batch is one
     assert "keeps an argument" in str(graphed.report().keys[0].reason)
+
+
+def test_a_module_in_a_list_that_keeps_the_tensor_of_the_call_replays(lab: Lab) -> None:
+    class Last(nn.Module):
+        last: Any = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.last = x
+            return x * 2
+
+    parts = [Last()]
+    graphed = cgraph.graphed(lambda x: parts[0](x))
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert_close(graphed(x), x * 2)
+            assert_close(parts[0].last, x)
 
 
 def test_a_function_that_keeps_its_arguments_only_while_it_runs_replays(lab: Lab) -> None:

@@ -28,6 +28,26 @@ def both(lab: Lab, run: Callable[[Wrap], list[Any]]) -> None:
         assert_close(got, right)
 
 
+def after_steps(
+    wrap: Wrap,
+    weight: nn.Parameter,
+    optimizer: torch.optim.Optimizer,
+    change: Callable[[bool], None],
+) -> Tensor:
+    """A weight after four steps, of which the last two come after a change."""
+
+    @wrap
+    def step(x: Tensor) -> None:
+        weight.grad = None
+        (weight * x).sum().backward()
+        optimizer.step()
+
+    for place in range(4):
+        change(place >= 2)
+        step(torch.ones_like(weight))
+    return weight.detach()
+
+
 @pytest.mark.parametrize("set_to_none", [False, True])
 def test_a_parameter_that_is_unfrozen_later_steps_from_then_on(lab: Lab, set_to_none: bool) -> None:
     def run(wrap: Wrap) -> list[Any]:
@@ -88,16 +108,10 @@ def test_attributes_of_an_optimizer_of_the_users_are_followed(lab: Lab) -> None:
         weight = nn.Parameter(torch.ones(1, device=lab.device))
         optimizer = Sign([weight])
 
-        @wrap
-        def step(x: Tensor) -> None:
-            weight.grad = None
-            (weight * x).sum().backward()
-            optimizer.step()
+        def change(is_later: bool) -> None:
+            optimizer.k = 10.0 if is_later else 1.0
 
-        for place in range(4):
-            optimizer.k = 1.0 if place < 2 else 10.0
-            step(torch.ones(1, device=lab.device))
-        return [weight.detach()]
+        return [after_steps(wrap, weight, optimizer, change)]
 
     both(lab, run)
 
@@ -147,20 +161,13 @@ class Config:
 def test_what_hooks_of_leaves_and_steps_read_is_followed(lab: Lab, kind: str) -> None:
     def run(wrap: Wrap) -> list[Any]:
         weight, cfg = nn.Parameter(torch.ones(1, device=lab.device)), Config()
-        cfg.k = 1.0
         optimizer = torch.optim.SGD([weight], lr=0.1)
         HOOKS[kind](weight, optimizer, cfg)
 
-        @wrap
-        def step(x: Tensor) -> None:
-            weight.grad = None
-            (weight * x).sum().backward()
-            optimizer.step()
+        def change(is_later: bool) -> None:
+            cfg.k = 3.0 if is_later else 1.0
 
-        for place in range(4):
-            cfg.k = 1.0 if place < 2 else 3.0
-            step(torch.ones(1, device=lab.device))
-        return [weight.detach()]
+        return [after_steps(wrap, weight, optimizer, change)]
 
     both(lab, run)
 

@@ -291,7 +291,7 @@ class Call:
                 self._add(value, name, static)
                 return None
             self._records.add(id(value))
-            attributes = [*_torch.attributes_in(value).items()]
+            attributes = [*vars(value).items()]
             parts = [
                 (field, self._taken(one, f"{name}.{field}", static)) for field, one in attributes
             ]

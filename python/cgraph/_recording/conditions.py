@@ -114,7 +114,9 @@ def require_none_kept(
     for one in held:
         if one.path and id(one.value) in own and one.now is one.value:
             container = one._replace(path=one.path[:-1]).now
-            if id(vars_of(container) or container) not in known:
+            is_dataclass = hasattr(type(container), "__dataclass_fields__")
+            is_container = is_dataclass or issubclass(type(container), dict | list | tuple)
+            if is_container and id(vars_of(container) or container) not in known:
                 raise NotReadyError(
                     f"the function keeps an argument, that with {one.title}, and replays do not"
                 )

@@ -78,7 +78,7 @@ def is_like(one: Any, value: Any, values: Iterator[Any]) -> bool:
         if type(value) is not of:
             return False
         if kind == "record":
-            return _has_items(parts, _torch.attributes_in(value), values)
+            return _has_items(parts, vars(value), values)
     elif type(value).__name__ != kind:
         return False
     elif kind == "dict":

@@ -346,7 +346,7 @@ def loads_in(code: types.CodeType) -> Loads:
             variables.add(str(one.argval))
         elif one.opname in _ATTRIBUTES and not _is_called_or_stored(one, before):
             (own if _loads(before, itself) else others).add(str(one.argval))
-        elif one.opname == "MATCH_CLASS" and before is not None:
+        elif one.opname == "MATCH_CLASS" and before is not None and type(before.argval) is tuple:
             others.update(before.argval)
         before = one
     words = _words_in(code)

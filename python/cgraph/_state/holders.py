@@ -54,7 +54,8 @@ class Aspect(enum.Enum):
             return len(value) if kind in (list, tuple, dict) else None  # type: ignore[arg-type]
         if kind is set:
             return frozenset(value)  # type: ignore[call-overload]
-        if not is_array(value) or kind.__qualname__ != "ndarray":
+        # Those of derived classes have ways of their own.
+        if not is_array(value) or kind.__module__ != "numpy":
             return None
         # Larger ones are of data.
         array: Any = value

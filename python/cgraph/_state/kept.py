@@ -113,7 +113,7 @@ def has_made_items(one: Kept, before: list[Any], has_made: Callable[[Any], bool]
     return any(has_made(item) for item in items_of(one) if id(item) not in known)
 
 
-def changed_in(one: Kept, before: list[Any], takes: bool = False) -> str | None:
+def changed_in(one: Kept, before: list[Any], takes: bool) -> str | None:
     """Why a function is not captured that changes numbers in a list; None if it changes none.
 
     What is added to a list may be a log of calls, or another thread's, and so may be what is taken

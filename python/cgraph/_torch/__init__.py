@@ -125,7 +125,6 @@ from cgraph._torch.tensors import (
     zero_each,
 )
 from cgraph._torch.trees import (
-    attributes_in,
     is_named_tuple,
     is_record,
     record_of,
@@ -159,7 +158,6 @@ __all__ = [
     "allocated",
     "allocator",
     "apply",
-    "attributes_in",
     "autocast_state",
     "autograd_sequence",
     "backward_pass",

@@ -14,7 +14,6 @@ import torch
 from torch.utils import _pytree
 
 __all__ = [
-    "attributes_in",
     "is_named_tuple",
     "is_record",
     "record_of",
@@ -95,12 +94,6 @@ def is_record(value: Any) -> bool:
     return _has_tensors(value, found, again) and not any(_has_tensors(one, {}, []) for one in again)
 
 
-def attributes_in(record: Any) -> dict[str, Any]:
-    """What a dataclass has, also besides its fields."""
-    found: dict[str, Any] = vars(record)
-    return found
-
-
 def record_of(kind: type, attributes: Iterable[tuple[str, Any]]) -> Any:
     """A dataclass that has these attributes, and was not initialised."""
     made: Any = object.__new__(kind)
@@ -122,8 +115,8 @@ class _Record:
 
     def __init__(self, record: Any) -> None:
         self.kind = type(record)
-        items = attributes_in(record).items()
-        self.attributes = {name: tree_with_records(one) for name, one in items}
+        # Also what it has besides its fields.
+        self.attributes = {name: tree_with_records(one) for name, one in vars(record).items()}
 
 
 def _taken_apart(record: _Record) -> tuple[list[Any], Any]:

@@ -386,24 +386,25 @@ impl Aspect {
                 }
                 let kind = value.get_type().fully_qualified_name();
                 let is_array = kind.is_ok_and(|name| name == "numpy.ndarray");
-                is_array.then(|| contents_of(value).ok()).flatten()
+                is_array.then(|| contents_of(value).ok().flatten())?
             }
         }
     }
 }
 
-/// The dtype, shape and bytes of an array of `NumPy`'s; of a larger one than is followed its size.
-fn contents_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyAny>> {
+/// The dtype, shape and bytes of an array of `NumPy`'s; none of a large one, or one of objects.
+fn contents_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     let py = array.py();
-    let size = array.getattr(intern!(py, "size"))?;
-    if size.extract::<usize>()? > MOST_ITEMS {
-        return Ok(size);
-    }
+    let size: usize = array.getattr(intern!(py, "size"))?.extract()?;
     let dtype = array.getattr(intern!(py, "dtype"))?;
+    if size > MOST_ITEMS || dtype.getattr(intern!(py, "hasobject"))?.is_truthy()? {
+        return Ok(None);
+    }
     let dtype = dtype.getattr(intern!(py, "str"))?;
     let shape = array.getattr(intern!(py, "shape"))?;
     let bytes = array.call_method0(intern!(py, "tobytes"))?;
-    Ok((dtype, shape, bytes).into_pyobject(py)?.into_any())
+    let contents = (dtype, shape, bytes).into_pyobject(py)?;
+    Ok(Some(contents.into_any()))
 }
 
 impl Step {
