@@ -87,16 +87,16 @@ def graphed(
     graph uses has moved or was laid out anew (of torch's own classes), or after a module or a
     function was exchanged or something put where None was, captures anew, and so does one after a
     module, a leaf of a backward pass inside or an optimizer got or lost a hook, or a setting of an
-    optimizer was changed. Other containers that grow are not looked at again, nor are values inside
-    objects among the arguments that compare as objects. Of modules behind objects all of that is
-    looked at as well; where a backward pass outside is to reach their parameters, calls run
-    eagerly. If the result requires a gradient, backward passes are graphs too, as those of
-    :func:`cgraph.make_graphed_callables`; all results come from one node of autograd then, so that
-    hooks of one do not see what goes through another, and an argument that is returned is another
-    tensor. Calls whose backward passes are still to come have a graph each (``max_open``), and run
-    eagerly if they change gradients themselves, unless with ``warmup=0``. A training step with its
-    backward pass and optimizer inside is one graph, and returns a loss without history (with torch
-    2.8 it is to detach it).
+    optimizer was changed. What containers get later counts where code uses all of them, as a loop
+    does, and does not fill them itself; values inside objects among the arguments that compare as
+    objects do not. Modules behind objects are looked at as well; where a backward pass outside is
+    to reach their parameters, calls run eagerly. If the result requires a gradient, backward passes
+    are graphs too, as those of :func:`cgraph.make_graphed_callables`; all results come from one
+    node of autograd then, so that hooks of one do not see what goes through another, and an
+    argument that is returned is another tensor. Calls whose backward passes are still to come have
+    a graph each (``max_open``), and run eagerly if they change gradients themselves, unless with
+    ``warmup=0``. A training step with its backward pass and optimizer inside is one graph, and
+    returns a loss without history (with torch 2.8 it is to detach it).
 
     The function is given copies of tensors: those with gaps, or that are expanded, have none there,
     and a result that is a view of an argument is one of the copy. A graphed module is no

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
+from cgraph._state.uses import Uses, uses_in
 
 __all__ = [
     "Loads",
@@ -74,6 +75,7 @@ class Reached:
         has_breaks: Whether breaks are among them.
         reads: What functions of the user's may read the value of, but for what breaks call: that
             runs in each call.
+        uses: How these use the containers that they name.
         stores: The names of globals and attributes that breaks assign.
         cells: The numbers of the variables that such functions close over, but for libraries.
     """
@@ -84,6 +86,7 @@ class Reached:
         self.kinds: set[type] = set()
         self.draws = self.has_breaks = False
         self.reads = Loads()
+        self.uses = Uses()
         self.stores: set[str] = set()
         self.cells: set[int] = set()
         # What was seen stays alive, as long as it is known by its number.
@@ -128,6 +131,7 @@ class Reached:
         # The near ones first: there may be too many. Each with whether only a break calls it.
         waiting = deque((*one, False) for one in functions)
         loads: list[Loads] = []
+        uses: list[Uses] = []
         while waiting and len(self.functions) < _MOST_REACHED:
             one, owner, is_in_break = waiting.popleft()
             seen = (id(one), owner, False), (id(one), owner, is_in_break)
@@ -143,6 +147,7 @@ class Reached:
                         self.stores |= stored_in(one.__code__)
                     else:
                         loads.append(loads_in(one.__code__))
+                        uses.append(uses_in(one.__code__))
                     if not is_in_break and not is_installed(one.__globals__["__name__"]):
                         self.cells.update(map(id, one.__closure__ or ()))
             elif isinstance(one, types.MethodType) and is_users(type(one.__self__).__module__):
@@ -150,6 +155,7 @@ class Reached:
             is_in_break |= _is_break(one)
             waiting += ((*called, is_in_break) for called in self._called_by(one, owner))
         self.reads = self.reads.joined(*loads)
+        self.uses = self.uses.joined(*uses)
 
     def _called_by(self, one: Any, owner: type | None) -> Iterator[tuple[object, type | None]]:
         """What a function or another callable may call, each with the class whose method it is."""

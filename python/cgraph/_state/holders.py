@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextvars
 import enum
 import functools
 import threading
 import types
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
@@ -18,6 +20,7 @@ from cgraph._state.constants import Constant, is_array
 from cgraph.errors import CaptureError
 
 __all__ = [
+    "HOLDING",
     "Aspect",
     "Holder",
     "Way",
@@ -32,6 +35,8 @@ __all__ = [
 ]
 
 
+HOLDING = (contextvars.ContextVar, weakref.ref)
+"""Classes of what holds one other object."""
 _MOST_ITEMS = 64
 
 Way = tuple[int, str, tuple[Any, ...]]
@@ -39,19 +44,29 @@ Way = tuple[int, str, tuple[Any, ...]]
 
 
 class Aspect(enum.Enum):
-    """What a container or an object is known by as a whole."""
+    """What a container or an object is known by as a whole, or what is behind it."""
 
     KIND = "kind"
     LENGTH = "length"
     CONTENT = "content"
+    HELD = "held"
 
     def of(self, value: object) -> object:
-        """The class, how many items there are, or all of a set or an array; None for others."""
+        """The class, how many items there are, all of a set or an array, or what a variable holds.
+
+        None for others.
+        """
         kind = type(value)
         if self is Aspect.KIND:
             return kind
+        if self is Aspect.HELD:
+            if kind is contextvars.ContextVar:
+                return value.get(None)  # type: ignore[attr-defined]
+            return value() if kind is weakref.ref else None  # type: ignore[operator]
         if self is Aspect.LENGTH:
-            return len(value) if kind in (list, tuple, dict) else None  # type: ignore[arg-type]
+            bases = (one for one in (dict, list, tuple) if issubclass(kind, one))
+            base: Any = next(bases, deque if kind is deque else None)
+            return None if base is None else base.__len__(value)
         if kind is set:
             return frozenset(value)  # type: ignore[call-overload]
         # Those of derived classes have ways of their own.
@@ -328,7 +343,9 @@ def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:
 
 
 def _put(owner: Any, name: Any, value: object) -> None:
-    if isinstance(name, types.MemberDescriptorType):
+    if name is Aspect.HELD and isinstance(owner, contextvars.ContextVar):
+        owner.set(value)
+    elif isinstance(name, types.MemberDescriptorType):
         name.__set__(owner, value)
     elif isinstance(owner, dict | list | deque):
         owner[name] = value

@@ -18,7 +18,7 @@ from cgraph import _core, _torch
 from cgraph._state.attributes import Place, is_alike, is_number, is_torchs, parts_of, place_of
 from cgraph._state.code import Reached, is_installed, is_looked_into, is_users, loads_in
 from cgraph._state.constants import is_array
-from cgraph._state.holders import Aspect, Holder, Way, slots_of, vars_of
+from cgraph._state.holders import HOLDING, Aspect, Holder, Way, slots_of, vars_of
 from cgraph._state.surroundings import FUNCTIONS, Lasting, places_of
 
 __all__ = ["Reads", "Values", "key_of", "still_there"]
@@ -29,7 +29,10 @@ _MOST, _LONGEST = 4096, 64
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
 # Ways go on by these, by members of enumerations and by tuples of all these: no code of the user's
 # compares them.
-_KEYS = (str, int, float, bool, bytes, type(None), torch.dtype, types.MemberDescriptorType, Aspect)
+_KEYS = (
+    *(str, int, float, bool, bytes, type(None), type, torch.dtype, torch.device),
+    *(types.MemberDescriptorType, Aspect),
+)
 # What code loads by these names from anything but ``self``, it loads from tensors.
 _OF_TENSORS = {"shape", "ndim", "data", "grad"}
 
@@ -138,6 +141,10 @@ class Reads:
         """Add what an object or a container has, at the end of a way that the code names."""
         if is_number(value) or not self._begins(way):
             return
+        if self._reached.uses.is_whole(_names_on(way)):
+            # Also of data, which others may have put there.
+            length = Aspect.LENGTH.of(value)
+            self._add_behind(way, [] if length is None else [(Aspect.LENGTH, length)])
         if id(value) in self._seen:
             # On this way, too, there may be another one.
             self._inside.setdefault(way.way, way)
@@ -145,10 +152,18 @@ class Reads:
         self._seen.add(id(value))
         items = self._items_of(value)
         if items is not None and len(items) <= _LONGEST:
-            for name, one in items:
-                if _leads_on(name):
-                    self._add(self._inside, way._replace(value=one, path=(*way.path, name)))
-                    self._add_class(one)
+            self._add_behind(way, items)
+        if issubclass(type(value), dict):
+            for word in self._reached.uses.sought:
+                if not dict.__contains__(value, word):
+                    self._add(self._absent, way._replace(value=None, path=(*way.path, word)))
+
+    def _add_behind(self, way: Holder, items: Iterable[tuple[Any, Any]]) -> None:
+        """Add what is one step behind the end of a way."""
+        for name, one in items:
+            if _leads_on(name):
+                self._add(self._inside, way._replace(value=one, path=(*way.path, name)))
+                self._add_class(one)
 
     def _items_of(self, value: Any) -> list[tuple[Any, Any]] | None:
         """What is read of an object or a container; None if that is nothing."""
@@ -176,6 +191,8 @@ class Reads:
             # Lists of tensors, and of what has some, are data that calls make.
             has_length = kind in (list, tuple) and not any(_is_data(one) for _, one in items)
             return [*items, *_whole(kind, len(items) if has_length else None)]
+        if kind in HOLDING:
+            return [(Aspect.HELD, Aspect.HELD.of(value))]
         if kind is set:
             kinds = set(map(type, set.copy(value))) if len(value) <= _LONGEST else {object}
             # There is no way to an item.
@@ -419,6 +436,14 @@ def _places_of(one: Holder) -> Iterator[Place]:
         yield id(container), "list"
         yield id(container), one.path[-1]
         yield id(vars_of(container)), one.path[-1]
+
+
+def _names_on(way: Holder) -> Iterator[str | None]:
+    """What leads to the end of a way, the last step first: names, texts, and None for others."""
+    for step in reversed(way.path):
+        name = _name(step)
+        yield name if isinstance(name, str) else None
+    yield way.variable or way.name
 
 
 def _name(name: Any) -> Any:

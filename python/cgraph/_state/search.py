@@ -22,7 +22,7 @@ from cgraph._state.code import (
 )
 from cgraph._state.constants import is_array
 from cgraph._state.drawing import is_drained, is_drawn_from
-from cgraph._state.holders import Holder, slots_of, vars_of
+from cgraph._state.holders import HOLDING, Aspect, Holder, slots_of, vars_of
 from cgraph._state.kept import Before, items_of, len_of
 from cgraph._state.reads import Reads
 from cgraph._state.stepping import HOOKS_OF_STEPS
@@ -232,7 +232,7 @@ def _found(
             drained.append(holder)
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
-        is_object = not issubclass(type(value), (*_CONTAINERS, set))
+        is_object = not issubclass(type(value), (*_CONTAINERS, *HOLDING, set))
         items = _attributes_in(value) if is_object else _items(value)
         if len(items) > left:
             continue
@@ -451,6 +451,9 @@ def _items(value: Any) -> list[tuple[Any, Any]]:
     if issubclass(type(value), set):
         # Without an order there is no way to an item.
         return []
+    if issubclass(type(value), HOLDING):
+        held = Aspect.HELD.of(value)
+        return [(Aspect.HELD, held)] if _may_lead(held) else []
     base: Any = next(one for one in _CONTAINERS if issubclass(type(value), one))
     if base.__len__(value) > _LONGEST:
         return []

@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFrozenSet, PyInt, PyList, PySet, PyString, PyTuple};
+use pyo3::types::{PyDict, PyList, PyString};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::{Contents, Items, is_same, items_of};
+use super::step::Step;
 use crate::raw::{self, Spot};
 use crate::tensor::TensorReader;
 
@@ -54,9 +55,6 @@ type KnownHooks<'py> = (
     Vec<(Py<PyDict>, Py<PyString>, Bound<'py, PyDict>)>,
 );
 
-/// As `_MOST_ITEMS` of `_state/holders.py`.
-const MOST_ITEMS: usize = 64;
-
 /// How long a count must stay: torch counts a hook before it is there, maybe in another thread.
 const SETTLED: Duration = Duration::from_millis(100);
 
@@ -80,24 +78,6 @@ struct Holder {
     path: Vec<Step>,
     /// Whether it is the gradient of a leaf that had none, and that a replay gives one.
     gets_gradient: bool,
-}
-
-/// What leads on from one object to the next.
-enum Step {
-    /// A key of a dictionary, the name of an attribute, or the place that this is in a list, a tuple
-    /// or a deque.
-    Item(Py<PyAny>, Option<usize>),
-    /// The descriptor of a slot, whose reading runs no code of the user's.
-    Slot(Py<PyAny>),
-    Aspect(Aspect),
-}
-
-/// What a container or an object is known by as a whole: `Aspect` of `_state/holders.py`.
-#[derive(Clone, Copy)]
-enum Aspect {
-    Kind,
-    Length,
-    Content,
 }
 
 /// Owner, name, value and path of a holder.
@@ -348,133 +328,4 @@ fn at<'py>(owner: &Bound<'py, PyAny>, name: &Bound<'py, PyString>) -> Option<Bou
         Err(_) => owner.getattr_opt(name),
     };
     found.ok().flatten()
-}
-
-impl Aspect {
-    /// The one that a step asks for.
-    fn of(key: &Bound<'_, PyAny>) -> Option<Self> {
-        let is_aspect = key.get_type().name().is_ok_and(|name| name == "Aspect");
-        let value = is_aspect
-            .then(|| key.getattr("value"))
-            .and_then(Result::ok)?;
-        match value.extract::<String>().as_deref() {
-            Ok("kind") => Some(Self::Kind),
-            Ok("length") => Some(Self::Length),
-            Ok("content") => Some(Self::Content),
-            _ => None,
-        }
-    }
-
-    /// That of what is there, of Python's own classes: others may run code of the user's.
-    fn at<'py>(self, value: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        let py = value.py();
-        match self {
-            Self::Kind => Some(value.get_type().into_any()),
-            Self::Length => {
-                let length = if let Ok(list) = value.cast_exact::<PyList>() {
-                    list.len()
-                } else if let Ok(tuple) = value.cast_exact::<PyTuple>() {
-                    tuple.len()
-                } else {
-                    value.cast_exact::<PyDict>().ok()?.len()
-                };
-                Some(PyInt::new(py, length).into_any())
-            }
-            Self::Content => {
-                if let Ok(set) = value.cast_exact::<PySet>() {
-                    return Some(PyFrozenSet::new(py, set.iter()).ok()?.into_any());
-                }
-                let kind = value.get_type().fully_qualified_name();
-                let is_array = kind.is_ok_and(|name| name == "numpy.ndarray");
-                is_array.then(|| contents_of(value).ok().flatten())?
-            }
-        }
-    }
-}
-
-/// The dtype, shape and bytes of an array of `NumPy`'s; none of a large one, or one of objects.
-fn contents_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
-    let py = array.py();
-    let size: usize = array.getattr(intern!(py, "size"))?.extract()?;
-    let dtype = array.getattr(intern!(py, "dtype"))?;
-    if size > MOST_ITEMS || dtype.getattr(intern!(py, "hasobject"))?.is_truthy()? {
-        return Ok(None);
-    }
-    let dtype = dtype.getattr(intern!(py, "str"))?;
-    let shape = array.getattr(intern!(py, "shape"))?;
-    let bytes = array.call_method0(intern!(py, "tobytes"))?;
-    let contents = (dtype, shape, bytes).into_pyobject(py)?;
-    Ok(Some(contents.into_any()))
-}
-
-impl Step {
-    fn new(py: Python<'_>, key: Py<PyAny>) -> Self {
-        if let Some(aspect) = Aspect::of(key.bind(py)) {
-            return Self::Aspect(aspect);
-        }
-        let kind = key.bind(py).get_type().name();
-        if kind.is_ok_and(|name| name == "member_descriptor") {
-            return Self::Slot(key);
-        }
-        let place = key.extract(py).ok();
-        Self::Item(key, place)
-    }
-
-    /// What is there in a container or an object. What cannot be looked up is another one.
-    #[inline]
-    fn of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
-        let py = container.py();
-        match self {
-            Self::Item(key, place) => item_of(container, key.bind(py), *place),
-            Self::Slot(slot) => {
-                let get = intern!(py, "__get__");
-                slot.bind(py).call_method1(get, (container,)).ok()
-            }
-            Self::Aspect(aspect) => aspect.at(container),
-        }
-    }
-
-    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match self {
-            Self::Item(key, _) | Self::Slot(key) => visit.call(key),
-            Self::Aspect(_) => Ok(()),
-        }
-    }
-}
-
-/// An item of a container, or an attribute that an object has itself.
-#[inline]
-fn item_of<'py>(
-    container: &Bound<'py, PyAny>,
-    key: &Bound<'py, PyAny>,
-    place: Option<usize>,
-) -> Option<Bound<'py, PyAny>> {
-    let py = container.py();
-    if let Ok(list) = container.cast::<PyList>() {
-        return list.get_item(place?).ok();
-    }
-    if let Ok(tuple) = container.cast::<PyTuple>() {
-        return tuple.get_item(place?).ok();
-    }
-    if let Ok(dict) = container.cast::<PyDict>() {
-        return dict.get_item(key).ok().flatten();
-    }
-    // A deque, for which Rust has no type. A class of the user's may have its own way.
-    if let Some(place) = place {
-        let kind = container.get_type().name();
-        let is_deque = kind.is_ok_and(|name| name == "deque");
-        return is_deque.then(|| container.get_item(place).ok()).flatten();
-    }
-    // Not by the attribute, which may be a property that runs code of the user's.
-    if let Ok(attributes) = raw::attributes(container) {
-        return attributes.get_item(key).ok()?;
-    }
-    // Those of a thread have a way of their own.
-    let local = py.import(intern!(py, "_thread")).ok()?;
-    let local = local.getattr(intern!(py, "_local")).ok()?;
-    if !container.is_instance(&local).ok()? {
-        return None;
-    }
-    let attributes = container.getattr(intern!(py, "__dict__")).ok()?;
-    attributes.cast::<PyDict>().ok()?.get_item(key).ok()?
 }

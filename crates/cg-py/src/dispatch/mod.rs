@@ -12,6 +12,7 @@ mod modes;
 mod neighbours;
 mod outputs;
 mod pattern;
+mod step;
 mod turn;
 mod written;
 

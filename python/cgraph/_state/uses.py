@@ -1,0 +1,239 @@
+"""How code uses the containers that it names: item by item, or as a whole."""
+
+from __future__ import annotations
+
+import dis
+import functools
+import itertools
+import types
+from collections.abc import Iterable
+from typing import NamedTuple
+
+__all__ = ["Uses", "uses_in"]
+
+
+class Place(NamedTuple):
+    """What code finds by the name of a variable or an attribute, or in a container there.
+
+    Attributes:
+        name: The name.
+        depth: How many items lead on from there: that of ``self.layers[0]`` is 1.
+    """
+
+    name: str
+    depth: int
+
+
+class Uses(NamedTuple):
+    """How code uses what it names.
+
+    Attributes:
+        named: The names.
+        wholes: Where it uses something otherwise than by its items, as in a loop.
+        filled: Where it assigns something, puts something into a container, or takes it from there.
+        sought: Texts by which it asks whether containers have them.
+    """
+
+    named: frozenset[str] = frozenset()
+    wholes: frozenset[Place] = frozenset()
+    filled: frozenset[Place] = frozenset()
+    sought: frozenset[str] = frozenset()
+
+    def joined(self, *more: Uses) -> Uses:
+        """All of them."""
+        return Uses(*(one.union(*rest) for one, *rest in zip(self, *more, strict=True)))
+
+    def is_whole(self, way: Iterable[str | None]) -> bool:
+        """Whether code may use a container as a whole that others fill.
+
+        Args:
+            way: What leads to it, the last one first: names of variables and attributes, keys that
+                are texts, and None for others.
+        """
+        for depth, name in enumerate(way):
+            if name is not None and name in self.named:
+                places = {Place(name, above) for above in range(depth + 1)}
+                return self.filled.isdisjoint(places) and not self.wholes.isdisjoint(places)
+        return True
+
+
+@functools.lru_cache(maxsize=4096)
+def uses_in(code: types.CodeType) -> Uses:
+    """How code uses what it names, with the functions defined in it.
+
+    It is followed from one jump to the next: what is loaded before one, and used behind it, counts
+    as used as a whole.
+    """
+    reader = _Reader()
+    instructions = [*dis.get_instructions(code)]
+    for one, following in itertools.zip_longest(instructions, instructions[1:]):
+        reader.read(one, following)
+    reader.forget()
+    inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
+    return reader.uses.joined(*map(uses_in, inner))
+
+
+class _Constant(NamedTuple):
+    """A constant that code has loaded, or a slice that it has made."""
+
+    value: object
+
+
+_Value = Place | _Constant | None
+"""What is known of something that code has loaded."""
+
+
+class _Reader:
+    """Reads instructions, with what is known of the stack of each."""
+
+    def __init__(self) -> None:
+        self._named: set[str] = set()
+        self._wholes: set[Place] = set()
+        self._filled: set[Place] = set()
+        self._sought: set[str] = set()
+        self._stack: list[_Value] = []
+
+    @property
+    def uses(self) -> Uses:
+        """What it has read."""
+        named, sought = frozenset(self._named), frozenset(self._sought)
+        return Uses(named, frozenset(self._wholes), frozenset(self._filled), sought)
+
+    def read(self, one: dis.Instruction, following: dis.Instruction | None) -> None:
+        """Read an instruction, behind which comes another one."""
+        if one.is_jump_target:
+            self.forget()
+        if one.opname in _ASSIGNING:
+            # There will be another one.
+            self._filled.add(Place(str(one.argval), 0))
+        match one.opname:
+            case name if name in _NOTHING:
+                pass
+            case name if name in _LOADS or name.startswith("LOAD_FAST"):
+                self._load(one)
+            case "LOAD_CONST" | "LOAD_SMALL_INT":
+                self._stack.append(_Constant(one.argval))
+            case "LOAD_ATTR" | "LOAD_METHOD":
+                self._load_attribute(one, following)
+            case "BINARY_SUBSCR":
+                self._load_item()
+            case "BINARY_OP" if one.argrepr == "[]":
+                self._load_item()
+            case "STORE_SUBSCR" | "DELETE_SUBSCR":
+                self._pop()
+                _add(self._filled, self._pop())
+                self._use(1 if one.opname == "STORE_SUBSCR" else 0)
+            case "CONTAINS_OP":
+                self._seek(self._pop(), self._pop())
+                self._stack.append(None)
+            case "IS_OP":
+                self._pop()
+                self._pop()
+                self._stack.append(None)
+            case name if name == "POP_TOP" or name.endswith("_NONE"):
+                self._pop()
+            case "COPY" | "DUP_TOP":
+                self._stack.append(self._at(one.arg or 1))
+            case "SWAP":
+                self._swap(one.arg or 1)
+            case name:
+                effect = dis.stack_effect(one.opcode, one.arg, jump=False)
+                pushed = 0 if name.startswith(_PUSHING_NOTHING) else max(1, effect)
+                self._use(pushed - effect)
+                self._stack += [_Constant(slice(None)) if name == "BUILD_SLICE" else None] * pushed
+        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+            self.forget()
+
+    def forget(self) -> None:
+        """Take it that what is left on the stack is used in any way."""
+        self._use(len(self._stack))
+
+    def _load(self, one: dis.Instruction) -> None:
+        names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
+        self._named.update(names)
+        # Beneath a global there may be room for what it is called on.
+        self._stack += [None] * (dis.stack_effect(one.opcode, one.arg) - len(names))
+        self._stack += [Place(name, 0) for name in names]
+
+    def _load_attribute(self, one: dis.Instruction, following: dis.Instruction | None) -> None:
+        """Load an attribute, or a method and what it is called on."""
+        owner, name = self._pop(), str(one.argval)
+        pushed = dis.stack_effect(one.opcode, one.arg) + 1
+        if name in _FILLING:
+            _add(self._filled, owner)
+        elif name == "get":
+            is_known = following is not None and following.opname == "LOAD_CONST"
+            self._seek(owner, _Constant(following.argval) if following and is_known else None)
+        elif pushed > 1 or name in _OF_ALL:
+            _add(self._wholes, owner)
+        self._named.add(name)
+        self._stack += [Place(name, 0) if pushed == 1 else None] * pushed
+
+    def _load_item(self) -> None:
+        key, container = self._pop(), self._pop()
+        if not isinstance(container, Place):
+            self._stack.append(None)
+        elif isinstance(key, _Constant) and _is_from_the_end(key.value):
+            self._wholes.add(container)
+            self._stack.append(None)
+        else:
+            self._stack.append(container._replace(depth=container.depth + 1))
+
+    def _seek(self, container: _Value, key: _Value) -> None:
+        """Note that code asks whether a container has something."""
+        if isinstance(key, _Constant) and isinstance(key.value, str):
+            self._sought.add(key.value)
+        else:
+            _add(self._wholes, container)
+
+    def _use(self, count: int) -> None:
+        """Note that so many values are used in any way."""
+        for _ in range(count):
+            _add(self._wholes, self._pop())
+
+    def _swap(self, place: int) -> None:
+        self._stack[:0] = [None] * (place - len(self._stack))
+        last, other = self._stack[-1], self._stack[-place]
+        self._stack[-1], self._stack[-place] = other, last
+
+    def _at(self, place: int) -> _Value:
+        return self._stack[-place] if place <= len(self._stack) else None
+
+    def _pop(self) -> _Value:
+        return self._stack.pop() if self._stack else None
+
+
+def _add(places: set[Place], value: _Value) -> None:
+    if isinstance(value, Place):
+        places.add(value)
+
+
+def _is_from_the_end(key: object) -> bool:
+    """Whether it depends on the length of a list what a key stands for."""
+    return isinstance(key, slice) or (isinstance(key, int) and key < 0)
+
+
+_ASSIGNING = frozenset({"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"})
+_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"})
+# What leaves the stack alone.
+_NOTHING = frozenset(
+    {
+        *("CACHE", "COPY_FREE_VARS", "EXTENDED_ARG", "GEN_START", "KW_NAMES", "MAKE_CELL", "NOP"),
+        *("NOT_TAKEN", "RESUME", "SETUP_ANNOTATIONS"),
+    }
+)
+# The others leave something there.
+_PUSHING_NOTHING = (
+    *("DELETE_", "DICT_", "END_", "JUMP_", "LIST_APPEND", "LIST_EXTEND", "MAP_ADD", "POP_"),
+    *("RAISE_", "RERAISE", "RETURN_", "SET_ADD", "SET_UPDATE", "STORE_ATTR", "STORE_DEREF"),
+    *("STORE_GLOBAL", "STORE_NAME"),
+)
+# What code calls to put something into a container, or to take something out.
+_FILLING = frozenset(
+    {
+        *("add", "append", "appendleft", "clear", "extend", "extendleft", "insert", "pop"),
+        *("popitem", "popleft", "remove", "setdefault", "update"),
+    }
+)
+# The same for all that is in it.
+_OF_ALL = frozenset({"copy", "count", "index", "items", "keys", "values"})

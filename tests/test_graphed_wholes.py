@@ -1,0 +1,247 @@
+"""Containers that code uses as a whole, as in a loop, and that others fill between its calls."""
+
+from __future__ import annotations
+
+import collections
+import contextvars
+import types
+import warnings
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from lab import Lab, fresh
+
+
+class Adapted(nn.Module):
+    """A layer with adapters, of which there may be none."""
+
+    def __init__(self, adapters: dict[str, Tensor]) -> None:
+        super().__init__()
+        self.linear = nn.Linear(3, 3)
+        self.adapters = adapters
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[n, 3] → [n, 3]."""
+        y: Tensor = self.linear(x)
+        for weight in self.adapters.values():
+            y = y + x @ weight
+        return y
+
+
+def in_a_loop(kept: Any, x: Tensor) -> Tensor:
+    for one in kept.some:
+        x = x + one
+    return x
+
+
+def by_operators(kept: Any, x: Tensor) -> Tensor:
+    return x + sum(kept.some) + torch.stack([*kept.some]).mean(0)
+
+
+def counted(kept: Any, x: Tensor) -> Tensor:
+    return x + len(kept.some)
+
+
+def the_last(kept: Any, x: Tensor) -> Tensor:
+    return x + kept.some[-1]
+
+
+def all_but_the_first(kept: Any, x: Tensor) -> Tensor:
+    return x + sum(kept.some[1:])
+
+
+def passed_on(kept: Any, x: Tensor) -> Tensor:
+    def added(of: Any) -> Tensor:
+        total = x
+        for one in of:
+            total = total + one
+        return total
+
+    return added(kept.some)
+
+
+READERS = [in_a_loop, by_operators, counted, the_last, all_but_the_first, passed_on]
+
+
+@pytest.mark.parametrize("read", READERS)
+def test_tensors_that_callers_add_to_a_list_count(
+    lab: Lab, read: Callable[[Any, Tensor], Tensor]
+) -> None:
+    kept: Any = types.SimpleNamespace(some=[fresh(lab, 3), fresh(lab, 3)])
+
+    def run(x: Tensor) -> Tensor:
+        return read(kept, x)
+
+    def exchange() -> None:
+        kept.some = [*kept.some, fresh(lab, 3)]
+
+    changes: list[Callable[[], object]] = [
+        lambda: kept.some.append(fresh(lab, 3)),
+        exchange,
+        lambda: kept.some.pop(),
+        lambda: kept.some.insert(0, fresh(lab, 3)),
+    ]
+    graphed = cgraph.graphed(run)
+    for change in [lambda: None, *changes]:
+        change()
+        for _ in range(3):
+            x = fresh(lab, 2, 3)
+            assert torch.equal(graphed(x), run(x))
+
+
+@pytest.mark.parametrize("begins", ["empty", "with one"])
+def test_adapters_that_a_module_gets_later_count(lab: Lab, begins: str) -> None:
+    adapters = {} if begins == "empty" else {"first": fresh(lab, 3, 3)}
+    module = Adapted(adapters).to(lab.device)
+    graphed = cgraph.graphed(module)
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: adapters.update(second=fresh(lab, 3, 3)),
+        lambda: adapters.update(third=fresh(lab, 3, 3)),
+        lambda: adapters.pop("second"),
+        adapters.clear,
+    ]
+    with torch.no_grad():
+        for change in changes:
+            change()
+            for _ in range(3):
+                x = fresh(lab, 2, 3)
+                assert torch.equal(graphed(x), module(x))
+
+
+@pytest.mark.parametrize("kind", ["deque", "ordered", "default"])
+def test_what_other_containers_get_counts(lab: Lab, kind: str) -> None:
+    kinds: dict[str, Callable[[], Any]] = {
+        "deque": lambda: collections.deque(maxlen=3),
+        "ordered": collections.OrderedDict,
+        "default": lambda: collections.defaultdict(lambda: fresh(lab, 3)),
+    }
+    some = kinds[kind]()
+
+    def run(x: Tensor) -> Tensor:
+        for one in some if kind == "deque" else some.values():
+            x = x + one
+        return x
+
+    graphed = cgraph.graphed(run)
+    for name in "abc":
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), run(x))
+        some.append(fresh(lab, 3)) if kind == "deque" else some.update({name: fresh(lab, 3)})
+
+
+def test_what_a_dictionary_is_asked_for_may_come_later(lab: Lab) -> None:
+    some: dict[str, Tensor] = {"other": fresh(lab, 3)}
+
+    def run(x: Tensor) -> Tensor:
+        if "shift" in some:
+            x = x + some["shift"]
+        scale = some.get("scale")
+        return x if scale is None else x * scale
+
+    graphed = cgraph.graphed(run)
+    for name in ("", "shift", "scale"):
+        some.update({name: fresh(lab, 3)} if name else {})
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), run(x))
+
+
+def test_tables_that_others_fill_are_not_captured_anew_where_code_looks_things_up(lab: Lab) -> None:
+    tables: dict[int, Tensor] = {3: fresh(lab, 3)}
+    caches = [fresh(lab, 3)]
+
+    def table(size: int) -> Tensor:
+        if size not in tables:
+            tables[size] = fresh(lab, size)
+        return tables[size]
+
+    def run(x: Tensor) -> Tensor:
+        return x + table(x.shape[-1]) + caches[0]
+
+    graphed = cgraph.graphed(run)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for size in range(4, 10):
+            x = fresh(lab, 2, 3)
+            assert torch.equal(graphed(x), run(x))
+            table(size)
+            caches.append(fresh(lab, 3))
+    (key,) = graphed.report().keys
+    assert key.replays == 6 and not key.rerecorded
+
+
+def test_what_a_context_variable_holds_counts(lab: Lab) -> None:
+    number = contextvars.ContextVar("number", default=1.0)
+    state: contextvars.ContextVar[Any] = contextvars.ContextVar("state")
+    state.set(types.SimpleNamespace(shift=fresh(lab, 3), by=2))
+
+    def run(x: Tensor) -> Tensor:
+        now = state.get()
+        return x * number.get() + now.shift * now.by
+
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: number.set(2.0),
+        lambda: state.set(types.SimpleNamespace(shift=fresh(lab, 3), by=2)),
+        lambda: setattr(state.get(), "by", 5),
+        lambda: setattr(state.get(), "shift", fresh(lab, 3)),
+        lambda: number.set(1.0),
+    ]
+    graphed = cgraph.graphed(run)
+    for change in changes:
+        change()
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), run(x))
+
+
+def test_what_is_behind_a_weak_reference_counts(lab: Lab) -> None:
+    class Owner:
+        def __init__(self) -> None:
+            self.by, self.shift = 2.0, fresh(lab, 3)
+
+    owner = Owner()
+    reference = weakref.ref(owner)
+
+    def run(x: Tensor) -> Tensor:
+        found: Any = reference()
+        return x * found.by + found.shift
+
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: setattr(owner, "by", 3.0),
+        lambda: setattr(owner, "shift", fresh(lab, 3)),
+    ]
+    graphed = cgraph.graphed(run)
+    for change in changes:
+        change()
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), run(x))
+
+
+@pytest.mark.parametrize("kind", ["class", "device"])
+def test_numbers_by_classes_and_devices_count(lab: Lab, kind: str) -> None:
+    class Shape:
+        pass
+
+    shape, device = Shape(), fresh(lab, 3).device
+    scales: dict[Any, float] = {Shape: 2.0, device: 3.0}
+
+    def run(x: Tensor) -> Tensor:
+        return x * scales[type(shape) if kind == "class" else x.device]
+
+    graphed = cgraph.graphed(run)
+    for scale in (2.0, 4.0, 2.0):
+        scales.update({Shape: scale, device: scale + 1})
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), run(x))
