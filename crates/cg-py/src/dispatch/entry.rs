@@ -164,7 +164,9 @@ impl Entry {
             .map(Argument::Held)
             .map(|tensor| Found { tensor, fit })
             .collect();
-        Self::run(slf, args, Some(kwargs), &found)
+        let entry = slf.get();
+        let is_in_place = entry.has_breaks && entry.is_in_place(slf.py())?;
+        Self::run(slf, args, Some(kwargs), &found, is_in_place)
     }
 
     /// Tells of results that a caller still has, as a replay does.
@@ -323,13 +325,15 @@ impl Entry {
         fixed.map_or(Ok(true), |fixed| fixed.get().are_found(py))
     }
 
-    /// Replays, and returns what the function would. The caller has the turn.
+    /// Replays, and returns what the function would. The caller has the turn. `is_in_place` says of
+    /// one with breaks whether what it reads outside of the arguments is where it lay.
     #[inline]
     pub(super) fn run(
         slf: &Bound<'_, Self>,
         args: &Bound<'_, PyTuple>,
         kwargs: Option<&Bound<'_, PyDict>>,
         found: &[Found<'_, '_>],
+        is_in_place: bool,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
         let given = Arguments {
@@ -339,7 +343,7 @@ impl Entry {
             returned: &[],
         };
         // Where the capture itself has moved something, the next call captures anew.
-        let may_move = entry.has_breaks && entry.is_in_place(py)?;
+        let may_move = entry.has_breaks && is_in_place;
         let turn = entry.turn.as_ref().filter(|_| entry.has_breaks);
         let _replaying = turn.map(|turn| turn.get().replays());
         let tensors = || PyTuple::new(py, found.iter().map(|one| &*one.tensor));

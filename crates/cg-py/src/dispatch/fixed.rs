@@ -76,6 +76,8 @@ struct Holder {
     name: Py<PyString>,
     value: Py<PyAny>,
     path: Vec<Step>,
+    /// Whether it is in the container, at the end but one of the path, that the holder before is in.
+    is_beside: bool,
     /// Whether it is the gradient of a leaf that had none, and that a replay gives one.
     gets_gradient: bool,
 }
@@ -98,7 +100,11 @@ impl Fixed {
         reader: Py<TensorReader>,
         are_equal: Py<PyAny>,
     ) -> PyResult<Self> {
-        let holders = holders.into_iter();
+        let py = tensors.py();
+        let mut known: Vec<Holder> = Vec::with_capacity(holders.len());
+        for found in holders {
+            known.push(Holder::new(py, found, known.last()));
+        }
         let of_reader = reader.get();
         let flags = tensors.iter().map(|one| of_reader.requires_grad(&one));
         let flags = flags.collect::<PyResult<_>>()?;
@@ -109,16 +115,14 @@ impl Fixed {
         });
         let with_spot = with_spot.collect::<PyResult<_>>()?;
         Ok(Self {
-            holders: holders
-                .map(|found| Holder::new(tensors.py(), found))
-                .collect(),
+            holders: known,
             requires_grad: flags,
             owners: Contents::new(owners),
             hooks: Hooks::new(hooks),
             tensors: with_spot,
             reader,
             lists: Lists {
-                places: PyList::new(tensors.py(), 0..tensors.len())?.unbind(),
+                places: PyList::new(py, 0..tensors.len())?.unbind(),
                 tensors: tensors.unbind(),
                 addresses: addresses.unbind(),
                 are_equal,
@@ -130,10 +134,13 @@ impl Fixed {
     /// `grad` also whether the same ones require gradients.
     #[pyo3(signature = (grad, hooks=true))]
     pub(crate) fn is_in_place(&self, py: Python<'_>, grad: bool, hooks: bool) -> PyResult<bool> {
-        for holder in &self.holders {
-            if !holder.is_same(py) {
-                return Ok(false);
-            }
+        let mut container = None;
+        if !self
+            .holders
+            .iter()
+            .all(|one| one.is_same(py, &mut container))
+        {
+            return Ok(false);
         }
         if !self.owners.is_same(py) || (hooks && !self.hooks.are_same(py)?) {
             return Ok(false);
@@ -154,8 +161,9 @@ impl Fixed {
 
     /// The places of those holders where something else is.
     fn moved_holders(&self, py: Python<'_>) -> Vec<usize> {
+        let mut container = None;
         let holders = self.holders.iter().enumerate();
-        let moved = holders.filter(|(_, holder)| !holder.is_same(py));
+        let moved = holders.filter(|(_, holder)| !holder.is_same(py, &mut container));
         moved.map(|(place, _)| place).collect()
     }
 
@@ -181,10 +189,10 @@ impl Fixed {
 impl Fixed {
     /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
     pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
-        for holder in &self.holders {
-            if !holder.gets_gradient && !holder.is_same(py) {
-                return Ok(false);
-            }
+        let mut container = None;
+        let mut holders = self.holders.iter().filter(|one| !one.gets_gradient);
+        if !holders.all(|one| one.is_same(py, &mut container)) {
+            return Ok(false);
         }
         if !self.owners.still_have(py) {
             return Ok(false);
@@ -279,45 +287,66 @@ impl Lists {
 }
 
 impl Holder {
-    fn new(py: Python<'_>, (owner, name, value, path): FoundAt) -> Self {
-        let path = path.into_iter().map(|key| Step::new(py, key)).collect();
+    /// What comes behind another one.
+    fn new(py: Python<'_>, (owner, name, value, path): FoundAt, before: Option<&Self>) -> Self {
+        let path: Vec<_> = path.into_iter().map(|key| Step::new(py, key)).collect();
         let is_gradient = name.bind(py).to_cow().is_ok_and(|name| name == "grad");
+        let is_beside = before.is_some_and(|before| {
+            before.owner.is(&owner) && before.name.is(&name) && lead_to_one(&before.path, &path)
+        });
         Self {
             gets_gradient: is_gradient && value.is_none(py),
             owner,
             name,
             value,
             path,
+            is_beside,
         }
     }
 
+    /// Whether the value is there. `container` is what the holder before is in, if it has a path, and
+    /// then what this one is in.
     #[inline]
-    fn is_same(&self, py: Python<'_>) -> bool {
-        if self.path.is_empty()
-            && let Ok(dict) = self.owner.bind(py).cast::<PyDict>()
-            && raw::is_item_or_none(dict, self.name.bind(py), self.value.bind(py))
-        {
-            return true;
+    fn is_same<'py>(&self, py: Python<'py>, container: &mut Option<Bound<'py, PyAny>>) -> bool {
+        let Some((last, path)) = self.path.split_last() else {
+            if let Ok(dict) = self.owner.bind(py).cast::<PyDict>()
+                && raw::is_item_or_none(dict, self.name.bind(py), self.value.bind(py))
+            {
+                return true;
+            }
+            return self.is_equal(py, at(self.owner.bind(py), self.name.bind(py)).as_ref());
+        };
+        if !self.is_beside {
+            *container = self.lead(py, path);
         }
-        self.is_equal(py)
+        let container = container.as_ref();
+        container.is_some_and(|container| self.is_equal(py, last.of(container).as_ref()))
     }
 
-    /// The same by the whole way, where the value may be another object that is equal.
+    /// What the first steps of the way lead to.
     #[inline(never)]
-    fn is_equal(&self, py: Python<'_>) -> bool {
-        let mut now = at(self.owner.bind(py), self.name.bind(py));
-        for step in &self.path {
-            let Some(container) = now else {
-                return false;
-            };
-            now = step.of(&container);
-        }
-        // What is not there is nothing, as a group that an optimizer may get.
-        now.map_or_else(
-            || self.value.is_none(py),
-            |now| is_same(&now, self.value.bind(py)),
-        )
+    fn lead<'py>(&self, py: Python<'py>, path: &[Step]) -> Option<Bound<'py, PyAny>> {
+        let first = at(self.owner.bind(py), self.name.bind(py))?;
+        path.iter().try_fold(first, |now, step| step.of(&now))
     }
+
+    /// Whether what is there now is the value, or equal to it. What is not there is nothing, as a group
+    /// that an optimizer may get.
+    #[inline]
+    fn is_equal(&self, py: Python<'_>, now: Option<&Bound<'_, PyAny>>) -> bool {
+        match now {
+            Some(now) => is_same(now, self.value.bind(py)),
+            None => self.value.is_none(py),
+        }
+    }
+}
+
+/// Whether two ways are alike but for their last steps.
+fn lead_to_one(one: &[Step], other: &[Step]) -> bool {
+    let (Some((_, one)), Some((_, other))) = (one.split_last(), other.split_last()) else {
+        return false;
+    };
+    one.len() == other.len() && one.iter().zip(other).all(|(one, other)| one.is_same(other))
 }
 
 /// An item of a dictionary or an attribute. A cell that is empty by now has none, nor has what raises.

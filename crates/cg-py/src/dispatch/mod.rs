@@ -109,7 +109,8 @@ impl Dispatcher {
                     if place > 0 {
                         this.put_first(&entry)?;
                     }
-                    return Entry::run(&entry, args, kwargs, &found);
+                    // That it fits says that all is where it lay.
+                    return Entry::run(&entry, args, kwargs, &found, true);
                 }
                 // The thread that has it may take the entry out.
                 Err(turn) => turn.wait(py)?,

@@ -18,7 +18,7 @@ pub(super) enum Step {
 }
 
 /// What a container or an object is known by as a whole, or what is behind it: `Aspect` of `_state/holders.py`.
-#[derive(Clone, Copy)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aspect {
     Kind,
     Length,
@@ -53,6 +53,17 @@ impl Step {
                 slot.bind(py).call_method1(get, (container,)).ok()
             }
             Self::Aspect(aspect) => aspect.at(container),
+        }
+    }
+
+    /// Whether another one is the same key, or the same aspect.
+    pub(super) fn is_same(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Item(one, _), Self::Item(other, _)) | (Self::Slot(one), Self::Slot(other)) => {
+                one.is(other)
+            }
+            (Self::Aspect(one), Self::Aspect(other)) => one == other,
+            _ => false,
         }
     }
 
