@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
+from cgraph._state.instructions import instructions_of
 from cgraph._state.uses import Uses, uses_in
 
 __all__ = [
@@ -312,7 +313,7 @@ def is_looked_into(kind: type) -> bool:
 @functools.lru_cache(maxsize=4096)
 def globals_in(code: types.CodeType) -> tuple[str, ...]:
     """The globals that code names, with that of the functions defined in it; each once."""
-    loads = (one for one in dis.get_instructions(code) if one.opname in _LOADS)
+    loads = (one for one in instructions_of(code) if one.opname in _LOADS)
     found = {one.argval: None for one in loads}
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):
@@ -328,7 +329,7 @@ def imported_in(code: types.CodeType) -> list[types.ModuleType]:
 
 @functools.lru_cache(maxsize=4096)
 def _imports_in(code: types.CodeType) -> tuple[str, ...]:
-    imports = (one for one in dis.get_instructions(code) if one.opname == "IMPORT_NAME")
+    imports = (one for one in instructions_of(code) if one.opname == "IMPORT_NAME")
     return tuple({str(one.argval): None for one in imports})
 
 
@@ -347,7 +348,7 @@ def loads_in(code: types.CodeType) -> Loads:
     own, others, variables = set[str](), set[str](), set[str]()
     itself = code.co_varnames[:1] if code.co_argcount else ()
     before: dis.Instruction | None = None
-    for one in dis.get_instructions(code):
+    for one in instructions_of(code):
         if one.opname in ("LOAD_GLOBAL", "LOAD_NAME", "IMPORT_FROM"):
             variables.add(str(one.argval))
         elif one.opname in _ATTRIBUTES and not _is_called_or_stored(one, before):
@@ -364,7 +365,7 @@ def loads_in(code: types.CodeType) -> Loads:
 @functools.lru_cache(maxsize=4096)
 def stored_in(code: types.CodeType) -> frozenset[str]:
     """The names of globals and attributes that code assigns."""
-    stores = (one for one in dis.get_instructions(code) if one.opname in _STORES)
+    stores = (one for one in instructions_of(code) if one.opname in _STORES)
     names = (str(one.argval) for one in stores)
     return frozenset(names).union(*map(stored_in, _inner(code)))
 

@@ -9,6 +9,8 @@ import types
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from cgraph._state.instructions import instructions_of
+
 __all__ = ["Uses", "uses_in"]
 
 
@@ -65,7 +67,7 @@ def uses_in(code: types.CodeType) -> Uses:
     as used as a whole.
     """
     reader = _Reader()
-    instructions = [*dis.get_instructions(code)]
+    instructions = instructions_of(code)
     for one, following in itertools.zip_longest(instructions, instructions[1:]):
         reader.read(one, following)
     reader.forget()
@@ -101,52 +103,53 @@ class _Reader:
 
     def read(self, one: dis.Instruction, following: dis.Instruction | None) -> None:
         """Read an instruction, behind which comes another one."""
+        name = one.opname
         if one.is_jump_target:
             self.forget()
-        if one.opname in _ASSIGNING:
-            # There will be another one.
-            self._filled.add(Place(str(one.argval), 0))
-        match one.opname:
-            case name if name in _NOTHING:
-                pass
-            case name if name in _LOADS or name.startswith("LOAD_FAST"):
-                self._load(one)
-            case "LOAD_CONST" | "LOAD_SMALL_INT":
-                self._stack.append(_Constant(one.argval))
-            case "LOAD_ATTR" | "LOAD_METHOD":
-                self._load_attribute(one, following)
-            case "BINARY_SUBSCR":
-                self._load_item()
-            case "BINARY_OP" if one.argrepr == "[]":
-                self._load_item()
-            case "STORE_SUBSCR" | "DELETE_SUBSCR":
-                self._pop()
-                _add(self._filled, self._pop())
-                self._use(1 if one.opname == "STORE_SUBSCR" else 0)
-            case "CONTAINS_OP":
-                self._seek(self._pop(), self._pop())
-                self._stack.append(None)
-            case "IS_OP":
-                self._pop()
-                self._pop()
-                self._stack.append(None)
-            case name if name == "POP_TOP" or name.endswith("_NONE"):
-                self._pop()
-            case "COPY" | "DUP_TOP":
-                self._stack.append(self._at(one.arg or 1))
-            case "SWAP":
-                self._swap(one.arg or 1)
-            case name:
-                effect = dis.stack_effect(one.opcode, one.arg, jump=False)
-                pushed = 0 if name.startswith(_PUSHING_NOTHING) else max(1, effect)
-                self._use(pushed - effect)
-                self._stack += [_Constant(slice(None)) if name == "BUILD_SLICE" else None] * pushed
-        if one.opcode in dis.hasjrel or one.opcode in dis.hasjabs:
+        if name in _LOADS:
+            self._load(one)
+        elif name in _ATTRIBUTES:
+            self._load_attribute(one, following)
+        elif name in _NOTHING:
+            pass
+        elif name in _CONSTANTS:
+            self._stack.append(_Constant(one.argval))
+        elif name == "BINARY_SUBSCR" or (name == "BINARY_OP" and one.argrepr == "[]"):
+            self._load_item()
+        elif name in _SUBSCRIPTS:
+            self._pop()
+            _add(self._filled, self._pop())
+            self._use(_SUBSCRIPTS[name])
+        elif name == "CONTAINS_OP":
+            self._seek(self._pop(), self._pop())
+            self._stack.append(None)
+        elif name in _LOOKING:
+            looked_at, pushed = _LOOKING[name]
+            del self._stack[-looked_at:]
+            self._stack += [None] * pushed
+        elif name in ("COPY", "DUP_TOP"):
+            self._stack.append(self._at(one.arg or 1))
+        elif name == "SWAP":
+            self._swap(one.arg or 1)
+        else:
+            self._use_in(one)
+        if one.opcode in _JUMPS:
             self.forget()
 
     def forget(self) -> None:
         """Take it that what is left on the stack is used in any way."""
         self._use(len(self._stack))
+
+    def _use_in(self, one: dis.Instruction) -> None:
+        """Note that an instruction uses all that it takes in any way."""
+        if one.opname in _ASSIGNING:
+            # There will be another one.
+            self._filled.add(Place(str(one.argval), 0))
+        effect = dis.stack_effect(one.opcode, one.arg, jump=False)
+        pushed = 0 if one.opname.startswith(_PUSHING_NOTHING) else max(1, effect)
+        self._use(pushed - effect)
+        made = _Constant(slice(None)) if one.opname == "BUILD_SLICE" else None
+        self._stack += [made] * pushed
 
     def _load(self, one: dis.Instruction) -> None:
         names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
@@ -214,7 +217,23 @@ def _is_from_the_end(key: object) -> bool:
 
 
 _ASSIGNING = frozenset({"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"})
-_LOADS = frozenset({"LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"})
+_ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
+_CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
+_JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
+_LOADS = frozenset(
+    {
+        *("LOAD_GLOBAL", "LOAD_NAME", "LOAD_DEREF", "LOAD_CLASSDEREF"),
+        *(name for name in dis.opmap if name.startswith("LOAD_FAST")),
+    }
+)
+# What looks only at what something is: how many values it takes, and how many it leaves.
+_LOOKING = {
+    "IS_OP": (2, 1),
+    "POP_TOP": (1, 0),
+    **{name: (1, 0) for name in dis.opmap if name.endswith("_NONE")},
+}
+# How many more values it takes.
+_SUBSCRIPTS = {"STORE_SUBSCR": 1, "DELETE_SUBSCR": 0}
 # What leaves the stack alone.
 _NOTHING = frozenset(
     {
