@@ -124,7 +124,8 @@ def recorded_alone(
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
         roots = (*modules_of(plan.function), *reached)
-        training = Training([(part, part.training) for root in roots for part in root.modules()])
+        flags = [(part, part.training) for root in roots for part in root.modules()]
+        training = Training(flags, [leaf for root in roots for leaf in root.parameters()])
         block = last.enter_context(ExitStack())
         yield _Captures(plan, driver, begun, training, block).record
 

@@ -104,10 +104,10 @@ def _record(
     begin = plan.found()
     require_none_drained(begin)
     parts = Parts(plan.parts(call.modules, begin))
-    training = Training(parts.flags)
-    unchanged = Unchanged(call, statics, training)
     has_leaves = plan.preserve or call.mode.grad
     leaves = plan.leaves(args, kwargs, begin) if has_leaves else []
+    training = Training(parts.flags, leaves)
+    unchanged = Unchanged(call, statics, training)
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:

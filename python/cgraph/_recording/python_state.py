@@ -34,6 +34,7 @@ from cgraph._state.kept import (
     changed_in,
     has_made_items,
     items_of,
+    len_of,
     put_back_items,
     put_back_kept,
 )
@@ -165,6 +166,7 @@ class PythonState:
         made, far = self._made_now(), [one.now for one in self._found.far]
         self._looks += 1
         if self._looks == _AFTER_FIRST and not captured:
+            self._require_none_taken()
             self._made, self._far, self._first = made, far, self._attributes.again()
             self._lists = [(one, items_of(one)) for one, _ in self._found.lists]
             self._arrays = [(one, one.copy()) for one, _ in self._found.arrays]
@@ -186,6 +188,16 @@ class PythonState:
         if self._results is not None:
             (first, second), self._results = self._results, None
             self._or_undo_all(lambda: require_same_results(first, second))
+
+    def _require_none_taken(self) -> None:
+        """Refuse a first call that takes items from a list, as others have put there for one call."""
+        for kept, before in self._found.lists:
+            is_shorter = self._found.takes_items and len_of(kept) < len(before)
+            if is_shorter and (id(kept), "list") not in self._of_a_break:
+                self._undoes_all = True
+                raise NotReadyError(
+                    f"the first call takes items from a list of {len(before)}, and replays do not"
+                )
 
     def _require_none_drawn(self, *, captured: bool) -> None:
         """Refuse a function that goes on drawing random numbers which are not torch's."""

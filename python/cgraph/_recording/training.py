@@ -241,9 +241,9 @@ def train(
     begin = plan.found()
     require_none_drained(begin)
     parts = Parts(plan.parts(call.modules, begin))
-    training = Training(parts.flags)
-    unchanged = Unchanged(call, statics, training)
     leaves = plan.leaves(args, kwargs, begin)
+    training = Training(parts.flags, leaves)
+    unchanged = Unchanged(call, statics, training)
     rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
     began = time.perf_counter()
     with ExitStack() as last:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -19,18 +19,22 @@ __all__ = ["Training", "Unchanged"]
 
 
 class Training:
-    """Whether modules train, as it is now.
+    """Whether modules train, and which tensors require a gradient, as it is now.
 
     Args:
         flags: Each of the modules, and whether it trains.
+        leaves: Tensors of which a function may change whether they require a gradient.
 
     Attributes:
         is_of_a_break: Tells of a module whether a break lets it train, or not.
     """
 
-    def __init__(self, flags: Sequence[tuple[torch.nn.Module, bool]]) -> None:
+    def __init__(
+        self, flags: Sequence[tuple[torch.nn.Module, bool]], leaves: Iterable[torch.Tensor]
+    ) -> None:
         self.is_of_a_break: Callable[[torch.nn.Module], bool] = lambda _: False
         self._known = flags
+        self._leaves = [(leaf, leaf.requires_grad) for leaf in leaves if leaf.is_leaf]
         # Tells at once that nothing has changed.
         self._flags = _core.Flags([vars(part) for part, _ in flags])
 
@@ -47,7 +51,9 @@ class Training:
                 raise NotReadyError(changes("training", flag, part.training))
 
     def after(self, error: type[BaseException] | None, *_: object) -> None:
-        """Let modules train that did, at the end of a block that raises.
+        """Let it be so again at the end of a block that raises.
+
+        A function may have frozen parameters that it was to thaw at its end.
 
         Args:
             error: What the block raises; None for nothing.
@@ -55,6 +61,9 @@ class Training:
         if error is not None and not issubclass(error, WarmupError):
             for part, flag in self._known:
                 part.training = flag
+            for leaf, flag in self._leaves:
+                if leaf.requires_grad is not flag and leaf.is_leaf:
+                    leaf.requires_grad_(flag)
 
 
 class Unchanged:

@@ -106,6 +106,10 @@ class Reached:
         # With what the objects have that are hooks, or whose methods are.
         self.functions.update((id(one), one) for one in hooks)
 
+    def has_name(self, name: str) -> bool:
+        """Whether the code has a name, or may make it to ask for an attribute."""
+        return name in self.names or self.uses.composes(name)
+
     @property
     def size(self) -> tuple[int, int]:
         """How much it is by now."""
@@ -122,7 +126,7 @@ class Reached:
         found: list[tuple[object, type | None]] = [(one, None) for one in functions]
         for kind in kinds:
             for name, values in self._members_of(kind).items():
-                is_called = name in self.names or name.startswith("__") or name == "forward"
+                is_called = self.has_name(name) or name.startswith("__") or name == "forward"
                 if is_called and name not in _NOT_CALLED:
                     found.append((values[0], kind))
         self._go(found)
@@ -183,6 +187,8 @@ class Reached:
             yield one.__wrapped__, owner
         elif issubclass(kind, staticmethod | classmethod):
             yield one.__func__, owner
+        elif issubclass(kind, functools.singledispatchmethod):
+            yield from ((value, owner) for value in one.dispatcher.registry.values())
         elif issubclass(kind, types.FunctionType):
             if not is_users(one.__globals__.get("__name__")):
                 self.has_breaks |= _is_break(one)
@@ -200,7 +206,8 @@ class Reached:
                 yield from self._called_of(value, names)
             if owner is not None:
                 members = self._members_of(owner)
-                for name in names & members.keys():
+                composes = uses_in(one.__code__).composes
+                for name in [name for name in members if name in names or composes(name)]:
                     # That of a class that it is derived from is another one's `super()`.
                     values = members[name] if "super" in names else members[name][:1]
                     yield from ((value, owner) for value in values)
@@ -354,10 +361,13 @@ def loads_in(code: types.CodeType) -> Loads:
         elif one.opname in _ATTRIBUTES and not _is_called_or_stored(one, before):
             (own if _loads(before, itself) else others).add(str(one.argval))
         elif one.opname == "MATCH_CLASS" and before is not None and type(before.argval) is tuple:
-            others.update(before.argval)
+            others.update(before.argval, ("__match_args__",) if one.arg else ())
         before = one
     words = _words_in(code)
     asked = words if _ASKING.intersection(code.co_names) else set[str]()
+    if "AttributeError" in code.co_names:
+        # It may try to get them.
+        asked = {*asked, *own, *others}
     found = Loads(*map(frozenset, (own, others, variables, words, asked)))
     return found.joined(*map(loads_in, _inner(code)))
 
@@ -430,5 +440,5 @@ _UNASSIGNED = types.CellType()
 _NAMESPACES = (
     *(types.SimpleNamespace, argparse.Namespace, threading.local),
     *(torch.distributions.Distribution, torch.distributions.Transform),
-    *(collections.UserDict, collections.UserList),
+    *(collections.ChainMap, collections.UserDict, collections.UserList),
 )

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import io
+import queue
 import random
 import sys
 from collections.abc import Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from typing import Any
 
@@ -67,11 +69,19 @@ def is_drawn_from(value: object) -> bool:
     return is_pythons or _is_numpys(value)
 
 
-def is_drained(value: object) -> bool:
-    """Whether a value is an iterator, which gives something else each time, and is of no user's."""
+def is_drained(value: object, names: AbstractSet[str]) -> bool:
+    """Whether a value gives something else each time: a queue, or an iterator that is no user's.
+
+    Args:
+        value: The value.
+        names: The names of the code that has it, which may take from it by some of them.
+    """
     kind = type(value)
+    if issubclass(kind, _QUEUES):
+        return not names.isdisjoint(_OF_QUEUES)
     is_iterator = issubclass(kind, Iterator) and not issubclass(kind, io.IOBase)
-    return is_iterator and not is_users(vars(kind).get("__module__"))
+    is_librarys = is_iterator and not is_users(vars(kind).get("__module__"))
+    return is_librarys and not names.isdisjoint(_OF_ITERATORS)
 
 
 class RandomOfPython:
@@ -113,6 +123,11 @@ class RandomOfPython:
                 generator.set_state(state)
             else:
                 getattr(generator, "bit_generator", generator).state = state
+
+
+_QUEUES = (queue.Queue, queue.SimpleQueue)
+_OF_QUEUES = frozenset({"get", "get_nowait"})
+_OF_ITERATORS = frozenset({"next", "__next__", "send"})
 
 
 def _is_numpys(value: Any) -> bool:

@@ -21,6 +21,7 @@ from cgraph.errors import CaptureError
 
 __all__ = [
     "HOLDING",
+    "KEYWORDS",
     "Aspect",
     "Holder",
     "Way",
@@ -37,6 +38,9 @@ __all__ = [
 
 HOLDING = (contextvars.ContextVar, weakref.ref)
 """Classes of what holds one other object."""
+KEYWORDS: Any = vars(functools.partial)["keywords"]
+"""The slot of a partial function that has its keywords."""
+_ARGUMENTS: Any = vars(functools.partial)["args"]
 _MOST_ITEMS = 64
 
 Way = tuple[int, str, tuple[Any, ...]]
@@ -149,8 +153,7 @@ class Holder(NamedTuple):
     def dotted(self) -> str:
         """The way to it, as ``config.scale``, or ``len(config.layers)``."""
         steps = [one for one in self.path if type(one) is not Aspect]
-        names = [self.variable or self.name, *(getattr(one, "__name__", one) for one in steps)]
-        text = ".".join(map(str, names))
+        text = ".".join([self.variable or self.name, *map(_shown, steps)])
         return f"len({text})" if self.path[-1:] == (Aspect.LENGTH,) else text
 
     @property
@@ -332,7 +335,9 @@ def vars_of(one: object) -> dict[str, Any]:
 
 
 def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:
-    """The slots of an object of a user's class that hold something, and what."""
+    """The slots of an object of a user's class, or a partial function, that hold something."""
+    if issubclass(type(one), functools.partial):
+        return [(slot, slot.__get__(one)) for slot in (_ARGUMENTS, KEYWORDS)]
     found: list[tuple[types.MemberDescriptorType, Any]] = []
     for base in type(one).__mro__[:-1]:
         for slot in vars(base).values():
@@ -367,6 +372,12 @@ def _put(owner: Any, name: Any, value: object) -> None:
 def _own_attributes(owner: object) -> dict[str, Any]:
     """Those of an object or a module."""
     return vars(owner) if issubclass(type(owner), torch.nn.Module) else vars_of(owner)
+
+
+def _shown(step: Any) -> str:
+    """A step of a way; of an object that is a key, its class."""
+    is_plain = isinstance(step, str | int | float | bytes | tuple | torch.dtype | torch.device)
+    return str(step if is_plain else getattr(step, "__name__", type(step).__name__))
 
 
 def _item(owner: Any, name: Any) -> Any:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _torch
-from cgraph._state.attributes import dictionaries_of, is_alike
+from cgraph._state.attributes import dictionaries_of, is_alike, is_torchs
 from cgraph._state.holders import Holder, is_same_function
 from cgraph._state.stepping import HOOKS_OF_STEPS
 from cgraph._state.surroundings import holders_of, modules_of, tensors_of
@@ -92,7 +92,8 @@ class Surroundings:
         owned: The ``id`` of each of these.
         reason_against: Why a function that reaches them is better not captured; None if it is not.
         storages: The numbers of their storages, and of those of the other tensors.
-        requires_grad: Whether each of the modules' tensors requires a gradient.
+        requires_grad: Whether each of the modules' parameters requires a gradient, and each buffer
+            that does.
         needs_grad: Whether one of them requires a gradient.
     """
 
@@ -128,7 +129,7 @@ class Surroundings:
             if "training" in vars(part):
                 with_flags.append(vars(part))
             for owner in (part._parameters, part._buffers):
-                if owner:
+                if owner or _may_get_more(part):
                     self._add(path, owner)
             # One that is replaced has other tensors.
             self._owners.append(part._modules)
@@ -138,7 +139,12 @@ class Surroundings:
         self._items = [list(owner.items()) for owner in self._owners]
         self._addresses = [tensor.data_ptr() for tensor in self._tensors]
         self._layouts = [_torch.layout_of(tensor) for tensor in self._tensors]
-        self.requires_grad = tuple(tensor.requires_grad for tensor in self._tensors)
+        self.requires_grad = tuple(
+            tensor.requires_grad
+            for tensor in self._tensors
+            # The first call may register buffers.
+            if tensor.requires_grad or isinstance(tensor, torch.nn.Parameter)
+        )
         self._find()
         others = tensors_of(function, modules=False)
         memories = [_torch.memory_of(one) for one in others if id(one) not in self.owned]
@@ -179,6 +185,11 @@ class Surroundings:
         dictionaries = [*held, *(one for one in inner if isinstance(one, dict))]
         # Which may get more parts.
         dictionaries += [part._modules for part in parts]
+        dictionaries += [
+            owner
+            for part in filter(_may_get_more, parts)
+            for owner in (part._parameters, part._buffers)
+        ]
         other._owners = [*self._owners, *dictionaries]
         other._items = [*self._items, *(list(one.items()) for one in dictionaries)]
         other._find()
@@ -295,6 +306,12 @@ class Surroundings:
         found: Any = next(names, None)
         # The state of an optimizer is found by its parameters.
         return found if isinstance(found, str | None) else _NAMES["state"]
+
+
+def _may_get_more(part: torch.nn.Module) -> bool:
+    """Whether somebody may give a module parameters and buffers later; few of torch's own get any."""
+    containers = torch.nn.ParameterDict, torch.nn.ParameterList
+    return isinstance(part, containers) or not is_torchs(part)
 
 
 def _inside(part: torch.nn.Module) -> list[Holder]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import enum
 import functools
 import types
@@ -18,7 +19,7 @@ from cgraph import _core, _torch
 from cgraph._state.attributes import Place, is_alike, is_number, is_torchs, parts_of, place_of
 from cgraph._state.code import Reached, is_installed, is_looked_into, is_users, loads_in
 from cgraph._state.constants import is_array
-from cgraph._state.holders import HOLDING, Aspect, Holder, Way, slots_of, vars_of
+from cgraph._state.holders import HOLDING, KEYWORDS, Aspect, Holder, Way, slots_of, vars_of
 from cgraph._state.surroundings import FUNCTIONS, Lasting, places_of
 
 __all__ = ["Reads", "Values", "key_of", "still_there"]
@@ -27,12 +28,17 @@ __all__ = ["Reads", "Values", "key_of", "still_there"]
 _MOST, _LONGEST = 4096, 64
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
-# Ways go on by these, by members of enumerations and by tuples of all these: no code of the user's
-# compares them.
+# Ways go on by these, by members of enumerations, by objects that are equal only to themselves, and by
+# tuples of all these: no code of the user's compares them.
 _KEYS = (
     *(str, int, float, bool, bytes, type(None), type, torch.dtype, torch.device),
     *(types.MemberDescriptorType, Aspect),
 )
+# By these, code takes objects apart, and by some of them only those of dataclasses.
+_APART = frozenset({"__dict__", "asdict", "astuple", "fields", "vars"})
+_OF_DATACLASSES = frozenset({"asdict", "astuple", "fields"})
+# What classes have for their objects; other attributes may get others, of the objects' own.
+_OF_CLASSES = (types.FunctionType, property, types.MemberDescriptorType)
 # What code loads by these names from anything but ``self``, it loads from tensors.
 _OF_TENSORS = {"shape", "ndim", "data", "grad"}
 
@@ -96,6 +102,9 @@ class Reads:
                 self._add(found, Holder(own, name, own.get(name)))
             for tensor in (*one._parameters.values(), *one._buffers.values()):
                 self.add_set_on(tensor)
+                if tensor is not None and "requires_grad" in self._others:
+                    flag = Holder(tensor, "requires_grad", tensor.requires_grad)
+                    self._add(self._of_parts, flag)
         is_of_torch = is_part and is_torchs(one)
         for name, value in [*own.items()]:
             is_read = name in self._others if is_of_torch else self._is_read(name, value)
@@ -111,6 +120,8 @@ class Reads:
         for name in self._absent_in(type(one), is_part):
             if name not in own and not any(name in values for values in inner):
                 self._add(self._absent, Holder(own, name, None))
+                for values in inner[:2] if name in self._loads.asked else ():
+                    self._add(self._absent, Holder(values, name, None))
 
     def add_stepping(self, one: Any) -> None:
         """Add what is read of an optimizer or scheduler besides its steps, and of a user's own."""
@@ -150,7 +161,7 @@ class Reads:
             self._inside.setdefault(way.way, way)
             return
         self._seen.add(id(value))
-        items = self._items_of(value)
+        items = self._items_of(way, value)
         if items is not None and len(items) <= _LONGEST:
             self._add_behind(way, items)
         if issubclass(type(value), dict):
@@ -165,7 +176,7 @@ class Reads:
                 self._add(self._inside, way._replace(value=one, path=(*way.path, name)))
                 self._add_class(one)
 
-    def _items_of(self, value: Any) -> list[tuple[Any, Any]] | None:
+    def _items_of(self, way: Holder, value: Any) -> list[tuple[Any, Any]] | None:
         """What is read of an object or a container; None if that is nothing."""
         kind = type(value)
         if issubclass(kind, dict):
@@ -177,13 +188,14 @@ class Reads:
             # It has things of many kinds, of which code names those that it wants; of a class of
             # the user's maybe as attributes.
             words, is_plain = self._loads.words, kind is dict
-            items = [
-                (name, one)
-                for name, one in items
-                if type(name) is not str
-                or name in words
-                or (not is_plain and self._is_read(name, one))
-            ]
+            if way.path[-1:] != (KEYWORDS,) and not self._reached.uses.is_any_read(_names_on(way)):
+                items = [
+                    (name, one)
+                    for name, one in items
+                    if type(name) is not str
+                    or name in words
+                    or (not is_plain and self._is_read(name, one))
+                ]
             return [*items, *_whole(kind, None)]
         if issubclass(kind, list | tuple | deque):
             base: Any = next(one for one in (list, tuple, deque) if issubclass(kind, one))
@@ -205,12 +217,20 @@ class Reads:
             return None
         own = vars_of(value)
         items = [*slots_of(value), *dict.copy(own).items()]
-        items = [one for one in items if self._is_read(_name(one[0]), one[1])]
+        if not self._takes_apart(kind):
+            items = [one for one in items if self._is_read(_name(one[0]), one[1])]
         for name, one in self._of_class(kind):
             if name not in own and _is_own(kind):
                 self._add(self._near, Holder(kind, name, one))
         items += [(name, None) for name in self._absent_in(kind, False) if name not in own]
         return [*items, *_whole(kind, None)]
+
+    def _takes_apart(self, kind: type) -> bool:
+        """Whether code may read all attributes of objects of a class, whatever their names."""
+        named = self._reached.uses.named
+        apart = _APART if dataclasses.is_dataclass(kind) else _APART - _OF_DATACLASSES
+        is_matched = "__match_args__" in self._others and hasattr(kind, "__match_args__")
+        return is_matched or not named.isdisjoint(apart)
 
     def _add_class(self, value: Any) -> None:
         """Add what a class has that is found somewhere."""
@@ -235,12 +255,17 @@ class Reads:
             bases = (one for one in kind.__mro__ if is_users(vars(one).get("__module__")))
             items = [item for base in bases for item in vars(base).items()]
             methods = {name: one for name, one in items if isinstance(one, types.FunctionType)}
-            for one in methods.values():
+            getters = (one.fget for _, one in items if isinstance(one, property))
+            properties = (one for one in getters if isinstance(one, types.FunctionType))
+            for one in (*methods.values(), *properties):
                 loads = loads_in(one.__code__)
                 found |= loads.asked | (loads.own & self._loads.own)
             found.difference_update(*(vars(base) for base in kind.__mro__))
             # Of modules there may be hundreds.
-            called = {"forward"} if is_part else self._reached.names & methods.keys()
+            called = {"forward"} if is_part else set(filter(self._reached.has_name, methods))
+            # Not what properties have, which objects cannot have of their own.
+            own = (name for name, one in items if not isinstance(one, _OF_CLASSES))
+            called.update(filter(self._reached.has_name, own))
             found |= {name for name in called if name[:2] != "__"}
             found |= {name for name, _ in self._of_class(kind)}
             self._absent_of[kind] = frozenset(found)
@@ -285,7 +310,8 @@ class Reads:
             # What breaks assign is theirs.
             return False
         is_called = not is_value(value) and name in self._reached.names
-        return name in loads.own or name in self._others or name in loads.asked or is_called
+        is_loaded = name in loads.own or name in self._others or name in loads.asked
+        return is_loaded or is_called or self._reached.uses.composes(name)
 
     def _add(self, found: dict[Way, Holder], one: Holder) -> None:
         if _is_watched(one.value):
@@ -420,7 +446,8 @@ def _leads_on(name: object) -> bool:
     if kind is tuple:
         return all(map(_leads_on, name))  # type: ignore[call-overload]
     is_member = issubclass(kind, enum.Enum) and kind.__hash__ is enum.Enum.__hash__
-    return kind in _KEYS or (is_member and "__eq__" not in vars(kind))
+    is_itself = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    return kind in _KEYS or is_itself or (is_member and "__eq__" not in vars(kind))
 
 
 def _is_scope(owner: object) -> bool:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import types
-from collections import UserDict, UserList, deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -69,7 +70,7 @@ class Found(NamedTuple):
         generators: Other generators of random numbers of Python or NumPy, on such ways.
         arrays: Arrays of NumPy's with a few numbers likewise, each with a copy.
         reads: The places of numbers, texts and functions that the code reads; see :class:`Reads`.
-        drained: Where iterators are, likewise, unless breaks may be what goes through them.
+        drained: Where iterators and queues are, likewise, unless breaks may be what takes from them.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
         takes_items: Whether likewise what takes items from lists.
@@ -153,7 +154,7 @@ def _found(
     reached: Reached,
 ) -> tuple[Found, list[object], set[type]]:
     """The same from what its code comes to, with functions and classes of objects on named ways."""
-    names = reached.names
+    has_name = reached.has_name
     # The likely ways first: there may be too many.
     named: deque[_Way] = deque()
     others: deque[_Way] = deque()
@@ -167,7 +168,7 @@ def _found(
             named.append((Holder(_Argument({name: one}), name, one), frozenset()))
     for root in _roots(function, parts, reached, plain):
         is_attribute = isinstance(root.owner, dict) and not isinstance(root.owner, Lasting)
-        is_named = root.name in names or not is_attribute
+        is_named = has_name(root.name) or not is_attribute
         way = root._replace(is_named=is_named), frozenset[int]()
         (named if is_named else others).append(way)
     holders: list[Holder] = []
@@ -219,7 +220,8 @@ def _found(
         if issubclass(type(value), FUNCTIONS):
             # A module's forward may be one of its own.
             called += [value] if holder.is_named or holder.name == "forward" else []
-            continue
+            if not issubclass(type(value), functools.partial):
+                continue
         if is_module and holder.path:
             known += _buffers(holder)
         elif is_module or issubclass(type(value), LEAVES):
@@ -228,7 +230,7 @@ def _found(
             generators[id(value)] = value
         if holder.is_named and is_array(value) and value.size <= _MOST_COUNTS:
             arrays[id(value)] = value, value.copy()
-        if holder.is_named and is_drained(value):
+        if holder.is_named and not reached.has_breaks and is_drained(value, reached.names):
             drained.append(holder)
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
@@ -243,7 +245,7 @@ def _found(
             if type(value) not in kinds:
                 kinds.add(type(value))
                 of_class = _of_class(type(value), plain.add_far)
-                named += [(one, frozenset()) for one in of_class if one.name in names]
+                named += [(one, frozenset()) for one in of_class if has_name(one.name)]
             attributes[id(vars_of(value))] = vars_of(value)
             for slot, one in slots_of(value):
                 if is_number(one) or one is None:
@@ -255,9 +257,9 @@ def _found(
                 lists[id(value)] = value, items_of(value)
         around |= {id(value)}
         # Whose attribute no code of the user's names.
-        is_wrapper = issubclass(type(value), UserDict | UserList)
+        is_wrapper = issubclass(type(value), _WRAPPERS)
         for name, one in items:
-            is_next_named = not is_object or is_wrapper or getattr(name, "__name__", name) in names
+            is_next_named = not is_object or is_wrapper or has_name(getattr(name, "__name__", name))
             step = Holder(
                 holder.owner,
                 holder.name,
@@ -282,7 +284,7 @@ def _found(
         plain.far[:_MOST_FAR],
         reached.draws,
         [*generators.values()],
-        [] if reached.has_breaks or reached.names.isdisjoint(_TAKING) else drained,
+        drained,
         [*arrays.values()],
         reads.found,
     )
@@ -470,7 +472,7 @@ def _attributes_in(value: object) -> list[tuple[Any, Any]]:
         values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
     elif issubclass(kind, (*LEAVES, type)):
         return []
-    elif is_looked_into(kind):
+    elif is_looked_into(kind) or issubclass(kind, functools.partial):
         return [item for item in (*slots_of(value), *vars_of(value).items()) if _may_lead(item[1])]
     else:
         return []
@@ -484,9 +486,9 @@ def _may_lead(value: object) -> bool:
 
 # What code names that takes items from lists and deques.
 _ITEMS = {"pop", "popleft", "remove", "clear"}
-# What code names that takes from iterators.
-_TAKING = frozenset({"next", "__next__", "send"})
 _CONTAINERS = (dict, list, tuple, deque)
+# What code has by other names than it has their attributes.
+_WRAPPERS = (ChainMap, UserDict, UserList, functools.partial)
 _KNOWN = (torch.Tensor, torch.optim.Optimizer, torch.Generator, tuple)
 # What each module keeps its parts and hooks in.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

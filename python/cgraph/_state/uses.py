@@ -33,13 +33,17 @@ class Uses(NamedTuple):
         named: The names.
         wholes: Where it uses something otherwise than by its items, as in a loop.
         filled: Where it assigns something, puts something into a container, or takes it from there.
+        computed: Where it looks items up by keys that are no constants.
         sought: Texts by which it asks whether containers have them.
+        composed: What the names begin and end with that it makes to ask for attributes.
     """
 
     named: frozenset[str] = frozenset()
     wholes: frozenset[Place] = frozenset()
     filled: frozenset[Place] = frozenset()
+    computed: frozenset[Place] = frozenset()
     sought: frozenset[str] = frozenset()
+    composed: frozenset[tuple[str, str]] = frozenset()
 
     def joined(self, *more: Uses) -> Uses:
         """All of them."""
@@ -52,11 +56,30 @@ class Uses(NamedTuple):
             way: What leads to it, the last one first: names of variables and attributes, keys that
                 are texts, and None for others.
         """
+        places = self._places(way)
+        return places is None or (
+            self.filled.isdisjoint(places) and not self.wholes.isdisjoint(places)
+        )
+
+    def is_any_read(self, way: Iterable[str | None]) -> bool:
+        """Whether code may look at items of a container that it does not name.
+
+        Args:
+            way: As for :meth:`is_whole`.
+        """
+        places = self._places(way)
+        return places is None or not (self.wholes | self.computed).isdisjoint(places)
+
+    def composes(self, name: str) -> bool:
+        """Whether code may make a name to ask for an attribute."""
+        return any(name.startswith(begin) and name.endswith(end) for begin, end in self.composed)
+
+    def _places(self, way: Iterable[str | None]) -> set[Place] | None:
+        """Where code comes by a container, and what it is in; None if it names nothing there."""
         for depth, name in enumerate(way):
             if name is not None and name in self.named:
-                places = {Place(name, above) for above in range(depth + 1)}
-                return self.filled.isdisjoint(places) and not self.wholes.isdisjoint(places)
-        return True
+                return {Place(name, above) for above in range(depth + 1)}
+        return None
 
 
 @functools.lru_cache(maxsize=4096)
@@ -72,7 +95,7 @@ def uses_in(code: types.CodeType) -> Uses:
         reader.read(one, following)
     reader.forget()
     inner = (one for one in code.co_consts if isinstance(one, types.CodeType))
-    return reader.uses.joined(*map(uses_in, inner))
+    return reader.uses_of(code).joined(*map(uses_in, inner))
 
 
 class _Constant(NamedTuple):
@@ -92,14 +115,26 @@ class _Reader:
         self._named: set[str] = set()
         self._wholes: set[Place] = set()
         self._filled: set[Place] = set()
+        self._computed: set[Place] = set()
         self._sought: set[str] = set()
+        self._keys: set[str] = set()
+        self._composed: set[tuple[str, str]] = set()
         self._stack: list[_Value] = []
 
-    @property
-    def uses(self) -> Uses:
-        """What it has read."""
-        named, sought = frozenset(self._named), frozenset(self._sought)
-        return Uses(named, frozenset(self._wholes), frozenset(self._filled), sought)
+    def uses_of(self, code: types.CodeType) -> Uses:
+        """What it has read of code."""
+        names = code.co_names
+        # It may try to get an item.
+        sought = self._sought | self._keys if "KeyError" in names else self._sought
+        composed = set[tuple[str, str]]() if _ASKING.isdisjoint(names) else self._composed
+        return Uses(
+            frozenset(self._named),
+            frozenset(self._wholes),
+            frozenset(self._filled),
+            frozenset(self._computed),
+            frozenset(sought),
+            frozenset(composed),
+        )
 
     def read(self, one: dis.Instruction, following: dis.Instruction | None) -> None:
         """Read an instruction, behind which comes another one."""
@@ -146,10 +181,21 @@ class _Reader:
             # There will be another one.
             self._filled.add(Place(str(one.argval), 0))
         effect = dis.stack_effect(one.opcode, one.arg, jump=False)
+        if one.opname == "BUILD_STRING" or one.argrepr == "+" or one.opname == "BINARY_ADD":
+            self._note_composed(1 - effect)
         pushed = 0 if one.opname.startswith(_PUSHING_NOTHING) else max(1, effect)
         self._use(pushed - effect)
         made = _Constant(slice(None)) if one.opname == "BUILD_SLICE" else None
         self._stack += [made] * pushed
+
+    def _note_composed(self, count: int) -> None:
+        """Note what a text begins and ends with that is made of so many values."""
+        begin, end = (
+            one.value if isinstance(one, _Constant) and isinstance(one.value, str) else ""
+            for one in (self._at(count), self._at(1))
+        )
+        if begin or end:
+            self._composed.add((begin, end))
 
     def _load(self, one: dis.Instruction) -> None:
         names = one.argval if isinstance(one.argval, tuple) else (one.argval,)
@@ -164,22 +210,26 @@ class _Reader:
         pushed = dis.stack_effect(one.opcode, one.arg) + 1
         if name in _FILLING:
             _add(self._filled, owner)
-        elif name == "get":
+        if name in ("get", "pop", "setdefault"):
             is_known = following is not None and following.opname == "LOAD_CONST"
             self._seek(owner, _Constant(following.argval) if following and is_known else None)
-        elif pushed > 1 or name in _OF_ALL:
+        elif name not in _FILLING and (pushed > 1 or name in _OF_ALL):
             _add(self._wholes, owner)
         self._named.add(name)
         self._stack += [Place(name, 0) if pushed == 1 else None] * pushed
 
     def _load_item(self) -> None:
         key, container = self._pop(), self._pop()
+        if isinstance(key, _Constant) and isinstance(key.value, str):
+            self._keys.add(key.value)
         if not isinstance(container, Place):
             self._stack.append(None)
         elif isinstance(key, _Constant) and _is_from_the_end(key.value):
             self._wholes.add(container)
             self._stack.append(None)
         else:
+            if not isinstance(key, _Constant):
+                self._computed.add(container)
             self._stack.append(container._replace(depth=container.depth + 1))
 
     def _seek(self, container: _Value, key: _Value) -> None:
@@ -216,6 +266,8 @@ def _is_from_the_end(key: object) -> bool:
     return isinstance(key, slice) or (isinstance(key, int) and key < 0)
 
 
+# What code names that asks for attributes by texts.
+_ASKING = frozenset({"__getattribute__", "attrgetter", "getattr", "hasattr"})
 _ASSIGNING = frozenset({"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"})
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
