@@ -453,3 +453,14 @@ def test_a_result_may_be_changed_in_place(lab: Lab) -> None:
         result.mul_(3)
         result.sum().backward()
         assert_close(x.grad, 3 * x.cos())
+
+
+def test_a_second_derivative_by_an_argument_that_is_no_leaf_is_refused(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: (x**3).sum())
+    with pytest.raises(StateError, match="double backward"):
+        torch.autograd.functional.hessian(graphed, fresh(lab, 3))  # type: ignore[no-untyped-call]
+    leaf = fresh(lab, 3).requires_grad_()
+    (slope,) = torch.autograd.grad(graphed(leaf * 1), leaf, create_graph=True)
+    assert_close(slope, 3 * leaf.detach() ** 2)
+    with pytest.raises(StateError, match="double backward"):
+        torch.autograd.grad(slope.sum(), leaf, allow_unused=True)

@@ -105,7 +105,20 @@ def calls_with_a_break(x: Tensor) -> bool:
     return states(graphed) == ["captured"]
 
 
-SCENARIOS = [calls_of_two_keys, ladder, ladder_alone, open_calls, calls_with_a_break]
+def calls_that_draw(x: Tensor) -> bool:
+    """Two calls of a function that draws random numbers."""
+    with quiet():
+        function = cgraph.graphed(lambda x: x * 2 + torch.rand(64) * 0, warmup=1, measure=False)
+        for _ in range(2):
+            given = x.clone().normal_()
+            assert torch.equal(function(given), given * 2)
+    return states(function) == ["captured"]
+
+
+SCENARIOS = [
+    *(calls_of_two_keys, ladder, ladder_alone, open_calls),
+    *(calls_with_a_break, calls_that_draw),
+]
 
 
 @pytest.mark.parametrize("scenario", SCENARIOS)

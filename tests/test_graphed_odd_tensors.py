@@ -64,7 +64,7 @@ def modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(_torch, "mode_addresses", dict)
     else:
         assert "is_included" in _torch.mode_addresses()
-        assert len(_torch.transform_keys()) == 2
+        assert len(_torch.follower_keys()) == 4
 
 
 def test_transforms_of_torch_func_see_the_operators(lab: Lab, modes_told: None) -> None:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from cgraph.errors import ArgumentError
 from graphed_calls import near, numbers
 from lab import Lab, fresh
 from networks import network
@@ -328,3 +329,9 @@ def test_sizes_that_count_nothing_are_told_of_once(lab: Lab) -> None:
             x = fresh(lab, rows, 5)
             assert torch.equal(graphed(x), x * 2)
     assert len(caught) == 1
+
+
+def test_a_dimension_that_an_argument_has_not_is_refused(lab: Lab) -> None:
+    padded = cgraph.graphed(lambda x, y: (x + 1, y + 1), sizes=[4], dim={"x": 0, "y": 5})
+    with pytest.raises(ArgumentError, match=r"rows of y are along dimension 5.*\(3, 2\)"):
+        padded(fresh(lab, 3, 2), fresh(lab, 3, 2))

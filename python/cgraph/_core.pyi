@@ -497,20 +497,20 @@ class Dispatcher:
     def __new__(
         cls,
         is_capturing: Callable[[], bool],
-        is_transformed: Callable[[], bool],
+        is_followed: Callable[[], bool],
         forward_ad: dict[str, Any],
         is_grad_enabled: Callable[[], bool],
         is_inference: Callable[[], bool],
         is_autocast: Callable[[], bool],
         autocast: Callable[[], object],
         functions: dict[str, int],
-        transforms: list[int],
+        keys: list[int],
     ) -> Self: ...
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay the entry that the arguments fit."""
     @property
     def _is_followed(self) -> bool:
-        """Whether a transform of ``torch.func`` or forward-mode differentiation sees operators."""
+        """Whether a transform of ``torch.func``, a mode or a tracer sees operators."""
     def add(self, entry: Entry) -> None:
         """Add an entry, as the one that was used last."""
     def remove(self, entry: Entry) -> bool:

@@ -145,8 +145,11 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     """
     if fn is None:
         return functools.partial(eager_break, name=name, materialize_grads=materialize_grads)
+    if isinstance(fn, staticmethod):
+        made = eager_break(fn.__func__, name=name, materialize_grads=materialize_grads)
+        return staticmethod(made)
     if not callable(fn):
-        raise ArgumentError(f"fn is {fn!r}, expected a callable")
+        raise ArgumentError(f"fn is {fn!r}, expected a callable{order_hint(fn, 'eager_break')}")
     require_work_in_call(fn)
     title = str(name or getattr(fn, "__qualname__", type(fn).__qualname__))
     work = Work(materialized(fn) if materialize_grads else fn, title, materialize_grads)
@@ -179,6 +182,13 @@ def in_backward_pass(title: str) -> GradientBreakError:
         f"the break {title} was called in a backward pass, which this capture cannot divide: call"
         " it before or behind the backward pass"
     )
+
+
+def order_hint(fn: object, decorator: str) -> str:
+    """What to do about a decorator that is given what another one has made, and no function."""
+    kind = type(fn).__name__
+    is_order = isinstance(fn, classmethod | property)
+    return f": put @{kind} above @{decorator}" if is_order else ""
 
 
 def require_work_in_call(fn: Callable[..., Any]) -> None:

@@ -11,28 +11,25 @@ tensor([2., 2., 2.]) tensor([2., 2.]) 2
 
 from __future__ import annotations
 
-import copy
 import functools
-import sys
 import threading
-import types
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import is_busy
+from cgraph._functions.binding import Binding
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.ladder import capture_ladder
 from cgraph._functions.serving import Request, Serving
-from cgraph._functions.standing import Standing
 from cgraph._recording.arguments import Arguments
 from cgraph._recording.options import OnHeld, Options, Pad
 from cgraph._source import place_of_function
-from cgraph.breaks import require_work_in_call
+from cgraph._text import plural
+from cgraph.breaks import order_hint, require_work_in_call
 from cgraph.errors import ArgumentError, CaptureError
 from cgraph.reports import FunctionReport, Report
 
@@ -270,7 +267,7 @@ def report() -> Report:
     return Report(tuple(sorted(reports, key=lambda one: (one.name, one.where or ""))))
 
 
-class GraphedFunction(Standing):
+class GraphedFunction(Binding):
     """A function whose calls are replays; made by :func:`cgraph.graphed`."""
 
     def __new__(cls, fn: Callable[..., Any], options: Options) -> Self:
@@ -278,21 +275,21 @@ class GraphedFunction(Standing):
         return super().__new__(
             cls,
             _is_capturing,
-            _torch.is_transformed,
+            _torch.is_followed,
             _torch.forward_ad,
             torch.is_grad_enabled,
             torch.is_inference_mode_enabled,
             _torch.is_any_autocast_enabled,
             _torch.autocast_state,
             _torch.mode_addresses(),
-            _torch.transform_keys(),
+            _torch.follower_keys(),
         )
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
         if not callable(fn):
-            order = ": put @classmethod above @graphed" if isinstance(fn, classmethod) else ""
             raise ArgumentError(
-                f"fn is {fn!r:.80}, expected a function, a method or a module{order}"
+                f"fn is {fn!r:.80}, expected a function, a method or a module"
+                f"{order_hint(fn, 'graphed')}"
             )
         if isinstance(fn, GraphedFunction):
             raise ArgumentError(
@@ -312,14 +309,12 @@ class GraphedFunction(Standing):
         if isinstance(options.dim, Mapping):
             arguments.require_names("dim", options.dim)
         self._attribute = self._kept_as = self._name
-        self._class: type | None = None
-        self._is_found = False
         self._turn = _core.Turn()
         self._capturing = Capturing(self, fn, arguments, options, self._turn)
         self._serving = Serving(self._capturing, arguments, options, self._turn)
         self._is_frozen = False
         self.__wrapped__ = fn
-        for name in ("__module__", "__name__", "__qualname__", "__doc__"):
+        for name in functools.WRAPPER_ASSIGNMENTS:
             if hasattr(fn, name):
                 setattr(self, name, getattr(fn, name))
         with _lock:
@@ -350,15 +345,15 @@ class GraphedFunction(Standing):
                 sizes before it that could be are captured; with ``warmup=0, preserve_state=False``
                 and without gradients also those behind one whose result no replay could return.
         """
-        if self._is_followed:
-            raise CaptureError(
-                f"{self._name} was to be captured inside a transform of torch.func or forward-mode"
-                " differentiation, where calls run eagerly: capture it before"
-            )
         if _is_capturing():
             raise CaptureError(
                 f"{self._name} was to be captured inside another capture, or a call that prepares"
                 " one, and captures cannot be nested: capture it before"
+            )
+        if self._is_followed:
+            raise CaptureError(
+                f"{self._name} was to be captured inside a transform of torch.func, forward-mode"
+                " differentiation, a mode or a tracer, where calls run eagerly: capture it before"
             )
         with self._turn:
             if self._turn.is_replaying:
@@ -402,12 +397,11 @@ class GraphedFunction(Standing):
 
     def _miss(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Serve a call that fits no native entry."""
-        if self._is_method and args and isinstance(args[0], self._class or ()):
-            # Called on the class: the graphs are those of the object.
+        if self._is_called_on(args):
             return self.__get__(args[0])(*args[1:], **kwargs)
-        if _is_capturing() or self._is_followed:
+        if _is_capturing() or self._is_followed or _torch.is_traced_by_fx():
             # Inside a capture and its warm-up, its work becomes part of that one. A transform of
-            # torch.func and forward-mode differentiation have to see the operators.
+            # torch.func, forward-mode differentiation, modes and tracers have to see the operators.
             return self._fn(*args, **kwargs)
         with self._turn:
             if self._turn.is_replaying:
@@ -421,79 +415,9 @@ class GraphedFunction(Standing):
                     return answer.call(args, kwargs, call.tensors)
         return answer()
 
-    @property
-    def _name(self) -> str:
-        return getattr(self._fn, "__qualname__", type(self._fn).__qualname__)
-
-    @property
-    def _is_method(self) -> bool:
-        """Whether it gets the object that it is called on."""
-        is_bound = isinstance(self._fn, _BOUND)
-        return hasattr(type(self._fn), "__get__") and not is_bound
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        """Learn the name of the method that this is."""
-        self._attribute = name
-        self._class = owner
-        self._kept_as = f"{owner.__qualname__}.{name}"
-
-    def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """The graphed method of an object, which has graphs of its own."""
-        if instance is None or not self._is_method:
-            return self
-        try:
-            # Not under the name of the method: a class that overrides it calls this one by super().
-            bound = instance.__dict__.get(self._kept_as)
-        except AttributeError:
-            raise ArgumentError(
-                f"{type(instance).__name__} has no __dict__ to keep the graphs of {self._name} in:"
-                " graph a function instead"
-            ) from None
-        # A copy of an object has what the object had.
-        if bound is not None and bound.__wrapped__.__self__ is instance:
-            return bound
-        if isinstance(instance, type):
-            return types.MethodType(self, instance)
-        # As Python does: a method forwards attributes to its function.
-        bind: Any = type(self._fn)
-        method = bind.__get__(self._fn, instance, type(instance))
-        bound = GraphedFunction(method, self._options)
-        bound._attribute, bound._kept_as, bound._is_found = self._attribute, self._kept_as, True
-        # Of several threads that come here first, one is heard.
-        kept = instance.__dict__.setdefault(self._kept_as, bound)
-        if kept.__wrapped__.__self__ is not instance:
-            instance.__dict__[self._kept_as] = kept = bound
-        return kept
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The graphs know only the original: a copy begins without any."""
-        function = copy.deepcopy(self._fn, memo)
-        if function is self._fn:
-            return self
-        copied = GraphedFunction(function, self._options)
-        copied._attribute, copied._kept_as = self._attribute, self._kept_as
-        copied._is_found = self._is_found
-        return copied
-
-    def __reduce__(self) -> Any:
-        """How it is pickled: by its name or by its function, without graphs and without pool."""
-        if self._is_found:
-            return getattr, (self._fn.__self__, self._attribute)  # type: ignore[attr-defined]
-        found: Any = sys.modules.get(getattr(self._fn, "__module__", None) or "")
-        for name in self._name.split("."):
-            found = getattr(found, name, None)
-        if found is self:
-            return self._name
-        return GraphedFunction, (self._fn, replace(self._options, pool=None))
-
     def __repr__(self) -> str:
-        return f"<graphed {self._name}: {len(self.entries_by_use)} graphs>"
-
-
-# What stays as it is as an attribute of a class. From Python 3.14 on partial functions are methods.
-_BOUND: tuple[type, ...] = (staticmethod, types.MethodType)
-if sys.version_info < (3, 14):
-    _BOUND = (*_BOUND, functools.partial)
+        captured = sum(key.state == "captured" for key in self.report().keys)
+        return f"<graphed {self._name}: {plural(captured, 'graph')}>"
 
 
 def _is_capturing() -> bool:

@@ -23,12 +23,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver
 from cgraph._driver import Handle, Pool
-from cgraph.errors import ArgumentError, CaptureError, ForeignError
+from cgraph.errors import ArgumentError, CaptureError, CgraphError, ForeignError
 
 if TYPE_CHECKING:
     import torch
@@ -131,7 +131,13 @@ class Simulator:
         capture = _core.Capture.begin(self.current_stream(), mode)
         recorder = resumes.recorder if isinstance(resumes, Recording) else None
         options = check_liveness, generators, labels, statics, recorder
-        return Recording(self, capture, handle, *options)
+        try:
+            return Recording(self, capture, handle, *options)
+        except BaseException:
+            handle.mem_pool.is_open = False
+            with suppress(CgraphError):  # it may have ended it itself
+                capture.finish()
+            raise
 
     def is_capturing(self) -> bool:
         """Whether the current stream captures."""

@@ -107,7 +107,8 @@ pub(crate) type TellsOfKey = extern "C" fn(u16) -> bool;
 
 pub(crate) fn tells(address: usize) -> Tells {
     // SAFETY: the caller of `cgraph._core.Dispatcher` gives a function that takes nothing and returns a
-    // `bool`: `aoti_torch_grad_mode_is_enabled` or `c10::InferenceMode::is_enabled`.
+    // `bool`: `aoti_torch_grad_mode_is_enabled`, `c10::InferenceMode::is_enabled` or
+    // `at::impl::torch_function_mode_enabled`.
     unsafe { transmute::<*const c_void, Tells>(address as *const c_void) }
 }
 

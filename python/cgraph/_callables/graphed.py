@@ -14,7 +14,7 @@ from cgraph._breaks.flows import no_way_back
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._captures.timing import replay_seconds
 from cgraph._source import levels_to_user
-from cgraph._state.history import leaves_behind
+from cgraph._state.history import leaves_behind, leaves_behind_node
 from cgraph._state.order import Call, Loan
 from cgraph.errors import ArgumentError, StateError, add_note
 
@@ -393,6 +393,8 @@ class _Replay(torch.autograd.Function):
         outputs = graphed.forward(tensors)
         ctx.graphed, ctx.call = graphed, graphed.opened()
         ctx.owners = [_owner(tensor) for tensor in tensors]
+        inner = (one for one in tensors if one.requires_grad and not one.is_leaf)
+        ctx.inner = [*map(weakref.ref, inner)]
         ctx.set_materialize_grads(False)
         if graphed._constant:
             ctx.mark_non_differentiable(*(outputs[place] for place in graphed._constant))
@@ -410,7 +412,10 @@ class _Replay(torch.autograd.Function):
             # Somebody may want a second derivative (create_graph=True), which would miss all that
             # the graph computes.
             leaves = [owner for owner in ctx.owners if isinstance(owner, torch.Tensor)]
-            sources = (torch.zeros((), requires_grad=True), *grads, *leaves)
+            # By these, or where nobody has them any more by what is behind them.
+            inner = [one for one in (reference() for reference in ctx.inner) if one is not None]
+            behind = leaves_behind_node(ctx) if len(inner) < len(ctx.inner) else []
+            sources = (torch.zeros((), requires_grad=True), *grads, *leaves, *inner, *behind)
             sources += ctx.graphed._parameters
             found = _NoSecond.apply(ctx.graphed.name, len(found), *found, *sources)  # type: ignore[no-untyped-call]
         return (None, *found)

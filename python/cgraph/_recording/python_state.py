@@ -190,7 +190,7 @@ class PythonState:
             self._or_undo_all(lambda: require_same_results(first, second))
 
     def _require_none_taken(self) -> None:
-        """Refuse a first call that takes items from a list, as others have put there for one call."""
+        """Refuse a first call that takes items from a list, which others have put there for it."""
         for kept, before in self._found.lists:
             is_shorter = self._found.takes_items and len_of(kept) < len(before)
             if is_shorter and (id(kept), "list") not in self._of_a_break:

@@ -7,13 +7,16 @@ from typing import Any
 
 import torch
 
-__all__ = ["leaves_behind", "nodes_behind"]
+__all__ = ["leaves_behind", "leaves_behind_node", "nodes_behind"]
 
 
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
     """The nodes that a backward pass from tensors with a history would come through."""
+    return _behind([tensor.grad_fn for tensor in tensors])
+
+
+def _behind(nodes: list[Any]) -> Iterator[Any]:
     seen: set[Any] = set()
-    nodes = [tensor.grad_fn for tensor in tensors]
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
@@ -25,7 +28,16 @@ def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
 
 def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
     """The leaves that a backward pass from tensors with a history would give gradients to."""
-    for node in nodes_behind(tensors):
+    return _leaves_of(nodes_behind(tensors))
+
+
+def leaves_behind_node(node: Any) -> list[torch.Tensor]:
+    """The same of a node of autograd."""
+    return list(_leaves_of(_behind([node])))
+
+
+def _leaves_of(nodes: Iterable[Any]) -> Iterator[torch.Tensor]:
+    for node in nodes:
         variable = getattr(node, "variable", None)
         if isinstance(variable, torch.Tensor):
             yield variable

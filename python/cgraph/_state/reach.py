@@ -309,7 +309,7 @@ class Surroundings:
 
 
 def _may_get_more(part: torch.nn.Module) -> bool:
-    """Whether somebody may give a module parameters and buffers later; few of torch's own get any."""
+    """Whether somebody may give a module parameters and buffers later, as few of torch's own."""
     containers = torch.nn.ParameterDict, torch.nn.ParameterList
     return isinstance(part, containers) or not is_torchs(part)
 

@@ -28,7 +28,7 @@ __all__ = ["Reads", "Values", "key_of", "still_there"]
 _MOST, _LONGEST = 4096, 64
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
-# Ways go on by these, by members of enumerations, by objects that are equal only to themselves, and by
+# Ways go on by these, by members of enumerations, by objects that equal only themselves, and by
 # tuples of all these: no code of the user's compares them.
 _KEYS = (
     *(str, int, float, bool, bytes, type(None), type, torch.dtype, torch.device),
@@ -446,7 +446,8 @@ def _leads_on(name: object) -> bool:
     if kind is tuple:
         return all(map(_leads_on, name))  # type: ignore[call-overload]
     is_member = issubclass(kind, enum.Enum) and kind.__hash__ is enum.Enum.__hash__
-    is_itself = kind.__hash__ is object.__hash__ and kind.__eq__ is object.__eq__
+    base: Any = object
+    is_itself = kind.__hash__ is base.__hash__ and kind.__eq__ is base.__eq__
     return kind in _KEYS or is_itself or (is_member and "__eq__" not in vars(kind))
 
 

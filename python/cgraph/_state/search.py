@@ -70,7 +70,7 @@ class Found(NamedTuple):
         generators: Other generators of random numbers of Python or NumPy, on such ways.
         arrays: Arrays of NumPy's with a few numbers likewise, each with a copy.
         reads: The places of numbers, texts and functions that the code reads; see :class:`Reads`.
-        drained: Where iterators and queues are, likewise, unless breaks may be what takes from them.
+        drained: Where iterators and queues are, likewise, unless breaks may take from them.
         asks_for_gradients: Whether the function, or what it may call, names ``grad`` or what asks
             for gradients.
         takes_items: Whether likewise what takes items from lists.

@@ -16,6 +16,7 @@ from cgraph._torch.fake import (
     DataDependentOutputException,
     DynamicOutputShapeException,
 )
+from cgraph._torch.followers import follower_keys, is_followed, is_traced_by_fx
 from cgraph._torch.history import History
 from cgraph._torch.host import (
     HostGraph,
@@ -64,7 +65,7 @@ from cgraph._torch.modules import (
     settings_of,
     steps_noted,
 )
-from cgraph._torch.native import mode_addresses, tensor_reader, transform_keys
+from cgraph._torch.native import mode_addresses, tensor_reader
 from cgraph._torch.pools import (
     PoolKeeper,
     PoolLease,
@@ -100,7 +101,6 @@ from cgraph._torch.tensors import (
     in_class,
     is_autograds_thread,
     is_same,
-    is_transformed,
     is_used_in_torch,
     keeps_history,
     layout_of,
@@ -181,6 +181,7 @@ __all__ = [
     "explain_refusals",
     "fixed",
     "follow_modules",
+    "follower_keys",
     "form_of",
     "forward_ad",
     "generator_among",
@@ -195,6 +196,7 @@ __all__ = [
     "is_any_autocast_enabled",
     "is_autograds_thread",
     "is_capturing",
+    "is_followed",
     "is_named_tuple",
     "is_quiet",
     "is_record",
@@ -202,7 +204,7 @@ __all__ = [
     "is_same",
     "is_spent",
     "is_torch_graph",
-    "is_transformed",
+    "is_traced_by_fx",
     "is_used_in_torch",
     "keep_from_tracing",
     "keeps_history",
@@ -244,7 +246,6 @@ __all__ = [
     "take_mode_away",
     "takes_allocators",
     "tensor_reader",
-    "transform_keys",
     "tree_flatten",
     "tree_iter",
     "tree_iter_once",

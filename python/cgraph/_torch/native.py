@@ -12,7 +12,7 @@ from cgraph import _core
 from cgraph._torch.fields import tensor_fields
 from cgraph._torch.tensors import without_modes
 
-__all__ = ["mode_addresses", "stable_functions", "tensor_reader", "transform_keys"]
+__all__ = ["mode_addresses", "stable_functions", "tensor_reader"]
 
 
 @functools.cache
@@ -67,9 +67,13 @@ def stable_functions() -> dict[str, int]:
 def mode_addresses() -> dict[str, int]:
     """The addresses of torch's functions that tell a thread's modes.
 
-    Those of all modes or none, and ``is_included``, which tells of a dispatch key, or not.
+    Those of all modes or none, and ``is_included``, which tells of a dispatch key, with that of
+    modes of functions, or neither.
     """
-    keys = {"is_included": (_C10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE")}
+    followers = {
+        "is_included": (_C10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"),
+        "is_function_mode": (_CPU, "_ZN2at4impl27torch_function_mode_enabledEv"),
+    }
     modes = _addresses(
         {
             "is_grad_enabled": (_CPU, "aoti_torch_grad_mode_is_enabled"),
@@ -77,15 +81,7 @@ def mode_addresses() -> dict[str, int]:
             "is_autocast": (_CPU, "_ZN2at8autocast19is_autocast_enabledEN3c1010DeviceTypeE"),
         }
     )
-    return {**modes, **_addresses(keys)}
-
-
-@functools.cache
-def transform_keys() -> list[int]:
-    """The numbers of the dispatch keys that a transform of ``torch.func`` includes."""
-    names = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode")
-    keys = [getattr(torch._C.DispatchKey, name, None) for name in names]
-    return [] if None in keys else [int(key) for key in keys]  # type: ignore[arg-type]
+    return {**modes, **_addresses(followers)}
 
 
 _CPU, _C10 = "libtorch_cpu.so", "libc10.so"

@@ -15,6 +15,7 @@ from torch import _ops
 from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._pytree import keystr, tree_flatten_with_path
 
+from cgraph._torch.followers import is_transformed
 from cgraph._torch.trees import tree_with_records
 
 __all__ = [
@@ -36,7 +37,6 @@ __all__ = [
     "in_class",
     "is_autograds_thread",
     "is_same",
-    "is_transformed",
     "is_used_in_torch",
     "keeps_history",
     "layout_of",
@@ -64,7 +64,6 @@ __all__ = [
 
 Mode = TypeVar("Mode")
 
-is_transformed = torch._C._are_functorch_transforms_active
 # In as few launches as may be.
 copy_each = torch._foreach_copy_
 zero_each = torch._foreach_zero_

@@ -7,40 +7,43 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyInt};
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::raw::{self, TellsOfKey};
+use crate::raw::{self, Tells, TellsOfKey};
 
-/// The transforms of `torch.func`, whose tensors have no memory of their own, and forward-mode
+/// Transforms of `torch.func`, modes of dispatch and of functions, `torch.jit.trace`, and forward-mode
 /// differentiation.
 pub(super) struct Followers {
     native: Option<Native>,
-    is_transformed: Py<PyAny>,
+    is_followed: Py<PyAny>,
     /// The variables of `torch.autograd.forward_ad`.
     forward_ad: Py<PyDict>,
 }
 
 /// Without a call by Python, which takes forty times as long.
 struct Native {
+    is_function_mode: Tells,
     is_included: TellsOfKey,
-    /// The dispatch keys that a transform includes.
-    transforms: Vec<u16>,
+    /// The dispatch keys that the others include.
+    keys: Vec<u16>,
 }
 
 impl Followers {
-    /// `is_transformed` is called where `is_included` is not among torch's own functions.
+    /// `is_followed` is called where there may be one, and where torch's own functions are not known.
     pub(super) fn new(
         functions: &HashMap<String, usize>,
-        transforms: Vec<u16>,
-        is_transformed: Py<PyAny>,
+        keys: Vec<u16>,
+        is_followed: Py<PyAny>,
         forward_ad: Py<PyDict>,
     ) -> Self {
-        let address = functions.get("is_included").filter(|one| **one != 0);
-        let native = address.filter(|_| !transforms.is_empty());
+        let address = |name: &str| functions.get(name).copied().filter(|one| *one != 0);
+        let addresses = address("is_function_mode").zip(address("is_included"));
+        let native = addresses.filter(|_| !keys.is_empty());
         Self {
-            native: native.map(|address| Native {
-                is_included: raw::tells_of_key(*address),
-                transforms,
+            native: native.map(|(is_function_mode, is_included)| Native {
+                is_function_mode: raw::tells(is_function_mode),
+                is_included: raw::tells_of_key(is_included),
+                keys,
             }),
-            is_transformed,
+            is_followed,
             forward_ad,
         }
     }
@@ -48,11 +51,9 @@ impl Followers {
     /// Whether there is one on this thread.
     #[inline]
     pub(super) fn are_there(&self, py: Python<'_>) -> PyResult<bool> {
-        let is_transformed = match &self.native {
-            Some(native) => native.is_transformed(),
-            None => self.is_transformed.bind(py).call0()?.is_truthy()?,
-        };
-        Ok(is_transformed || self.is_differentiated(py)?)
+        let may_be = self.native.as_ref().is_none_or(Native::may_be);
+        let is_followed = may_be && self.is_followed.bind(py).call0()?.is_truthy()?;
+        Ok(is_followed || self.is_differentiated(py)?)
     }
 
     #[inline]
@@ -68,15 +69,15 @@ impl Followers {
 
     /// Shows the garbage collector what this owns.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        visit.call(&self.is_transformed)?;
+        visit.call(&self.is_followed)?;
         visit.call(&self.forward_ad)
     }
 }
 
 impl Native {
+    /// Whether there may be one; a default device is a mode as well.
     #[inline]
-    fn is_transformed(&self) -> bool {
-        let mut keys = self.transforms.iter();
-        keys.any(|key| (self.is_included)(*key))
+    fn may_be(&self) -> bool {
+        (self.is_function_mode)() || self.keys.iter().any(|key| (self.is_included)(*key))
     }
 }

@@ -53,11 +53,11 @@ pub(crate) struct Dispatcher {
 
 #[pymethods]
 impl Dispatcher {
-    /// Functions that tell whether the current stream captures, whether a transform of `torch.func`
-    /// is under way, and torch's modes; `autocast` is called only while `is_autocast` is true.
+    /// Functions that tell whether the current stream captures, whether a transform, a mode or a tracer
+    /// has to see each operator, and torch's modes; `autocast` is called only while `is_autocast` is true.
     /// `forward_ad` has the variables of `torch.autograd.forward_ad`. `functions` are the addresses of
     /// torch's own functions for the modes, by the names of the arguments, and of `is_included`, which
-    /// tells of a dispatch key: `transforms` are those that a transform includes.
+    /// tells of a dispatch key: `keys` are those that transforms, modes and tracers include.
     #[new]
     #[expect(
         clippy::too_many_arguments,
@@ -67,19 +67,19 @@ impl Dispatcher {
     fn new(
         py: Python<'_>,
         is_capturing: Py<PyAny>,
-        is_transformed: Py<PyAny>,
+        is_followed: Py<PyAny>,
         forward_ad: Py<PyDict>,
         is_grad_enabled: Py<PyAny>,
         is_inference: Py<PyAny>,
         is_autocast: Py<PyAny>,
         autocast: Py<PyAny>,
         functions: HashMap<String, usize>,
-        transforms: Vec<u16>,
+        keys: Vec<u16>,
     ) -> Self {
         let by_python = [is_grad_enabled, is_inference, is_autocast, autocast];
         Self {
             is_capturing,
-            followers: Followers::new(&functions, transforms, is_transformed, forward_ad),
+            followers: Followers::new(&functions, keys, is_followed, forward_ad),
             modes: Modes::new(&functions, by_python),
             entries: Attached::new(PyTuple::empty(py).unbind()),
         }

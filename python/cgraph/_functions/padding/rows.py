@@ -6,8 +6,11 @@ import bisect
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
+
 from cgraph._recording.calls import Call
 from cgraph._recording.options import Options
+from cgraph.errors import ArgumentError
 
 __all__ = ["Fit", "Rows"]
 
@@ -57,6 +60,8 @@ class Rows:
         others: list[str] = []
         for tensor, name in zip(call.tensors, call.names, strict=True):
             its_dim = self._dim if isinstance(self._dim, int) else self._dim.get(_root(name))
+            if not isinstance(self._dim, int) and name in self._dim:
+                _require_dim(name, self._dim[name], tensor)
             if its_dim is None or tensor.dim() <= its_dim or name in self._without:
                 dims.append(None)
                 continue
@@ -79,6 +84,19 @@ class Rows:
     def clear(self) -> None:
         """Forget what calls have shown."""
         self._without.clear()
+
+
+def _require_dim(name: str, dim: int, tensor: torch.Tensor) -> None:
+    """Refuse rows along a dimension that the argument which was named has not.
+
+    Raises:
+        ArgumentError: It has not.
+    """
+    if tensor.dim() <= dim:
+        raise ArgumentError(
+            f"the rows of {name} are along dimension {dim}, and it has shape"
+            f" {tuple(tensor.shape)}: name another one in dim, or leave {name} out"
+        )
 
 
 def _root(name: str) -> str:

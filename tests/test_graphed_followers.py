@@ -1,0 +1,122 @@
+"""Modes and tracers that have to see the operators of a graphed function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.overrides import TorchFunctionMode
+from torch.testing import assert_close
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import FlopCounterMode
+
+import cgraph
+from cgraph import _torch
+from graphed_calls import states
+from lab import Lab, fresh
+
+
+class Negated(TorchFunctionMode):
+    """Gives the negative of what ``relu`` does."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        return -result if func is torch.relu else result
+
+
+class Seen(TorchDispatchMode):
+    """Counts operators."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.fixture(params=["by_torch", "by_python"])
+def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a call asks torch for its modes."""
+    if request.param == "by_python":
+        monkeypatch.setattr(_torch, "mode_addresses", dict)
+    else:
+        assert "is_function_mode" in _torch.mode_addresses()
+
+
+def test_a_mode_of_functions_does_what_it_does_and_leaves_no_graph(lab: Lab, told: None) -> None:
+    rectified = cgraph.graphed(lambda x: torch.relu(x))
+    for number in range(3):
+        x = fresh(lab, 3)
+        with Negated():
+            found = rectified(x)
+        assert_close(found, -torch.relu(x))
+        assert len(states(rectified)) == min(number, 1)
+        assert_close(rectified(x), torch.relu(x))
+    assert states(rectified) == ["captured"]
+
+
+def test_a_mode_of_dispatch_sees_the_operators_of_each_call_once(lab: Lab, told: None) -> None:
+    weight = fresh(lab, 3, 3)
+    multiplied = cgraph.graphed(lambda x: x @ weight)
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 3, 3)
+            assert_close(multiplied(x).clone(), x @ weight)
+            with Seen() as seen:
+                assert_close(multiplied(x), x @ weight)
+            assert seen.count >= 1
+            with FlopCounterMode(display=False) as counted:
+                multiplied(x)
+            assert counted.get_total_flops() == 54
+    (key,) = multiplied.report().keys
+    assert key.state == "captured" and not key.rerecorded
+
+
+def test_a_default_device_is_no_mode_that_has_to_see_operators(lab: Lab, told: None) -> None:
+    doubled = cgraph.graphed(lambda x: x * 2)
+    with torch.device(lab.device):
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert_close(doubled(x), x * 2)
+    (key,) = doubled.report().keys
+    assert key.replays == 3
+
+
+def _by_fx(function: Callable[..., Any], _: Tensor) -> Any:
+    return fx.symbolic_trace(lambda x: function(x))
+
+
+def _by_jit(function: Callable[..., Any], x: Tensor) -> Any:
+    return torch.jit.trace(lambda x: function(x), x)  # type: ignore[no-untyped-call]
+
+
+def _by_make_fx(function: Callable[..., Any], x: Tensor) -> Any:
+    return make_fx(lambda x: function(x))(x)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize("trace", [_by_fx, _by_jit, _by_make_fx])
+@pytest.mark.parametrize("begins", ["traced", "captured"])
+def test_what_a_tracer_makes_of_a_function_computes_what_it_does(
+    lab: Lab, begins: str, trace: Callable[[Callable[..., Any], Tensor], Any]
+) -> None:
+    tripled = cgraph.graphed(lambda x: x * 3)
+    with torch.no_grad():
+        if begins == "captured":
+            tripled(fresh(lab, 3))
+        traced = trace(tripled, fresh(lab, 3))
+        for _ in range(2):
+            x = fresh(lab, 3)
+            assert_close(traced(x), x * 3)
+            assert_close(tripled(x), x * 3)
+    assert states(tripled) == ["captured"]
