@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.testing import assert_close
 
+import cgraph
 from cgraph import graph_pool_handle, make_graphed_callables
 from cgraph.errors import StateError
 from lab import Lab, fresh

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -68,9 +69,14 @@ class Scaled(torch.autograd.Function):
 
 
 @pytest.fixture
-def backward_by(monkeypatch: pytest.MonkeyPatch) -> Any:
+def backward_by() -> Iterator[Any]:
     """Sets what gradients are multiplied by; it is 2 again afterwards."""
-    return lambda by: monkeypatch.setattr(Scaled, "by", long(by))
+
+    def change(by: float) -> None:
+        Scaled.by[:] = long(by)
+
+    yield change
+    change(2.0)
 
 
 @pytest.mark.parametrize("named", ["x", "weight"])

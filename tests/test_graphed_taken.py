@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -17,7 +18,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import cgraph
-from graphed_calls import states
+from graphed_calls import quiet, states
 from lab import Lab, fresh
 
 
@@ -301,6 +302,21 @@ def test_a_function_that_takes_from_a_queue_runs_eagerly(lab: Lab, kind: Any) ->
             assert waiting.qsize() == left
 
 
+def test_a_function_that_goes_through_an_iterator_runs_eagerly(lab: Lab) -> None:
+    factors = iter(range(2, 9))
+
+    def run(x: Tensor) -> Tensor:
+        for factor in factors:
+            return x * factor
+        raise AssertionError
+
+    graphed = cgraph.graphed(run)
+    with pytest.warns(UserWarning, match="takes? nothing from it"):
+        for factor in (2, 3, 4):
+            x = fresh(lab, 3)
+            assert_close(graphed(x), x * factor)
+
+
 def test_what_others_put_into_a_list_for_one_call_is_taken_by_that_call(lab: Lab) -> None:
     todo: list[Callable[[Tensor], Tensor]] = []
 
@@ -316,3 +332,128 @@ def test_what_others_put_into_a_list_for_one_call_is_taken_by_that_call(lab: Lab
         x = fresh(lab, 3)
         assert_close(graphed(x), x * (-2 if number == 3 else 2))
         assert not todo
+
+
+class Multistep:
+    """A scheduler with a history of the last results, in a list that it makes anew."""
+
+    def __init__(self, kind: str) -> None:
+        self.kind = kind
+        self.history: Any = () if kind == "tuple" else []
+        self.kept: dict[str, list[Tensor]] = {"history": []}
+
+    def step(self, x: Tensor) -> Tensor:
+        """The sum of up to four."""
+        if self.kind == "tuple":
+            self.history = (*self.history[-3:], x * 1)
+        elif self.kind == "list":
+            self.history = [*self.history[-3:], x * 1]
+        elif self.kind == "append":
+            self.history = self.history[-3:]
+            self.history.append(x * 1)
+        else:
+            self.kept["history"] = self.history = [*self.kept["history"][-3:], x * 1]
+        return torch.stack([*self.history]).sum(0)
+
+
+@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("kind", ["tuple", "list", "append", "item"])
+def test_a_history_in_a_container_that_is_made_anew_is_that_of_eager(
+    lab: Lab, kind: str, warmup: int
+) -> None:
+    one, other = Multistep(kind), Multistep(kind)
+    graphed = cgraph.graphed(one.step, warmup=warmup)
+    with quiet():
+        for _ in range(7):
+            x = fresh(lab, 3)
+            assert_close(graphed(x), other.step(x))
+            assert len(one.history) == len(other.history)
+
+
+class Sampler:
+    """Has a method of a model in an attribute."""
+
+    def __init__(self, denoise: Callable[[Tensor], Tensor]) -> None:
+        self.denoise = denoise
+
+    def step(self, x: Tensor) -> Tensor:
+        """What the method gives."""
+        return self.denoise(x)
+
+
+@pytest.mark.parametrize("kind", ["method", "partial", "argument"])
+def test_a_model_whose_method_is_kept_or_passed_is_followed(lab: Lab, kind: str) -> None:
+    model = nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)).to(lab.device).eval()
+    sampler = Sampler(functools.partial(model) if kind == "partial" else model.forward)
+
+    def run(x: Tensor) -> Tensor:
+        return sampler.step(x)
+
+    def run_given(x: Tensor, denoise: Callable[[Tensor], Tensor]) -> Tensor:
+        return denoise(x)
+
+    passed = cgraph.graphed(run_given)
+
+    def exchange() -> None:
+        model[0].weight = nn.Parameter(fresh(lab, 3, 3))
+
+    changes: list[Callable[[], object]] = [exchange, model.train, exchange, model.eval]
+    if kind != "argument":
+        alike_after(lab, run, *changes)
+        return
+    with torch.no_grad():
+        for change in (lambda: None, *changes):
+            change()
+            for _ in range(3):
+                x = fresh(lab, 4, 3)
+                before = {name: one.clone() for name, one in model.named_buffers()}
+                found = passed(x, model.forward).clone()
+                for name, one in model.named_buffers():
+                    one.copy_(before[name])
+                assert_close(found, model(x))
+
+
+def test_settings_in_defaults_by_keyword_count(lab: Lab) -> None:
+    config = types.SimpleNamespace(k=2.0)
+
+    def scale(x: Tensor, *, by: Any = config) -> Tensor:
+        return x * by.k
+
+    alike_after(lab, lambda x: scale(x), lambda: setattr(config, "k", 3.0))
+
+
+def test_a_truth_value_of_numpys_counts(lab: Lab) -> None:
+    owner: Any = types.SimpleNamespace(flag=np.bool_(False))
+    changes = (lambda: setattr(owner, "flag", np.bool_(True)), lambda: setattr(owner, "flag", 0))
+    alike_after(lab, lambda x: -x if owner.flag else x, *changes)
+
+
+def test_a_table_of_many_numbers_may_be_exchanged(lab: Lab) -> None:
+    owner: Any = types.SimpleNamespace(table=[0.5] * 100, array=np.ones(200))
+
+    def run(x: Tensor) -> Tensor:
+        return x * owner.table[3] + float(owner.array[5])
+
+    changes: list[Callable[[], object]] = [
+        lambda: setattr(owner, "table", [3.0] * 100),
+        lambda: setattr(owner, "array", np.full(200, 7.0)),
+    ]
+    alike_after(lab, run, *changes)
+
+
+def test_a_hook_that_a_refused_capture_has_added_is_gone(lab: Lab) -> None:
+    linear = nn.Linear(3, 3).to(lab.device)
+
+    def run(x: Tensor) -> Tensor:
+        handle = linear.register_forward_hook(lambda *given: given[-1] + 1)
+        y = linear(x)
+        y = y * y.sum().item()
+        handle.remove()
+        return y
+
+    graphed = cgraph.graphed(run)
+    with torch.no_grad(), pytest.warns(UserWarning, match="runs eagerly"):
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert_close(graphed(x), run(x))
+            assert not linear._forward_hooks

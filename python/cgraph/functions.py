@@ -102,28 +102,37 @@ def graphed(
     eagerly until their third call: give ``sizes``, and :meth:`GraphedFunction.capture` them.
 
     Whatever else the function reads, as torch's default dtype, attributes of torch's own modules
-    (but for what a dropout drops and the momentum of a norm), what has no name in code (``vars()``)
-    or defaults and methods of classes that are assigned, is as it was at the capture, until
-    :meth:`GraphedFunction.reset`: Python runs only then. Tensors that it writes among its arguments
-    are written for the caller as well (by kernels that torch does not see if warm-up calls show it,
-    which are not put back elsewhere), and parameters have the gradients of a backward pass inside
-    it, which the next call of the key overwrites, unless somebody keeps them and no call adds to
-    them. A call with an argument that shares memory with a tensor which the function writes and
-    finds elsewhere runs eagerly. A function that changes containers or sets among its arguments, or
-    the shape of a tensor, or that gives a parameter other memory, or puts another tensor or module
-    where it has read one, runs eagerly, and so does one that changes settings or counts of an
-    optimizer, as a learning rate scheduler does, whether a module trains, or a number or text that
-    its code names (also a tuple or a small array of NumPy's) in an attribute, a dictionary, a list,
-    a closure, a global or a class, or draws from ``random``, ``numpy.random`` or a generator of
-    theirs, or names an iterator and ``next``, or leaves a tensor in an attribute, a dictionary, a
-    list or a deque, also by a hook, and the first call of one that only then changes a number,
-    returns something else, or writes to tensors which it makes then and keeps; what else it adds to
-    a list or a set itself, the order of a dictionary, and objects that it exchanges are not
-    noticed. Such a call leaves of what it has set up what an eager one does. A dataclass with
-    tensors is a container of what it has, unless in slots. Calls that get or return a function, or
-    an object that pytree does not know, that leads to tensors run eagerly; one without any is
-    returned as at the capture. A copied argument has no ``.grad``; attributes of its own make calls
-    eager, unless they came later. What a warm-up call raises is raised. One that seeds is eager.
+    (but for what a dropout drops and the momentum of a norm), what code comes by without a name in
+    it (but for names that it puts together, and for dataclasses and ``vars()``, which take objects
+    apart), what objects compare, defaults and methods of classes that are assigned, what a tensor
+    is that no operator gets, or a cache of ``functools`` that is cleared, is as it was at the
+    capture, until :meth:`GraphedFunction.reset`: Python runs only then. ``debug="compare"`` shows
+    whether something is. Tensors that it writes among its arguments are written for the caller as
+    well (by kernels that torch does not see if warm-up calls show it, which are not put back
+    elsewhere), and parameters have the gradients of a backward pass inside it, which the next call
+    of the key overwrites, unless somebody keeps them and no call adds to them. A call with an
+    argument that shares memory with a tensor which the function writes and finds elsewhere runs
+    eagerly. A function that changes containers or sets among its arguments, or the shape of a
+    tensor, or that gives a parameter other memory, or puts another tensor or module where it has
+    read one, runs eagerly, and so does one that changes settings or counts of an optimizer, as a
+    learning rate scheduler does, whether a module trains, or a number or text that its code names
+    (also a tuple or a small array of NumPy's) in an attribute, a dictionary, a list, a closure, a
+    global or a class, or draws from ``random``, ``numpy.random`` or a generator of theirs, or names
+    an iterator and ``next``, or leaves a tensor in an attribute, a dictionary, a list or a deque,
+    also by a hook, and the first call of one that only then changes a number, returns something
+    else, or writes to tensors which it makes then and keeps; what else it adds to a list or a set
+    itself, the order of a dictionary, and objects that it exchanges are not noticed. Such a call
+    leaves of what it has set up what an eager one does. A dataclass with tensors is a container of
+    what it has, unless in slots. Calls that get or return a function, or an object that pytree does
+    not know, that leads to tensors run eagerly; one without any is returned as at the capture. A
+    copied argument has no ``.grad``; attributes of its own make calls eager, unless they came
+    later. What a warm-up call raises is raised. One that seeds is eager.
+
+    Calls inside a transform of ``torch.func``, a mode of functions or of dispatch (but for a
+    default device) or a tracer run eagerly: these have to see the operators. A second backward pass
+    through one call (``retain_graph=True``) and second derivatives are refused. Of several
+    decorators of a method this is the outermost one: below ``@property`` or ``@torch.no_grad()`` it
+    would take the object for an argument.
 
     What ``torch.compile`` is to compile is captured as compiled kernels. Calls before the capture
     run it as it was written, which shows what it writes, and then compiled; it must do the same in

@@ -24,6 +24,7 @@ from cgraph._recording.conditions import (
     WarmupError,
     copied_leaves,
     require_none_drained,
+    require_none_grown,
     require_none_kept,
     require_state,
     require_unmoved,
@@ -215,6 +216,7 @@ def _record(
                 if rollback.is_state_made or kept.has_new_tensor:
                     raise state_is_made()
                 require_none_kept(held, is_made, state.of_breaks, statics, begin)
+                require_none_grown(values, state.of_breaks)
             except (CaptureError, NotReadyError):
                 gradients.captures_again()
                 graph.reset()

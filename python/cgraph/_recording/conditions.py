@@ -12,7 +12,7 @@ from cgraph._recording.plan import Plan
 from cgraph._state.attributes import Attributes, Place, changed_numbers, is_number, place_of
 from cgraph._state.constants import Constant
 from cgraph._state.holders import vars_of
-from cgraph._state.kept import IsMade, kept_in
+from cgraph._state.kept import IsMade, grown_in, kept_in
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph._text import first_line
@@ -120,6 +120,17 @@ def require_none_kept(
                 raise NotReadyError(
                     f"the function keeps an argument, that with {one.title}, and replays do not"
                 )
+
+
+def require_none_grown(attributes: Attributes, but: Collection[Place]) -> None:
+    """Refuse a function that exchanges a container for one with more tensors, as a history.
+
+    Args:
+        attributes: Attributes and items of dictionaries as they were before the capture.
+        but: Places that do not count.
+    """
+    if (reason := grown_in(attributes.exchanged(but))) is not None:
+        raise NotReadyError(reason)
 
 
 def require_same_results(first: Sequence[Any], second: Sequence[Any]) -> None:

@@ -70,6 +70,7 @@ class PythonState:
         self._attributes = attributes
         self._found = found
         self._parts = parts
+        self._dtype = torch.get_default_dtype()
         self._has_made = functools.partial(has_any, is_made)
         self._has_written = has_written
         # After the first call.
@@ -289,6 +290,10 @@ class PythonState:
                 first = {id(one): items for one, items in self._lists} if self._first else {}
                 steps.callback(put_back_kept, self._found.lists, self._has_made, first)
                 steps.callback(self.put_back_what_breaks_change)
+                if not self._made_now():
+                    # What was added for the time of the call, which has not come to its end.
+                    steps.callback(self._parts.put_back_hooks)
+                    steps.callback(torch.set_default_dtype, self._dtype)
             if is_set_up or (not is_own and self._has_changed_numbers):
                 self._put_back_all(steps, with_far=is_set_up or self._undoes_all)
             elif not is_own:

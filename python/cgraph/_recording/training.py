@@ -28,6 +28,7 @@ from cgraph._recording.conditions import (
     WarmupError,
     copied_leaves,
     require_none_drained,
+    require_none_grown,
     require_none_kept,
     require_state,
     require_unmoved,
@@ -355,6 +356,7 @@ def train(
                 if not is_divided:
                     state.require_same_now(attributes, found)
                 require_none_kept(found, is_made, state.of_breaks, statics, begin)
+                require_none_grown(attributes, state.of_breaks)
                 if not is_divided or plan.warmup:
                     state.require_same(captured=True)
             graphed_of(surface).stand_for(parameters)

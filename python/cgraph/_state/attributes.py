@@ -78,6 +78,18 @@ class Attributes:
                 " it in place, or make it an argument and a result"
             )
 
+    def exchanged(self, but: Collection[Place]) -> Iterator[tuple[Any, Any, Any]]:
+        """Where other objects are than were: the name, what was there, and what is.
+
+        Args:
+            but: Places that do not count.
+        """
+        for now, before in self._contents.changed():
+            for name, there in before.items():
+                value = dict.get(now, name)
+                if there is not None and value is not there and (id(now), name) not in but:
+                    yield name, there, value
+
     def changed(self, but: Collection[Place] = ()) -> str | None:
         """Why a function is not captured that changes a number or text; None if it changes none.
 
@@ -308,7 +320,7 @@ def _numbers_in(value: Any) -> list[Any] | None:
             return found
         one = waiting.pop()
         kind = type(one)
-        if issubclass(kind, _NUMBERS) or one is None:
+        if issubclass(kind, _NUMBERS) or one is None or _is_numpys_bool(kind):
             found.append(one)
         elif issubclass(kind, tuple) and tuple.__len__(one) <= _MOST_PARTS:
             found.append(kind)
@@ -391,6 +403,11 @@ def made_numbers(held: Iterable[Holder]) -> dict[Place, Any]:
 def place_of(one: Holder) -> Place:
     """What tells a place from others, with its name."""
     return id(one.owner), one.path, one.title
+
+
+def _is_numpys_bool(kind: type) -> bool:
+    """Whether a class is that of NumPy's truth values, which are no numbers for Python."""
+    return kind.__module__ == "numpy" and kind.__name__ in ("bool", "bool_")
 
 
 # What has more parts is of data.

@@ -40,7 +40,8 @@ HOLDING = (contextvars.ContextVar, weakref.ref)
 """Classes of what holds one other object."""
 KEYWORDS: Any = vars(functools.partial)["keywords"]
 """The slot of a partial function that has its keywords."""
-_ARGUMENTS: Any = vars(functools.partial)["args"]
+_OF_PARTIAL: Any = (*map(vars(functools.partial).get, ("func", "args")), KEYWORDS)
+_OBJECT: Any = vars(types.MethodType)["__self__"]
 _MOST_ITEMS = 64
 
 Way = tuple[int, str, tuple[Any, ...]]
@@ -140,6 +141,14 @@ class Holder(NamedTuple):
         for name in path:
             value = _item(value, name)
         return value
+
+    @property
+    def names_back(self) -> Iterator[str | None]:
+        """What leads there, the last step first: names, texts as keys, and None for others."""
+        for step in reversed(self.path):
+            name = getattr(step, "__name__", step)
+            yield name if isinstance(name, str) else None
+        yield self.variable or self.name
 
     @property
     def title(self) -> str:
@@ -335,9 +344,11 @@ def vars_of(one: object) -> dict[str, Any]:
 
 
 def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:
-    """The slots of an object of a user's class, or a partial function, that hold something."""
+    """The slots of an object of a user's class, a partial function or a method, that are filled."""
+    if issubclass(type(one), types.MethodType):
+        return [(_OBJECT, _OBJECT.__get__(one))]
     if issubclass(type(one), functools.partial):
-        return [(slot, slot.__get__(one)) for slot in (_ARGUMENTS, KEYWORDS)]
+        return [(slot, slot.__get__(one)) for slot in _OF_PARTIAL]
     found: list[tuple[types.MemberDescriptorType, Any]] = []
     for base in type(one).__mro__[:-1]:
         for slot in vars(base).values():

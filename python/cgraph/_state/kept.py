@@ -18,6 +18,7 @@ __all__ = [
     "Before",
     "IsMade",
     "changed_in",
+    "grown_in",
     "has_made_items",
     "is_changed",
     "items_of",
@@ -67,6 +68,19 @@ def kept_in(
             now = holder.now
             if now is not holder.value and isinstance(now, torch.Tensor) and is_made(now):
                 return f"the function sets {holder.title} to a tensor, and replays do not"
+    return None
+
+
+def grown_in(exchanged: Iterable[tuple[Any, Any, Any]]) -> str | None:
+    """Why a function is not captured that exchanges a container for one with more tensors; or None.
+
+    Args:
+        exchanged: The name of each that was exchanged, what was there, and what is.
+    """
+    for name, then, now in exchanged:
+        is_container = not isinstance(now, torch.Tensor | torch.nn.Module) and not is_number(now)
+        if is_container and _count(now) > _count(then):
+            return f"the function adds a tensor to {name}, and replays do not"
     return None
 
 
@@ -199,6 +213,11 @@ def _made_in(one: Kept, before: list[Any], is_made: IsMade) -> list[Any]:
     new = [item for item in items_of(one) if id(item) not in known and _tensors_in(item)]
     is_ours = any(is_made(tensor) for item in new for tensor in _tensors_in(item))
     return new if is_ours else []
+
+
+def _count(value: Any) -> int:
+    """How many tensors there are in a value."""
+    return sum(1 for _ in tensors_inside(value))
 
 
 def _tensors_in(item: Any) -> list[torch.Tensor]:

@@ -54,6 +54,11 @@ class Parts:
         for one in self._known:
             one.put_back(has_made)
 
+    def put_back_hooks(self) -> None:
+        """Let the hooks of the user's be those that there were."""
+        for one in self._known:
+            one.put_back_hooks()
+
 
 class _Known(NamedTuple):
     """One module.
@@ -100,6 +105,10 @@ class _Known(NamedTuple):
         for name, (known, before) in self.inner.items():
             values[name] = known
             put_back_whole(known, before, has_made if name == "_buffers" else None)
+        self.put_back_hooks()
+
+    def put_back_hooks(self) -> None:
+        """Let its hooks be those that there were."""
         for where, hooks in self.hooks:
             now = _torch.hooks_of_users(where)
             there: dict[int, Any] = where[0][where[1]]

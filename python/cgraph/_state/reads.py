@@ -152,7 +152,7 @@ class Reads:
         """Add what an object or a container has, at the end of a way that the code names."""
         if is_number(value) or not self._begins(way):
             return
-        if self._reached.uses.is_whole(_names_on(way)):
+        if self._reached.uses.is_whole(way.names_back):
             # Also of data, which others may have put there.
             length = Aspect.LENGTH.of(value)
             self._add_behind(way, [] if length is None else [(Aspect.LENGTH, length)])
@@ -164,6 +164,9 @@ class Reads:
         items = self._items_of(way, value)
         if items is not None and len(items) <= _LONGEST:
             self._add_behind(way, items)
+        elif items is not None or is_array(value):
+            # What is in it is data, and there may be another one.
+            self._inside.setdefault(way.way, way)
         if issubclass(type(value), dict):
             for word in self._reached.uses.sought:
                 if not dict.__contains__(value, word):
@@ -188,7 +191,7 @@ class Reads:
             # It has things of many kinds, of which code names those that it wants; of a class of
             # the user's maybe as attributes.
             words, is_plain = self._loads.words, kind is dict
-            if way.path[-1:] != (KEYWORDS,) and not self._reached.uses.is_any_read(_names_on(way)):
+            if way.path[-1:] != (KEYWORDS,) and not self._reached.uses.is_any_read(way.names_back):
                 items = [
                     (name, one)
                     for name, one in items
@@ -464,14 +467,6 @@ def _places_of(one: Holder) -> Iterator[Place]:
         yield id(container), "list"
         yield id(container), one.path[-1]
         yield id(vars_of(container)), one.path[-1]
-
-
-def _names_on(way: Holder) -> Iterator[str | None]:
-    """What leads to the end of a way, the last step first: names, texts, and None for others."""
-    for step in reversed(way.path):
-        name = _name(step)
-        yield name if isinstance(name, str) else None
-    yield way.variable or way.name
 
 
 def _name(name: Any) -> Any:

@@ -34,6 +34,7 @@ from cgraph._state.surroundings import (
     STEPPING,
     Lasting,
     held_by,
+    is_of_module,
     of_kind,
     places_of,
 )
@@ -220,7 +221,7 @@ def _found(
         if issubclass(type(value), FUNCTIONS):
             # A module's forward may be one of its own.
             called += [value] if holder.is_named or holder.name == "forward" else []
-            if not issubclass(type(value), functools.partial):
+            if not (issubclass(type(value), functools.partial) or is_of_module(value)):
                 continue
         if is_module and holder.path:
             known += _buffers(holder)
@@ -230,8 +231,9 @@ def _found(
             generators[id(value)] = value
         if holder.is_named and is_array(value) and value.size <= _MOST_COUNTS:
             arrays[id(value)] = value, value.copy()
-        if holder.is_named and not reached.has_breaks and is_drained(value, reached.names):
-            drained.append(holder)
+        if holder.is_named and not reached.has_breaks:
+            is_whole = reached.uses.is_whole(holder.names_back)
+            drained += [holder] if is_drained(value, reached.names, is_whole=is_whole) else []
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
         is_object = not issubclass(type(value), (*_CONTAINERS, *HOLDING, set))
@@ -472,7 +474,7 @@ def _attributes_in(value: object) -> list[tuple[Any, Any]]:
         values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
     elif issubclass(kind, (*LEAVES, type)):
         return []
-    elif is_looked_into(kind) or issubclass(kind, functools.partial):
+    elif is_looked_into(kind) or issubclass(kind, _WRAPPERS):
         return [item for item in (*slots_of(value), *vars_of(value).items()) if _may_lead(item[1])]
     else:
         return []
@@ -488,7 +490,7 @@ def _may_lead(value: object) -> bool:
 _ITEMS = {"pop", "popleft", "remove", "clear"}
 _CONTAINERS = (dict, list, tuple, deque)
 # What code has by other names than it has their attributes.
-_WRAPPERS = (ChainMap, UserDict, UserList, functools.partial)
+_WRAPPERS = (ChainMap, UserDict, UserList, functools.partial, types.MethodType)
 _KNOWN = (torch.Tensor, torch.optim.Optimizer, torch.Generator, tuple)
 # What each module keeps its parts and hooks in.
 _OF_MODULES = frozenset(vars(torch.nn.Module()))

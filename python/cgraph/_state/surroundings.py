@@ -25,6 +25,7 @@ __all__ = [
     "attributes_of",
     "held_by",
     "holders_of",
+    "is_of_module",
     "modules_of",
     "objects_of",
     "of_kind",
@@ -120,6 +121,12 @@ def _leading_to(function: int, places: dict[int, list[tuple[Holder, int]]]) -> t
     return tuple(leading)
 
 
+def is_of_module(value: object) -> bool:
+    """Whether a value is a method of a module, which has tensors."""
+    is_method = issubclass(type(value), types.MethodType)
+    return is_method and issubclass(type(value.__self__), torch.nn.Module)  # type: ignore[attr-defined]
+
+
 def of_kind(kind: type) -> list[tuple[str, Any]]:
     """What classes of the user's have, by their names."""
     found: dict[str, Any] = {}
@@ -165,7 +172,7 @@ def places_of(function: object) -> Iterator[Holder]:
         defaults = reversed(function.__defaults__ or ())
         names = reversed(code.co_varnames[: code.co_argcount])
         yield from _constants(zip(names, defaults, strict=False))
-        yield from _items(function.__kwdefaults__ or {})
+        yield from _constants((function.__kwdefaults__ or {}).items())
         yield from _items(vars(function))
     elif not isinstance(function, torch.nn.Module):
         yield from _items(vars_of(function))
