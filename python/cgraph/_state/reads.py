@@ -79,14 +79,14 @@ class Reads:
         """Add functions and classes that a function finds in variables."""
         for one in places_of(function):
             is_variable = isinstance(one.owner, types.CellType) or _is_scope(one.owner)
-            if is_variable and issubclass(type(one.value), _CALLED) and self._begins(one):
+            if is_variable and issubclass(type(one.value), _CALLED) and self.begins(one):
                 self._add(self._near, one)
                 self._add_class(one.value)
 
     def add(self, found: Iterable[Holder]) -> None:
         """Add numbers and texts in variables and classes, if the code reads these."""
         for one in found:
-            if id(one.owner) not in self._objects and self._begins(one):
+            if id(one.owner) not in self._objects and self.begins(one):
                 self._add(self._near, one)
 
     def add_object(self, one: Any) -> None:
@@ -150,7 +150,7 @@ class Reads:
 
     def add_inside(self, way: Holder, value: Any) -> None:
         """Add what an object or a container has, at the end of a way that the code names."""
-        if is_number(value) or not self._begins(way):
+        if is_number(value) or not self.begins(way):
             return
         if self._reached.uses.is_whole(way.names_back):
             # Also of data, which others may have put there.
@@ -171,6 +171,23 @@ class Reads:
             for word in self._reached.uses.sought:
                 if not dict.__contains__(value, word):
                     self._add(self._absent, way._replace(value=None, path=(*way.path, word)))
+
+    def begins(self, way: Holder) -> bool:
+        """Whether the code reads what a way begins with."""
+        owner, name = way.owner, way.name
+        if isinstance(owner, types.CellType):
+            return id(owner) in self._reached.cells
+        if _is_scope(owner):
+            named = name in self._loads.variables or self._is_read(name, way.value)
+            return named and not is_installed(owner.get("__name__"))
+        if issubclass(type(owner), type):
+            is_of_library = is_installed(vars(owner).get("__module__"))
+            return not is_of_library and self._is_read(name, way.value)
+        # Defaults and given arguments stay, and what is behind them may not.
+        if isinstance(owner, Lasting):
+            return bool(way.path) or not _is_watched(way.value)
+        is_attribute = id(owner) in self._objects or name.startswith("__")
+        return not is_attribute or self._is_read(name, way.value)
 
     def _add_behind(self, way: Holder, items: Iterable[tuple[Any, Any]]) -> None:
         """Add what is one step behind the end of a way."""
@@ -288,23 +305,6 @@ class Reads:
                 and self._is_read(name, value)
             ]
         return self._of_kinds[kind]
-
-    def _begins(self, way: Holder) -> bool:
-        """Whether the code reads what a way begins with."""
-        owner, name = way.owner, way.name
-        if isinstance(owner, types.CellType):
-            return id(owner) in self._reached.cells
-        if _is_scope(owner):
-            named = name in self._loads.variables or self._is_read(name, way.value)
-            return named and not is_installed(owner.get("__name__"))
-        if issubclass(type(owner), type):
-            is_of_library = is_installed(vars(owner).get("__module__"))
-            return not is_of_library and self._is_read(name, way.value)
-        # Defaults and given arguments stay, and what is behind them may not.
-        if isinstance(owner, Lasting):
-            return bool(way.path) or not _is_watched(way.value)
-        is_attribute = id(owner) in self._objects or name.startswith("__")
-        return not is_attribute or self._is_read(name, way.value)
 
     def _is_read(self, name: Any, value: Any) -> bool:
         """Whether code loads an attribute."""

@@ -232,7 +232,9 @@ def _found(
         if holder.is_named and is_array(value) and value.size <= _MOST_COUNTS:
             arrays[id(value)] = value, value.copy()
         if holder.is_named and not reached.has_breaks:
-            is_whole = reached.uses.is_whole(holder.names_back)
+            # Those of libraries are none that a function of the user's goes through.
+            is_near = not holder.path and reads.begins(holder)
+            is_whole = is_near and reached.uses.is_whole(holder.names_back)
             drained += [holder] if is_drained(value, reached.names, is_whole=is_whole) else []
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
