@@ -104,7 +104,7 @@ def _by_make_fx(function: Callable[..., Any], x: Tensor) -> Any:
     return make_fx(lambda x: function(x))(x)
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.filterwarnings("ignore:.*torch.jit.trace")
 @pytest.mark.parametrize("trace", [_by_fx, _by_jit, _by_make_fx])
 @pytest.mark.parametrize("begins", ["traced", "captured"])
 def test_what_a_tracer_makes_of_a_function_computes_what_it_does(

@@ -7,6 +7,7 @@ from cgraph._functions.keys import Key
 from cgraph._functions.limits import Limits
 from cgraph._recording.calls import Call
 from cgraph._source import user_line
+from cgraph._text import plural
 from cgraph.errors import InstantiateError, StateError
 
 __all__ = ["Ready"]
@@ -95,7 +96,7 @@ class Ready:
         if count < self._max_recording:
             key.again("moved", moved, user_line())
         else:
-            key.reason = f"moved too often: {moved}, {count + 1} times"
+            key.reason = f"moved too often: {moved}, {plural(count + 1, 'time')}"
             key.warn(self._name)
         return False
 
