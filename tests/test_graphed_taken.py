@@ -457,3 +457,26 @@ def test_a_hook_that_a_refused_capture_has_added_is_gone(lab: Lab) -> None:
             x = fresh(lab, 3)
             assert_close(graphed(x), run(x))
             assert not linear._forward_hooks
+
+
+@pytest.mark.parametrize("warmup", [1, 3])
+def test_what_the_first_call_sets_up_stays_where_the_capture_is_refused(
+    lab: Lab, warmup: int
+) -> None:
+    linear = nn.Linear(3, 3).to(lab.device).requires_grad_(False)
+    done = set[str]()
+
+    def run(x: Tensor) -> Tensor:
+        if not done:
+            done.add("set up")
+            linear.requires_grad_(True)
+            linear.register_forward_hook(lambda *given: given[-1] + 1)
+        y: Tensor = linear(x)
+        return y * y.sum().item()
+
+    graphed = cgraph.graphed(run, warmup=warmup)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        graphed(fresh(lab, 3))
+    assert linear.weight.requires_grad and len(linear._forward_hooks) == 1
+    x = fresh(lab, 3)
+    assert_close(graphed(x), run(x))

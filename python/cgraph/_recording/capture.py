@@ -165,6 +165,8 @@ def _record(
             of_capture = values if plan.warmup else Attributes(plan.dictionaries)
             rollback.notice(tensor for holder in held.all_holders for tensor in holder.tensors)
             rollback.captures_now()
+            training.captures_now()
+            state.captures_now(has_called=bool(plan.warmup))
             if plan.warmup:
                 steps.captures_now()
                 require_unmoved(plan)

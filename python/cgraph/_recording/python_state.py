@@ -33,6 +33,7 @@ from cgraph._state.kept import (
     IsMade,
     changed_in,
     has_made_items,
+    is_changed,
     items_of,
     len_of,
     put_back_items,
@@ -71,6 +72,7 @@ class PythonState:
         self._found = found
         self._parts = parts
         self._dtype = torch.get_default_dtype()
+        self._captures = self._has_called = False
         self._has_made = functools.partial(has_any, is_made)
         self._has_written = has_written
         # After the first call.
@@ -88,6 +90,21 @@ class PythonState:
         self._of_a_break: set[Place] = set()
         self._of_breaks: set[Place] = set()
         self._has_breaks = self._breaks_exchange = self._undoes_all = False
+
+    def captures_now(self, *, has_called: bool) -> None:
+        """Note that a capture comes next, and what calls before it have added for good.
+
+        Args:
+            has_called: Whether there were any.
+        """
+        self._captures, self._has_called = True, has_called
+        self._dtype = torch.get_default_dtype()
+        self._parts.note_hooks()
+
+    @property
+    def _sets_up(self) -> bool:
+        """Whether something says that what a first call adds is there."""
+        return bool(self._made_now()) or any(is_changed(*one) for one in self._found.lists)
 
     @contextmanager
     def in_break(self) -> Iterator[None]:
@@ -290,7 +307,7 @@ class PythonState:
                 first = {id(one): items for one, items in self._lists} if self._first else {}
                 steps.callback(put_back_kept, self._found.lists, self._has_made, first)
                 steps.callback(self.put_back_what_breaks_change)
-                if not self._made_now():
+                if self._captures and (self._has_called or not self._sets_up):
                     # What was added for the time of the call, which has not come to its end.
                     steps.callback(self._parts.put_back_hooks)
                     steps.callback(torch.set_default_dtype, self._dtype)

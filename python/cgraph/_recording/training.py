@@ -275,6 +275,8 @@ def train(
             found = plan.found()
             held[:] = [found]
             steps.captures_now()
+            training.captures_now()
+            state.captures_now(has_called=bool(plan.warmup))
             # What a first call puts into a dictionary may be a table, which stays.
             tables = found.all_dictionaries if plan.warmup else ()
             before[:] = [Attributes([*plan.dictionaries, *tables])]

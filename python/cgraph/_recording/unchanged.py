@@ -38,6 +38,10 @@ class Training:
         # Tells at once that nothing has changed.
         self._flags = _core.Flags([vars(part) for part, _ in flags])
 
+    def captures_now(self) -> None:
+        """Note that a capture comes next: calls before it may have frozen parameters for good."""
+        self._leaves = [(leaf, leaf.requires_grad) for leaf, _ in self._leaves]
+
     def require_same(self) -> None:
         """Refuse a function that lets modules train, or not.
 

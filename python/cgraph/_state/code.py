@@ -152,7 +152,7 @@ class Reached:
                         self.stores |= stored_in(one.__code__)
                     else:
                         loads.append(loads_in(one.__code__))
-                        uses.append(uses_in(one.__code__))
+                        uses.append(_uses_of(one.__code__))
                     if not is_in_break and not is_installed(one.__globals__["__name__"]):
                         self.cells.update(map(id, one.__closure__ or ()))
             elif isinstance(one, types.MethodType) and is_users(type(one.__self__).__module__):
@@ -246,6 +246,12 @@ class Reached:
                     for name, value in vars(base).items():
                         found.setdefault(name, []).append(value)
         return self._members[kind]
+
+
+def _uses_of(code: types.CodeType) -> Uses:
+    """How code uses what it names; what makes an object fills containers that nobody has yet."""
+    uses = uses_in(code)
+    return uses._replace(filled=frozenset()) if code.co_name in _MAKING else uses
 
 
 def _is_break(one: object) -> bool:

@@ -67,7 +67,9 @@ class Aspect(enum.Enum):
         if self is Aspect.HELD:
             if kind is contextvars.ContextVar:
                 return value.get(None)  # type: ignore[attr-defined]
-            return value() if kind is weakref.ref else None  # type: ignore[operator]
+            held = value() if kind is weakref.ref else None  # type: ignore[operator]
+            # A module may be what has all of this, and is not to stay for it.
+            return None if isinstance(held, torch.nn.Module) else held
         if self is Aspect.LENGTH:
             bases = (one for one in (dict, list, tuple) if issubclass(kind, one))
             base: Any = next(bases, deque if kind is deque else None)
@@ -144,10 +146,14 @@ class Holder(NamedTuple):
 
     @property
     def names_back(self) -> Iterator[str | None]:
-        """What leads there, the last step first: names, texts as keys, and None for others."""
+        """What leads there, the last step first, as code names it; None for what has no name.
+
+        Attributes, and keys that are texts, have a dot before them; what the way begins with may be
+        a variable or an attribute.
+        """
         for step in reversed(self.path):
             name = getattr(step, "__name__", step)
-            yield name if isinstance(name, str) else None
+            yield f".{name}" if isinstance(name, str) else None
         yield self.variable or self.name
 
     @property

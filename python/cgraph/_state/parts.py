@@ -29,6 +29,7 @@ class Parts:
     def __init__(self, parts: Iterable[torch.nn.Module]) -> None:
         self._known = [_Known.now(part) for part in {id(part): part for part in parts}.values()]
         self.flags = [(one.part, one.part.training) for one in self._known]
+        self._hooks = [pair for one in self._known for pair in one.hooks]
 
     @property
     def exchanged(self) -> str | None:
@@ -54,10 +55,14 @@ class Parts:
         for one in self._known:
             one.put_back(has_made)
 
+    def note_hooks(self) -> None:
+        """Note which hooks of the user's there are now, for :meth:`put_back_hooks`."""
+        self._hooks = [(place, _torch.hooks_of_users(place)) for place, _ in self._hooks]
+
     def put_back_hooks(self) -> None:
-        """Let the hooks of the user's be those that there were."""
-        for one in self._known:
-            one.put_back_hooks()
+        """Let these be those that there were."""
+        for place, hooks in self._hooks:
+            _put_back_hooks(place, hooks)
 
 
 class _Known(NamedTuple):
@@ -105,16 +110,17 @@ class _Known(NamedTuple):
         for name, (known, before) in self.inner.items():
             values[name] = known
             put_back_whole(known, before, has_made if name == "_buffers" else None)
-        self.put_back_hooks()
+        for place, hooks in self.hooks:
+            _put_back_hooks(place, hooks)
 
-    def put_back_hooks(self) -> None:
-        """Let its hooks be those that there were."""
-        for where, hooks in self.hooks:
-            now = _torch.hooks_of_users(where)
-            there: dict[int, Any] = where[0][where[1]]
-            for number in now.keys() - hooks.keys():
-                there.pop(number, None)
-            there.update({number: hooks[number] for number in hooks.keys() - now.keys()})
+
+def _put_back_hooks(place: Any, hooks: dict[int, Any]) -> None:
+    """Let the hooks of the user's in a place be these."""
+    now = _torch.hooks_of_users(place)
+    there: dict[int, Any] = place[0][place[1]]
+    for number in now.keys() - hooks.keys():
+        there.pop(number, None)
+    there.update({number: hooks[number] for number in hooks.keys() - now.keys()})
 
 
 def _fill(one: Any, items: Any) -> None:

@@ -28,8 +28,8 @@ __all__ = ["Reads", "Values", "key_of", "still_there"]
 _MOST, _LONGEST = 4096, 64
 # Of these it matters which one it is.
 _CALLED = (*FUNCTIONS, types.BuiltinFunctionType, types.MethodDescriptorType, type)
-# Ways go on by these, by members of enumerations, by objects that equal only themselves, and by
-# tuples of all these: no code of the user's compares them.
+# Ways go on by these, by members of enumerations, by modules and by tuples of all these: no code of
+# the user's compares them.
 _KEYS = (
     *(str, int, float, bool, bytes, type(None), type, torch.dtype, torch.device),
     *(types.MemberDescriptorType, Aspect),
@@ -250,7 +250,7 @@ class Reads:
         named = self._reached.uses.named
         apart = _APART if dataclasses.is_dataclass(kind) else _APART - _OF_DATACLASSES
         is_matched = "__match_args__" in self._others and hasattr(kind, "__match_args__")
-        return is_matched or not named.isdisjoint(apart)
+        return is_matched or any(one in named or f".{one}" in named for one in apart)
 
     def _add_class(self, value: Any) -> None:
         """Add what a class has that is found somewhere."""
@@ -450,7 +450,9 @@ def _leads_on(name: object) -> bool:
         return all(map(_leads_on, name))  # type: ignore[call-overload]
     is_member = issubclass(kind, enum.Enum) and kind.__hash__ is enum.Enum.__hash__
     base: Any = object
-    is_itself = kind.__hash__ is base.__hash__ and kind.__eq__ is base.__eq__
+    # A way keeps its keys.
+    is_part = issubclass(kind, torch.nn.Module)
+    is_itself = is_part and kind.__hash__ is base.__hash__ and kind.__eq__ is base.__eq__
     return kind in _KEYS or is_itself or (is_member and "__eq__" not in vars(kind))
 
 

@@ -18,7 +18,7 @@ class Place(NamedTuple):
     """What code finds by the name of a variable or an attribute, or in a container there.
 
     Attributes:
-        name: The name.
+        name: The name, with a dot before that of an attribute.
         depth: How many items lead on from there: that of ``self.layers[0]`` is 1.
     """
 
@@ -30,7 +30,7 @@ class Uses(NamedTuple):
     """How code uses what it names.
 
     Attributes:
-        named: The names.
+        named: The names, with a dot before those of attributes.
         wholes: Where it uses something otherwise than by its items, as in a loop.
         filled: Where it assigns something, puts something into a container, or takes it from there.
         computed: Where it looks items up by keys that are no constants.
@@ -77,8 +77,12 @@ class Uses(NamedTuple):
     def _places(self, way: Iterable[str | None]) -> set[Place] | None:
         """Where code comes by a container, and what it is in; None if it names nothing there."""
         for depth, name in enumerate(way):
-            if name is not None and name in self.named:
-                return {Place(name, above) for above in range(depth + 1)}
+            if name is None:
+                continue
+            # What a way begins with may be either.
+            for one in (name,) if name.startswith(".") else (f".{name}", name):
+                if one in self.named:
+                    return {Place(one, above) for above in range(depth + 1)}
         return None
 
 
@@ -179,7 +183,7 @@ class _Reader:
         """Note that an instruction uses all that it takes in any way."""
         if one.opname in _ASSIGNING:
             # There will be another one.
-            self._filled.add(Place(str(one.argval), 0))
+            self._filled.add(Place(_ASSIGNING[one.opname] + str(one.argval), 0))
         effect = dis.stack_effect(one.opcode, one.arg, jump=False)
         if one.opname == "BUILD_STRING" or one.argrepr == "+" or one.opname == "BINARY_ADD":
             self._note_composed(1 - effect)
@@ -215,8 +219,8 @@ class _Reader:
             self._seek(owner, _Constant(following.argval) if following and is_known else None)
         elif name not in _FILLING and (pushed > 1 or name in _OF_ALL):
             _add(self._wholes, owner)
-        self._named.add(name)
-        self._stack += [Place(name, 0) if pushed == 1 else None] * pushed
+        self._named.add(f".{name}")
+        self._stack += [Place(f".{name}", 0) if pushed == 1 else None] * pushed
 
     def _load_item(self) -> None:
         key, container = self._pop(), self._pop()
@@ -268,7 +272,8 @@ def _is_from_the_end(key: object) -> bool:
 
 # What code names that asks for attributes by texts.
 _ASKING = frozenset({"__getattribute__", "attrgetter", "getattr", "hasattr"})
-_ASSIGNING = frozenset({"STORE_ATTR", "STORE_DEREF", "STORE_GLOBAL"})
+# With what is before the names.
+_ASSIGNING = {"STORE_ATTR": ".", "STORE_DEREF": "", "STORE_GLOBAL": ""}
 _ATTRIBUTES = frozenset({"LOAD_ATTR", "LOAD_METHOD"})
 _CONSTANTS = frozenset({"LOAD_CONST", "LOAD_SMALL_INT"})
 _JUMPS = frozenset({*dis.hasjrel, *dis.hasjabs})
