@@ -19,7 +19,8 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._state.instructions import instructions_of
-from cgraph._state.uses import Uses, uses_in
+from cgraph._state.stack import uses_in
+from cgraph._state.uses import Uses
 
 __all__ = [
     "Loads",

@@ -69,17 +69,18 @@ def is_drawn_from(value: object) -> bool:
     return is_pythons or _is_numpys(value)
 
 
-def is_drained(value: object, names: AbstractSet[str], *, is_whole: bool) -> bool:
+def is_drained(value: object, names: AbstractSet[str], *, is_whole: bool, is_got: bool) -> bool:
     """Whether a value gives something else each time: a queue, or an iterator that is no user's.
 
     Args:
         value: The value.
         names: The names of the code that has it, which may take from it by some of them.
         is_whole: Whether that code uses all of it, as in a loop.
+        is_got: Whether it may call ``get`` on it.
     """
     kind = type(value)
     if issubclass(kind, _QUEUES):
-        return not names.isdisjoint(_OF_QUEUES)
+        return is_got and not names.isdisjoint(_OF_QUEUES)
     is_iterator = issubclass(kind, Iterator) and not issubclass(kind, io.IOBase)
     is_librarys = is_iterator and not is_users(vars(kind).get("__module__"))
     return is_librarys and (is_whole or not names.isdisjoint(_OF_ITERATORS))

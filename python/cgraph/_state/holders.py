@@ -25,6 +25,7 @@ __all__ = [
     "Aspect",
     "Holder",
     "Way",
+    "held_in",
     "is_same_function",
     "put_back_numbers",
     "put_back_tensors",
@@ -54,26 +55,28 @@ class Aspect(enum.Enum):
     KIND = "kind"
     LENGTH = "length"
     CONTENT = "content"
+    EMPTY = "empty"
     HELD = "held"
 
     def of(self, value: object) -> object:
-        """The class, how many items there are, all of a set or an array, or what a variable holds.
+        """The class, how many items there are, whether there are none, all of a set or an array.
 
-        None for others.
+        Or what a context variable or a weak reference holds. None for others.
         """
         kind = type(value)
         if self is Aspect.KIND:
             return kind
         if self is Aspect.HELD:
             if kind is contextvars.ContextVar:
-                return value.get(None)  # type: ignore[attr-defined]
-            held = value() if kind is weakref.ref else None  # type: ignore[operator]
-            # A module may be what has all of this, and is not to stay for it.
-            return None if isinstance(held, torch.nn.Module) else held
-        if self is Aspect.LENGTH:
+                with suppress(LookupError):  # it has no value here, and no default
+                    return value.get()  # type: ignore[attr-defined]
+                return None
+            return value() if kind is weakref.ref else None  # type: ignore[operator]
+        if self in (Aspect.LENGTH, Aspect.EMPTY):
             bases = (one for one in (dict, list, tuple) if issubclass(kind, one))
             base: Any = next(bases, deque if kind is deque else None)
-            return None if base is None else base.__len__(value)
+            length = None if base is None else base.__len__(value)
+            return length if length is None or self is Aspect.LENGTH else length == 0
         if kind is set:
             return frozenset(value)  # type: ignore[call-overload]
         # Those of derived classes have ways of their own.
@@ -152,7 +155,7 @@ class Holder(NamedTuple):
         a variable or an attribute.
         """
         for step in reversed(self.path):
-            name = getattr(step, "__name__", step)
+            name = step.__name__ if isinstance(step, types.MemberDescriptorType) else step
             yield f".{name}" if isinstance(name, str) else None
         yield self.variable or self.name
 
@@ -169,6 +172,8 @@ class Holder(NamedTuple):
         """The way to it, as ``config.scale``, or ``len(config.layers)``."""
         steps = [one for one in self.path if type(one) is not Aspect]
         text = ".".join([self.variable or self.name, *map(_shown, steps)])
+        if self.path[-1:] == (Aspect.EMPTY,):
+            return f"not {text}"
         return f"len({text})" if self.path[-1:] == (Aspect.LENGTH,) else text
 
     @property
@@ -347,6 +352,17 @@ def vars_of(one: object) -> dict[str, Any]:
     except Exception:  # there is none, or it is a property of the user's
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def held_in(value: object) -> list[tuple[Aspect, Any]]:
+    """What a context variable or a weak reference holds, with how a way leads there.
+
+    A weak reference keeps no tensor, module or optimizer, and nor does a graph for it.
+    """
+    held = Aspect.HELD.of(value)
+    is_weak = not isinstance(value, contextvars.ContextVar)
+    stays = isinstance(held, torch.Tensor | torch.nn.Module | torch.optim.Optimizer)
+    return [] if is_weak and stays else [(Aspect.HELD, held)]
 
 
 def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:

@@ -11,5 +11,9 @@ __all__ = ["instructions_of"]
 
 @functools.lru_cache(maxsize=64)
 def instructions_of(code: types.CodeType) -> tuple[dis.Instruction, ...]:
-    """The instructions of code, without the functions defined in it."""
-    return tuple(dis.get_instructions(code))
+    """The instructions of code, without the functions defined in it.
+
+    Also without those that only lengthen the next one, but where code jumps to them.
+    """
+    found = dis.get_instructions(code)
+    return tuple(one for one in found if one.opname != "EXTENDED_ARG" or one.is_jump_target)

@@ -19,7 +19,16 @@ from cgraph import _core, _torch
 from cgraph._state.attributes import Place, is_alike, is_number, is_torchs, parts_of, place_of
 from cgraph._state.code import Reached, is_installed, is_looked_into, is_users, loads_in
 from cgraph._state.constants import is_array
-from cgraph._state.holders import HOLDING, KEYWORDS, Aspect, Holder, Way, slots_of, vars_of
+from cgraph._state.holders import (
+    HOLDING,
+    KEYWORDS,
+    Aspect,
+    Holder,
+    Way,
+    held_in,
+    slots_of,
+    vars_of,
+)
 from cgraph._state.surroundings import FUNCTIONS, Lasting, places_of
 
 __all__ = ["Reads", "Values", "key_of", "still_there"]
@@ -72,7 +81,7 @@ class Reads:
     @property
     def found(self) -> list[Holder]:
         """The places."""
-        found = self._near, self._inside, self._of_parts, self._absent
+        found = self._near, self._of_parts, self._inside, self._absent
         return [holder for holders in found for holder in holders.values()][:_MOST]
 
     def add_function(self, function: object) -> None:
@@ -152,10 +161,12 @@ class Reads:
         """Add what an object or a container has, at the end of a way that the code names."""
         if is_number(value) or not self.begins(way):
             return
-        if self._reached.uses.is_whole(way.names_back):
+        uses = self._reached.uses
+        for aspect, is_asked in ((Aspect.LENGTH, uses.is_whole), (Aspect.EMPTY, uses.is_tested)):
             # Also of data, which others may have put there.
-            length = Aspect.LENGTH.of(value)
-            self._add_behind(way, [] if length is None else [(Aspect.LENGTH, length)])
+            if (found := aspect.of(value)) is not None and is_asked(way.names_back):
+                self._add_behind(way, [(aspect, found)])
+                break
         if id(value) in self._seen:
             # On this way, too, there may be another one.
             self._inside.setdefault(way.way, way)
@@ -167,10 +178,14 @@ class Reads:
         elif items is not None or is_array(value):
             # What is in it is data, and there may be another one.
             self._inside.setdefault(way.way, way)
-        if issubclass(type(value), dict):
+        if issubclass(type(value), dict) and not self._has_length(way):
             for word in self._reached.uses.sought:
                 if not dict.__contains__(value, word):
                     self._add(self._absent, way._replace(value=None, path=(*way.path, word)))
+
+    def _has_length(self, way: Holder) -> bool:
+        """Whether the length of a container is among the places."""
+        return way._replace(path=(*way.path, Aspect.LENGTH)).way in self._inside
 
     def begins(self, way: Holder) -> bool:
         """Whether the code reads what a way begins with."""
@@ -224,7 +239,7 @@ class Reads:
             has_length = kind in (list, tuple) and not any(_is_data(one) for _, one in items)
             return [*items, *_whole(kind, len(items) if has_length else None)]
         if kind in HOLDING:
-            return [(Aspect.HELD, Aspect.HELD.of(value))]
+            return [*held_in(value)]
         if kind is set:
             kinds = set(map(type, set.copy(value))) if len(value) <= _LONGEST else {object}
             # There is no way to an item.
@@ -247,10 +262,10 @@ class Reads:
 
     def _takes_apart(self, kind: type) -> bool:
         """Whether code may read all attributes of objects of a class, whatever their names."""
-        named = self._reached.uses.named
+        attributes, variables = self._reached.uses.named, self._loads.variables
         apart = _APART if dataclasses.is_dataclass(kind) else _APART - _OF_DATACLASSES
         is_matched = "__match_args__" in self._others and hasattr(kind, "__match_args__")
-        return is_matched or any(one in named or f".{one}" in named for one in apart)
+        return is_matched or any(one in variables or f".{one}" in attributes for one in apart)
 
     def _add_class(self, value: Any) -> None:
         """Add what a class has that is found somewhere."""

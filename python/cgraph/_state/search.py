@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import types
-from collections import ChainMap, UserDict, UserList, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -23,7 +23,8 @@ from cgraph._state.code import (
 )
 from cgraph._state.constants import is_array
 from cgraph._state.drawing import is_drained, is_drawn_from
-from cgraph._state.holders import HOLDING, Aspect, Holder, slots_of, vars_of
+from cgraph._state.holders import HOLDING, Holder, slots_of, vars_of
+from cgraph._state.inside import CONTAINERS, WRAPPERS, attributes_in, is_of_module, items_in
 from cgraph._state.kept import Before, items_of, len_of
 from cgraph._state.reads import Reads
 from cgraph._state.stepping import HOOKS_OF_STEPS
@@ -34,16 +35,14 @@ from cgraph._state.surroundings import (
     STEPPING,
     Lasting,
     held_by,
-    is_of_module,
     of_kind,
     places_of,
 )
 
 __all__ = ["Found", "found_tensors"]
 
-# Longer containers are of data. So many items and attributes are looked at in all, and so many
-# steps away.
-_LONGEST, _MOST_ITEMS, _MOST_STEPS = 4096, 8192, 6
+# So many items and attributes are looked at in all, and so many steps away.
+_MOST_ITEMS, _MOST_STEPS = 8192, 6
 # Longer lists get no tensors that anybody would look for.
 _LONGEST_KEPT = 1 << 16
 # Larger arrays are of data, which other threads may write.
@@ -190,6 +189,7 @@ def _found(
     generators: dict[int, Any] = {}
     drained: list[Holder] = []
     arrays: dict[int, tuple[Any, Any]] = {}
+    own_parts = set(map(id, parts))
     left = _MOST_ITEMS
     while named or others:
         holder, around = (named or others).popleft()
@@ -215,6 +215,9 @@ def _found(
                 reads.add_stepping(value)
         if is_module:
             kinds.update(map(type, value.modules()))
+            if id(value) in own_parts:
+                # It is followed as a part.
+                continue
             if holder.is_named and not isinstance(holder.owner, _Argument):
                 for part in value.modules():
                     reads.add_object(part)
@@ -235,11 +238,13 @@ def _found(
             # Those of libraries are none that a function of the user's goes through.
             is_near = not holder.path and reads.begins(holder)
             is_whole = is_near and reached.uses.is_whole(holder.names_back)
-            drained += [holder] if is_drained(value, reached.names, is_whole=is_whole) else []
+            is_got = reached.uses.is_got_from(holder.names_back)
+            if is_drained(value, reached.names, is_whole=is_whole, is_got=is_got):
+                drained.append(holder)
         if id(value) in around or len(holder.path) >= _MOST_STEPS:
             continue
-        is_object = not issubclass(type(value), (*_CONTAINERS, *HOLDING, set))
-        items = _attributes_in(value) if is_object else _items(value)
+        is_object = not issubclass(type(value), (*CONTAINERS, *HOLDING, set))
+        items = attributes_in(value) if is_object else items_in(value)
         if len(items) > left:
             continue
         left -= len(items)
@@ -261,9 +266,10 @@ def _found(
                 lists[id(value)] = value, items_of(value)
         around |= {id(value)}
         # Whose attribute no code of the user's names.
-        is_wrapper = issubclass(type(value), _WRAPPERS)
+        is_wrapper = issubclass(type(value), WRAPPERS)
         for name, one in items:
-            is_next_named = not is_object or is_wrapper or has_name(getattr(name, "__name__", name))
+            word = name.__name__ if isinstance(name, types.MemberDescriptorType) else name
+            is_next_named = not is_object or is_wrapper or has_name(word)
             step = Holder(
                 holder.owner,
                 holder.name,
@@ -390,7 +396,7 @@ def _roots(
     kinds: dict[type, list[tuple[str, Any]]] = {}
     for part in parts:
         values = vars(part)
-        yield from (Holder(values, name, one) for name, one in _attributes_in(part))
+        yield from (Holder(values, name, one) for name, one in attributes_in(part))
         # Those of the user's are looked at with all that they have.
         for name in reached.names.intersection(values) - {"training"} if is_torchs(part) else ():
             if is_number(values[name]) or values[name] is None:
@@ -452,47 +458,6 @@ def _buffers(holder: Holder) -> list[Holder]:
     ]
 
 
-def _items(value: Any) -> list[tuple[Any, Any]]:
-    """Those of a container that may have tensors; none of one that is too long."""
-    if issubclass(type(value), set):
-        # Without an order there is no way to an item.
-        return []
-    if issubclass(type(value), HOLDING):
-        held = Aspect.HELD.of(value)
-        return [(Aspect.HELD, held)] if _may_lead(held) else []
-    base: Any = next(one for one in _CONTAINERS if issubclass(type(value), one))
-    if base.__len__(value) > _LONGEST:
-        return []
-    # A copy at once: other threads may add something meanwhile.
-    copied = base.copy(value) if base is not tuple else value
-    pairs = dict.items(copied) if base is dict else enumerate(base.__iter__(copied))
-    return [item for item in pairs if _may_lead(item[1])]
-
-
-def _attributes_in(value: object) -> list[tuple[Any, Any]]:
-    """Those of an object, and its slots, that may have tensors; none but of classes of users."""
-    kind = type(value)
-    if issubclass(kind, torch.nn.Module):
-        values = {name: one for name, one in vars(value).items() if name not in _OF_MODULES}
-    elif issubclass(kind, (*LEAVES, type)):
-        return []
-    elif is_looked_into(kind) or issubclass(kind, _WRAPPERS):
-        return [item for item in (*slots_of(value), *vars_of(value).items()) if _may_lead(item[1])]
-    else:
-        return []
-    return [item for item in values.items() if _may_lead(item[1])]
-
-
-def _may_lead(value: object) -> bool:
-    """Whether a value may be a tensor, or have some."""
-    return not issubclass(type(value), PLAIN)
-
-
 # What code names that takes items from lists and deques.
 _ITEMS = {"pop", "popleft", "remove", "clear"}
-_CONTAINERS = (dict, list, tuple, deque)
-# What code has by other names than it has their attributes.
-_WRAPPERS = (ChainMap, UserDict, UserList, functools.partial, types.MethodType)
 _KNOWN = (torch.Tensor, torch.optim.Optimizer, torch.Generator, tuple)
-# What each module keeps its parts and hooks in.
-_OF_MODULES = frozenset(vars(torch.nn.Module()))

@@ -25,7 +25,6 @@ __all__ = [
     "attributes_of",
     "held_by",
     "holders_of",
-    "is_of_module",
     "modules_of",
     "objects_of",
     "of_kind",
@@ -119,12 +118,6 @@ def _leading_to(function: int, places: dict[int, list[tuple[Holder, int]]]) -> t
                 seen.add(owner)
                 waiting.append(owner)
     return tuple(leading)
-
-
-def is_of_module(value: object) -> bool:
-    """Whether a value is a method of a module, which has tensors."""
-    is_method = issubclass(type(value), types.MethodType)
-    return is_method and issubclass(type(value.__self__), torch.nn.Module)  # type: ignore[attr-defined]
 
 
 def of_kind(kind: type) -> list[tuple[str, Any]]:

@@ -190,8 +190,8 @@ impl Fixed {
     /// Whether tensors lie where they lay, and are found there, whatever else there is by now.
     pub(crate) fn are_found(&self, py: Python<'_>) -> PyResult<bool> {
         let mut container = None;
-        let mut holders = self.holders.iter().filter(|one| !one.gets_gradient);
-        if !holders.all(|one| one.is_same(py, &mut container)) {
+        let mut holders = self.holders.iter();
+        if !holders.all(|one| one.is_same(py, &mut container) || one.gets_gradient) {
             return Ok(false);
         }
         if !self.owners.still_have(py) {
@@ -295,7 +295,7 @@ impl Holder {
             before.owner.is(&owner) && before.name.is(&name) && lead_to_one(&before.path, &path)
         });
         Self {
-            gets_gradient: is_gradient && value.is_none(py),
+            gets_gradient: is_gradient && path.is_empty() && value.is_none(py),
             owner,
             name,
             value,

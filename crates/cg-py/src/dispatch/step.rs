@@ -1,8 +1,12 @@
 //! `Step`: what leads on from one object to the next, by no code of the user's.
 
+use pyo3::exceptions::PyLookupError;
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyFrozenSet, PyInt, PyList, PySet, PyTuple, PyWeakrefReference};
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{
+    PyBool, PyDict, PyFrozenSet, PyInt, PyList, PySet, PyTuple, PyType, PyWeakrefReference,
+};
 use pyo3::{PyTraverseError, PyVisit};
 
 use crate::raw;
@@ -17,11 +21,13 @@ pub(super) enum Step {
     Aspect(Aspect),
 }
 
-/// What a container or an object is known by as a whole, or what is behind it: `Aspect` of `_state/holders.py`.
+/// What a container or an object is known by as a whole, or what is behind it: `Aspect` of
+/// `_state/holders.py`.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Aspect {
     Kind,
     Length,
+    Empty,
     Content,
     Held,
 }
@@ -85,6 +91,7 @@ impl Aspect {
         match value.extract::<String>().as_deref() {
             Ok("kind") => Some(Self::Kind),
             Ok("length") => Some(Self::Length),
+            Ok("empty") => Some(Self::Empty),
             Ok("content") => Some(Self::Content),
             Ok("held") => Some(Self::Held),
             _ => None,
@@ -96,17 +103,10 @@ impl Aspect {
         let py = value.py();
         match self {
             Self::Kind => Some(value.get_type().into_any()),
-            Self::Length => {
-                let length = if let Ok(list) = value.cast::<PyList>() {
-                    list.len()
-                } else if let Ok(tuple) = value.cast::<PyTuple>() {
-                    tuple.len()
-                } else if let Ok(dict) = value.cast::<PyDict>() {
-                    dict.len()
-                } else {
-                    is_deque(value).then(|| value.len().ok())??
-                };
-                Some(PyInt::new(py, length).into_any())
+            Self::Length => Some(PyInt::new(py, length_of(value)?).into_any()),
+            Self::Empty => {
+                let is_empty = PyBool::new(py, length_of(value)? == 0);
+                Some(is_empty.to_owned().into_any())
             }
             Self::Content => {
                 if let Ok(set) = value.cast_exact::<PySet>() {
@@ -121,20 +121,37 @@ impl Aspect {
     }
 }
 
-/// What a context variable or a weak reference holds; none of other objects.
+/// How much there is in a container.
+fn length_of(value: &Bound<'_, PyAny>) -> Option<usize> {
+    if let Ok(list) = value.cast::<PyList>() {
+        Some(list.len())
+    } else if let Ok(tuple) = value.cast::<PyTuple>() {
+        Some(tuple.len())
+    } else if let Ok(dict) = value.cast::<PyDict>() {
+        Some(dict.len())
+    } else {
+        is_deque(value).then(|| value.len().ok()).flatten()
+    }
+}
+
+/// What a context variable or a weak reference holds; nothing of a variable that has no value here, and
+/// none of other objects.
 fn held_by<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+    static VARIABLE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let py = value.py();
     if value.is_exact_instance_of::<PyWeakrefReference>() {
         return value.call0().map(Some);
     }
-    let variable = py.import(intern!(py, "contextvars"))?;
-    let variable = variable.getattr(intern!(py, "ContextVar"))?;
-    if !value.get_type().is(&variable) {
+    let variable = VARIABLE.import(py, "contextvars", "ContextVar")?;
+    if !value.get_type().is(variable) {
         return Ok(None);
     }
-    value
-        .call_method1(intern!(py, "get"), (py.None(),))
-        .map(Some)
+    match value.call_method0(intern!(py, "get")) {
+        Err(error) if error.is_instance_of::<PyLookupError>(py) => {
+            Ok(Some(py.None().into_bound(py)))
+        }
+        held => held.map(Some),
+    }
 }
 
 /// The dtype, shape and bytes of an array of `NumPy`'s; none of a large one, or one of objects.
@@ -154,8 +171,9 @@ fn contents_of<'py>(array: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyA
 
 /// Whether something is a deque of Python's own, for which Rust has no type.
 fn is_deque(value: &Bound<'_, PyAny>) -> bool {
-    let kind = value.get_type().name();
-    kind.is_ok_and(|name| name == "deque")
+    static DEQUE: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+    let deque = DEQUE.import(value.py(), "collections", "deque");
+    deque.is_ok_and(|deque| value.get_type().is(deque))
 }
 
 /// An item of a container, or an attribute that an object has itself.
