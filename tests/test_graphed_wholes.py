@@ -245,3 +245,118 @@ def test_numbers_by_classes_and_devices_count(lab: Lab, kind: str) -> None:
         for _ in range(3):
             x = fresh(lab, 3)
             assert torch.equal(graphed(x), run(x))
+
+
+@pytest.mark.parametrize("how", ["tested", "alias", "looked at"])
+def test_a_table_that_others_fill_is_no_reason_to_capture_anew(lab: Lab, how: str) -> None:
+    tables: dict[int, Tensor] = {3: fresh(lab, 3)}
+
+    def run(x: Tensor) -> Tensor:
+        if how == "tested":
+            return x + tables[3] if tables else x
+        if how == "looked at":
+            return x + tables[3] if isinstance(tables, dict) else x
+        found = tables
+        if x.shape[-1] not in found:
+            found[x.shape[-1]] = x.clone()
+        return x + found[x.shape[-1]]
+
+    graphed = cgraph.graphed(run)
+    for size in range(4, 10):
+        x = fresh(lab, 2, 3)
+        assert torch.equal(graphed(x), run(x))
+        tables[size] = fresh(lab, size)
+    (key,) = graphed.report().keys
+    assert key.replays == 6 and not key.rerecorded
+
+
+def test_whether_there_is_something_counts_where_code_asks(lab: Lab) -> None:
+    some: list[Tensor] = []
+    graphed = cgraph.graphed(lambda x: x + some[0] if some else x)
+    for _ in range(2):
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), x + some[0] if some else x)
+        some.append(fresh(lab, 3))
+
+
+def test_a_weak_reference_to_a_module_lets_calls_be_replays(lab: Lab) -> None:
+    class Child(nn.Module):
+        def __init__(self, parent: nn.Module) -> None:
+            super().__init__()
+            self.parent = weakref.ref(parent)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return x * 2 if self.parent() is not None else x
+
+    parent = nn.Module()
+    parent.child = Child(parent)
+    graphed = cgraph.graphed(parent.child)
+    for _ in range(4):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), x * 2)
+    (key,) = graphed.report().keys
+    assert key.replays == 4 and not key.rerecorded
+
+
+def test_none_in_a_context_variable_is_not_its_default(lab: Lab) -> None:
+    scale: contextvars.ContextVar[float | None] = contextvars.ContextVar("scale", default=2.0)
+
+    def run(x: Tensor) -> Tensor:
+        now = scale.get()
+        return x if now is None else x * now
+
+    graphed = cgraph.graphed(run)
+    for change in (lambda: None, lambda: scale.set(None), lambda: scale.set(3.0)):
+        change()
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), run(x))
+
+
+def test_a_dictionary_named_grad_beside_a_break_is_no_gradient(lab: Lab) -> None:
+    kept: Any = types.SimpleNamespace(grad={"other": None, "scale": 2.0})
+    pause = cgraph.eager_break(lambda x: x * 2)
+    graphed = cgraph.graphed(lambda x: pause(x + 1) * kept.grad["scale"])
+    for _ in range(3):
+        x = fresh(lab, 3)
+        assert torch.equal(graphed(x), (x + 1) * 2 * 2)
+
+
+def test_a_module_that_is_found_again_by_its_parts_is_followed_once(lab: Lab) -> None:
+    class Block(nn.Module):
+        def __init__(self, root: nn.Module) -> None:
+            super().__init__()
+            self.linear, self.scale = nn.Linear(3, 3), 1.0
+            self.note = root.note  # type: ignore[operator]
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.note(self.linear(x)) * self.scale  # type: ignore[no-any-return]
+
+    class Root(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.shift = 1.0
+            self.blocks = nn.ModuleList(Block(self) for _ in range(3))
+
+        def note(self, x: Tensor) -> Tensor:
+            return x + self.shift
+
+        def forward(self, x: Tensor) -> Tensor:
+            for block in self.blocks:
+                x = block(x)
+            return x
+
+    root = Root().to(lab.device)
+    graphed = cgraph.graphed(root)
+    changes: list[Callable[[], object]] = [
+        lambda: None,
+        lambda: setattr(root, "shift", 2.0),
+        lambda: setattr(root.blocks[1], "scale", 3.0),
+    ]
+    with torch.no_grad():
+        for change in changes:
+            change()
+            for _ in range(3):
+                x = fresh(lab, 2, 3)
+                assert torch.equal(graphed(x), root(x))
