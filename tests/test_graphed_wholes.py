@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 import contextvars
+import functools
 import types
 import warnings
 import weakref
@@ -360,3 +361,19 @@ def test_a_module_that_is_found_again_by_its_parts_is_followed_once(lab: Lab) ->
             for _ in range(3):
                 x = fresh(lab, 2, 3)
                 assert torch.equal(graphed(x), root(x))
+
+
+def test_a_generator_that_a_partial_function_was_given_is_its_own_affair(lab: Lab) -> None:
+    linear = nn.Linear(3, 3).to(lab.device)
+    finalizers = [functools.partial(list, one) for one in [iter(())]]
+
+    def run(x: Tensor) -> Tensor:
+        return x * next(linear.parameters()).sum() + len(finalizers)
+
+    graphed = cgraph.graphed(run)
+    with torch.no_grad():
+        for _ in range(3):
+            x = fresh(lab, 3)
+            assert torch.equal(graphed(x), run(x))
+    (key,) = graphed.report().keys
+    assert key.replays == 3

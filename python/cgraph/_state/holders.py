@@ -22,6 +22,7 @@ from cgraph.errors import CaptureError
 __all__ = [
     "HOLDING",
     "KEYWORDS",
+    "OF_PARTIAL",
     "Aspect",
     "Holder",
     "Way",
@@ -41,7 +42,8 @@ HOLDING = (contextvars.ContextVar, weakref.ref)
 """Classes of what holds one other object."""
 KEYWORDS: Any = vars(functools.partial)["keywords"]
 """The slot of a partial function that has its keywords."""
-_OF_PARTIAL: Any = (*map(vars(functools.partial).get, ("func", "args")), KEYWORDS)
+OF_PARTIAL: Any = (*map(vars(functools.partial).get, ("func", "args")), KEYWORDS)
+"""All slots of a partial function."""
 _OBJECT: Any = vars(types.MethodType)["__self__"]
 _MOST_ITEMS = 64
 
@@ -370,7 +372,7 @@ def slots_of(one: object) -> list[tuple[types.MemberDescriptorType, Any]]:
     if issubclass(type(one), types.MethodType):
         return [(_OBJECT, _OBJECT.__get__(one))]
     if issubclass(type(one), functools.partial):
-        return [(slot, slot.__get__(one)) for slot in _OF_PARTIAL]
+        return [(slot, slot.__get__(one)) for slot in OF_PARTIAL]
     found: list[tuple[types.MemberDescriptorType, Any]] = []
     for base in type(one).__mro__[:-1]:
         for slot in vars(base).values():

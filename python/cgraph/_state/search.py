@@ -23,7 +23,7 @@ from cgraph._state.code import (
 )
 from cgraph._state.constants import is_array
 from cgraph._state.drawing import is_drained, is_drawn_from
-from cgraph._state.holders import HOLDING, Holder, slots_of, vars_of
+from cgraph._state.holders import HOLDING, OF_PARTIAL, Holder, slots_of, vars_of
 from cgraph._state.inside import CONTAINERS, WRAPPERS, attributes_in, is_of_module, items_in
 from cgraph._state.kept import Before, items_of, len_of
 from cgraph._state.reads import Reads
@@ -234,7 +234,9 @@ def _found(
             generators[id(value)] = value
         if holder.is_named and is_array(value) and value.size <= _MOST_COUNTS:
             arrays[id(value)] = value, value.copy()
-        if holder.is_named and not reached.has_breaks:
+        # What a partial function was given may be a library's, as pytest's fixtures are.
+        is_given = any(step in OF_PARTIAL for step in holder.path)
+        if holder.is_named and not is_given and not reached.has_breaks:
             # Those of libraries are none that a function of the user's goes through.
             is_near = not holder.path and reads.begins(holder)
             is_whole = is_near and reached.uses.is_whole(holder.names_back)
