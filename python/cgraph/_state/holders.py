@@ -174,9 +174,10 @@ class Holder(NamedTuple):
         """The way to it, as ``config.scale``, or ``len(config.layers)``."""
         steps = [one for one in self.path if type(one) is not Aspect]
         text = ".".join([self.variable or self.name, *map(_shown, steps)])
-        if self.path[-1:] == (Aspect.EMPTY,):
+        last = self.path[-1] if self.path else None
+        if last is Aspect.EMPTY:
             return f"not {text}"
-        return f"len({text})" if self.path[-1:] == (Aspect.LENGTH,) else text
+        return f"len({text})" if last is Aspect.LENGTH else text
 
     @property
     def words(self) -> str:

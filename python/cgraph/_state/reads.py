@@ -223,7 +223,8 @@ class Reads:
             # It has things of many kinds, of which code names those that it wants; of a class of
             # the user's maybe as attributes.
             words, is_plain = self._loads.words, kind is dict
-            if way.path[-1:] != (KEYWORDS,) and not self._reached.uses.is_any_read(way.names_back):
+            is_given = bool(way.path) and way.path[-1] is KEYWORDS
+            if not is_given and not self._reached.uses.is_any_read(way.names_back):
                 items = [
                     (name, one)
                     for name, one in items

@@ -235,7 +235,7 @@ def _found(
         if holder.is_named and is_array(value) and value.size <= _MOST_COUNTS:
             arrays[id(value)] = value, value.copy()
         # What a partial function was given may be a library's, as pytest's fixtures are.
-        is_given = any(step in OF_PARTIAL for step in holder.path)
+        is_given = any(step is slot for step in holder.path for slot in OF_PARTIAL)
         if holder.is_named and not is_given and not reached.has_breaks:
             # Those of libraries are none that a function of the user's goes through.
             is_near = not holder.path and reads.begins(holder)
