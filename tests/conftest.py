@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import cgraph
+from cgraph import _torch
 from lab import CudaLab, Lab, SimLab
 
 REQUIRED = os.environ.get("CGRAPH_REQUIRE_CUDA") == "1"
@@ -102,3 +103,13 @@ def _seed() -> None:
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"torch.manual_seed({seed})")
     torch.manual_seed(seed)
+
+
+@pytest.fixture(params=["by_torch", "by_python"])
+def modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ways in which a call asks torch for its modes."""
+    if request.param == "by_python":
+        monkeypatch.setattr(_torch, "mode_addresses", dict)
+    else:
+        assert {"is_included", "is_function_mode"} <= _torch.mode_addresses().keys()
+        assert len(_torch.follower_keys()) == 4

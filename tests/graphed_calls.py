@@ -15,9 +15,11 @@ from torch.utils import _pytree as pytree
 
 import cgraph
 from cgraph.functions import GraphedFunction
+from lab import Lab, fresh
 
 __all__ = [
     "agree",
+    "alike_after",
     "eager_calls",
     "long",
     "misses",
@@ -49,6 +51,22 @@ def agree(function: GraphedFunction, eager: Callable[..., Any], *args: Any, **kw
 def long(value: Any) -> list[Any]:
     """Equal values, too many for a graphed function to notice what becomes of them."""
     return [value] * 100
+
+
+def alike_after(
+    lab: Lab,
+    function: Callable[[Tensor], Tensor],
+    *changes: Callable[[], object],
+    grad: bool = False,
+) -> None:
+    """Compare calls with eager ones, bit by bit, at first and after each change."""
+    graphed = cgraph.graphed(function)
+    with torch.set_grad_enabled(grad):
+        for change in (lambda: None, *changes):
+            change()
+            for _ in range(3):
+                x = fresh(lab, 2, 3)
+                assert_close(graphed(x).clone(), function(x), rtol=0, atol=0)
 
 
 def poison(result: Any) -> None:

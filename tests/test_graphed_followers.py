@@ -15,7 +15,6 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 import cgraph
-from cgraph import _torch
 from graphed_calls import states
 from lab import Lab, fresh
 
@@ -44,16 +43,9 @@ class Seen(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.fixture(params=["by_torch", "by_python"])
-def told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways in which a call asks torch for its modes."""
-    if request.param == "by_python":
-        monkeypatch.setattr(_torch, "mode_addresses", dict)
-    else:
-        assert "is_function_mode" in _torch.mode_addresses()
-
-
-def test_a_mode_of_functions_does_what_it_does_and_leaves_no_graph(lab: Lab, told: None) -> None:
+def test_a_mode_of_functions_does_what_it_does_and_leaves_no_graph(
+    lab: Lab, modes_told: None
+) -> None:
     rectified = cgraph.graphed(lambda x: torch.relu(x))
     for number in range(3):
         x = fresh(lab, 3)
@@ -65,7 +57,9 @@ def test_a_mode_of_functions_does_what_it_does_and_leaves_no_graph(lab: Lab, tol
     assert states(rectified) == ["captured"]
 
 
-def test_a_mode_of_dispatch_sees_the_operators_of_each_call_once(lab: Lab, told: None) -> None:
+def test_a_mode_of_dispatch_sees_the_operators_of_each_call_once(
+    lab: Lab, modes_told: None
+) -> None:
     weight = fresh(lab, 3, 3)
     multiplied = cgraph.graphed(lambda x: x @ weight)
     with torch.no_grad():
@@ -82,7 +76,7 @@ def test_a_mode_of_dispatch_sees_the_operators_of_each_call_once(lab: Lab, told:
     assert key.state == "captured" and not key.rerecorded
 
 
-def test_a_default_device_is_no_mode_that_has_to_see_operators(lab: Lab, told: None) -> None:
+def test_a_default_device_is_no_mode_that_has_to_see_operators(lab: Lab, modes_told: None) -> None:
     doubled = cgraph.graphed(lambda x: x * 2)
     with torch.device(lab.device):
         for _ in range(3):

@@ -57,16 +57,6 @@ def test_tensors_that_are_more_than_elements_run_eagerly_beside_dense_ones(
     assert_close(function(other), other)
 
 
-@pytest.fixture(params=["by_torch", "by_python"])
-def modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways in which a call asks torch for its modes."""
-    if request.param == "by_python":
-        monkeypatch.setattr(_torch, "mode_addresses", dict)
-    else:
-        assert "is_included" in _torch.mode_addresses()
-        assert len(_torch.follower_keys()) == 4
-
-
 def test_transforms_of_torch_func_see_the_operators(lab: Lab, modes_told: None) -> None:
     @cgraph.graphed
     def cubed(x: Tensor) -> Tensor:

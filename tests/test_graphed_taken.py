@@ -18,22 +18,8 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import cgraph
-from graphed_calls import quiet, states
+from graphed_calls import alike_after, quiet, states
 from lab import Lab, fresh
-
-
-def alike_after(
-    lab: Lab, function: Callable[[Tensor], Tensor], *changes: Callable[[], object]
-) -> Any:
-    """Compares calls with eager ones at first and after each change; the graphed function."""
-    graphed = cgraph.graphed(function)
-    with torch.no_grad():
-        for change in (lambda: None, *changes):
-            change()
-            for _ in range(3):
-                x = fresh(lab, 2, 3)
-                assert_close(graphed(x).clone(), function(x))
-    return graphed
 
 
 def test_parameters_that_a_failed_capture_has_frozen_are_thawed(lab: Lab) -> None:

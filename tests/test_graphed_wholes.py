@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from graphed_calls import alike_after
 from lab import Lab, fresh
 
 
@@ -88,32 +89,20 @@ def test_tensors_that_callers_add_to_a_list_count(
         lambda: kept.some.pop(),
         lambda: kept.some.insert(0, fresh(lab, 3)),
     ]
-    graphed = cgraph.graphed(run)
-    for change in [lambda: None, *changes]:
-        change()
-        for _ in range(3):
-            x = fresh(lab, 2, 3)
-            assert torch.equal(graphed(x), run(x))
+    alike_after(lab, run, *changes, grad=True)
 
 
 @pytest.mark.parametrize("begins", ["empty", "with one"])
 def test_adapters_that_a_module_gets_later_count(lab: Lab, begins: str) -> None:
     adapters = {} if begins == "empty" else {"first": fresh(lab, 3, 3)}
     module = Adapted(adapters).to(lab.device)
-    graphed = cgraph.graphed(module)
     changes: list[Callable[[], object]] = [
-        lambda: None,
         lambda: adapters.update(second=fresh(lab, 3, 3)),
         lambda: adapters.update(third=fresh(lab, 3, 3)),
         lambda: adapters.pop("second"),
         adapters.clear,
     ]
-    with torch.no_grad():
-        for change in changes:
-            change()
-            for _ in range(3):
-                x = fresh(lab, 2, 3)
-                assert torch.equal(graphed(x), module(x))
+    alike_after(lab, module, *changes)
 
 
 @pytest.mark.parametrize("kind", ["deque", "ordered", "default"])
@@ -189,19 +178,13 @@ def test_what_a_context_variable_holds_counts(lab: Lab) -> None:
         return x * number.get() + now.shift * now.by
 
     changes: list[Callable[[], object]] = [
-        lambda: None,
         lambda: number.set(2.0),
         lambda: state.set(types.SimpleNamespace(shift=fresh(lab, 3), by=2)),
         lambda: setattr(state.get(), "by", 5),
         lambda: setattr(state.get(), "shift", fresh(lab, 3)),
         lambda: number.set(1.0),
     ]
-    graphed = cgraph.graphed(run)
-    for change in changes:
-        change()
-        for _ in range(3):
-            x = fresh(lab, 3)
-            assert torch.equal(graphed(x), run(x))
+    alike_after(lab, run, *changes, grad=True)
 
 
 def test_what_is_behind_a_weak_reference_counts(lab: Lab) -> None:
@@ -217,16 +200,10 @@ def test_what_is_behind_a_weak_reference_counts(lab: Lab) -> None:
         return x * found.by + found.shift
 
     changes: list[Callable[[], object]] = [
-        lambda: None,
         lambda: setattr(owner, "by", 3.0),
         lambda: setattr(owner, "shift", fresh(lab, 3)),
     ]
-    graphed = cgraph.graphed(run)
-    for change in changes:
-        change()
-        for _ in range(3):
-            x = fresh(lab, 3)
-            assert torch.equal(graphed(x), run(x))
+    alike_after(lab, run, *changes, grad=True)
 
 
 @pytest.mark.parametrize("kind", ["class", "device"])
@@ -307,12 +284,7 @@ def test_none_in_a_context_variable_is_not_its_default(lab: Lab) -> None:
         now = scale.get()
         return x if now is None else x * now
 
-    graphed = cgraph.graphed(run)
-    for change in (lambda: None, lambda: scale.set(None), lambda: scale.set(3.0)):
-        change()
-        for _ in range(3):
-            x = fresh(lab, 3)
-            assert torch.equal(graphed(x), run(x))
+    alike_after(lab, run, lambda: scale.set(None), lambda: scale.set(3.0), grad=True)
 
 
 def test_a_dictionary_named_grad_beside_a_break_is_no_gradient(lab: Lab) -> None:
@@ -349,18 +321,11 @@ def test_a_module_that_is_found_again_by_its_parts_is_followed_once(lab: Lab) ->
             return x
 
     root = Root().to(lab.device)
-    graphed = cgraph.graphed(root)
     changes: list[Callable[[], object]] = [
-        lambda: None,
         lambda: setattr(root, "shift", 2.0),
         lambda: setattr(root.blocks[1], "scale", 3.0),
     ]
-    with torch.no_grad():
-        for change in changes:
-            change()
-            for _ in range(3):
-                x = fresh(lab, 2, 3)
-                assert torch.equal(graphed(x), root(x))
+    alike_after(lab, root, *changes)
 
 
 def test_a_generator_that_a_partial_function_was_given_is_its_own_affair(lab: Lab) -> None:

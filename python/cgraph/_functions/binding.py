@@ -57,13 +57,19 @@ class Binding(Standing):
         if instance is None or not self._is_method:
             return self
         try:
-            kept_as = self._kept_in(instance.__dict__)
+            attributes = instance.__dict__
         except AttributeError:
             raise ArgumentError(
                 f"{type(instance).__name__} has no __dict__ to keep the graphs of {self._name} in:"
                 " graph a function instead"
             ) from None
-        bound = instance.__dict__.get(kept_as)
+        # Not by the name of the method: a class that overrides it calls this one by ``super()``.
+        kept_as = self._kept_as
+        bound = attributes.get(kept_as)
+        while bound is not None and bound._bound_of is not self:
+            # Of another method of one name: that of a base that is called alike, for instance.
+            kept_as += "'"
+            bound = attributes.get(kept_as)
         # A copy of an object has what the object had.
         if bound is not None and bound.__wrapped__.__self__ is instance:
             return bound
@@ -75,21 +81,10 @@ class Binding(Standing):
         bound = type(self)(method, self._options)  # type: ignore[call-arg, arg-type]
         bound._attribute, bound._kept_as, bound._bound_of = self._attribute, kept_as, self
         # Of several threads that come here first, one is heard.
-        kept = instance.__dict__.setdefault(kept_as, bound)
+        kept = attributes.setdefault(kept_as, bound)
         if kept.__wrapped__.__self__ is not instance:
-            instance.__dict__[kept_as] = kept = bound
+            attributes[kept_as] = kept = bound
         return kept
-
-    def _kept_in(self, attributes: Any) -> str:
-        """The name by which an object keeps the graphs, also where another method has that already.
-
-        Not the name of the method: a class that overrides it calls this one by ``super()``. Two
-        methods of one name are those of a class and of its base that is called alike.
-        """
-        name = self._kept_as
-        while name in attributes and attributes[name]._bound_of is not self:
-            name += "'"
-        return name
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """The graphs know only the original: a copy begins without any."""

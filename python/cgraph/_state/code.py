@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._state.instructions import instructions_of
+from cgraph._state.instructions import ASKING, instructions_of
 from cgraph._state.stack import uses_in
 from cgraph._state.uses import Uses
 
@@ -371,7 +371,7 @@ def loads_in(code: types.CodeType) -> Loads:
             others.update(before.argval, ("__match_args__",) if one.arg else ())
         before = one
     words = _words_in(code)
-    asked = words if _ASKING.intersection(code.co_names) else set[str]()
+    asked = words if ASKING.intersection(code.co_names) else set[str]()
     if "AttributeError" in code.co_names:
         # It may try to get them.
         asked = {*asked, *own, *others}
@@ -440,7 +440,6 @@ _MOST_FUNCTIONS = 256
 _LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_SUPER_ATTR")
-_ASKING = frozenset({"getattr", "hasattr", "attrgetter"})
 _STORES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR")
 _PLACES = frozenset({"site-packages", "dist-packages"})
 _UNASSIGNED = types.CellType()

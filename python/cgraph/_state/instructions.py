@@ -6,7 +6,10 @@ import dis
 import functools
 import types
 
-__all__ = ["instructions_of"]
+__all__ = ["ASKING", "instructions_of"]
+
+ASKING = frozenset({"attrgetter", "getattr", "hasattr"})
+"""Names of what asks for attributes by texts."""
 
 
 @functools.lru_cache(maxsize=64)

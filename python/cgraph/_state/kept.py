@@ -78,8 +78,8 @@ def grown_in(exchanged: Iterable[tuple[Any, Any, Any]]) -> str | None:
         exchanged: The name of each that was exchanged, what was there, and what is.
     """
     for name, then, now in exchanged:
-        is_container = not isinstance(now, torch.Tensor | torch.nn.Module) and not is_number(now)
-        if is_container and _count(now) > _count(then):
+        may_hold = not isinstance(now, torch.Tensor | torch.nn.Module) and not is_number(now)
+        if may_hold and _count(now) > _count(then):
             return f"the function adds a tensor to {name}, and replays do not"
     return None
 

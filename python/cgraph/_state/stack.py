@@ -9,7 +9,7 @@ import types
 from collections import defaultdict
 from typing import NamedTuple
 
-from cgraph._state.instructions import instructions_of
+from cgraph._state.instructions import ASKING, instructions_of
 from cgraph._state.uses import Place, Uses
 
 __all__ = ["uses_in"]
@@ -145,7 +145,7 @@ class _Reader:
         if one.opname.startswith(("CALL", "PRECALL")):
             taken = self._stack[-count:]
             called = {value.name for value in taken if isinstance(value, Place)}
-            if not called.isdisjoint(_ASKING):
+            if not called.isdisjoint(ASKING):
                 self._note_texts(taken)
             if not called.isdisjoint(_LOOKING_AT):
                 del self._stack[-count:]
@@ -201,7 +201,7 @@ class _Reader:
         elif name not in _FILLING and (pushed > 1 or name in _OF_ALL):
             _add(self._wholes, owner)
         self._named.add(f".{name}")
-        is_value = pushed == 1 or name in _ASKING
+        is_value = pushed == 1 or name in ASKING
         self._stack += [None] * (pushed - 1)
         self._stack.append(Place(f".{name}" if pushed == 1 else name, 0) if is_value else None)
 
@@ -278,8 +278,7 @@ def _is_from_the_end(key: object) -> bool:
 
 # No way leads further.
 _DEEPEST = 8
-# What asks for attributes by texts, and what only looks at what something is.
-_ASKING = frozenset({"attrgetter", "getattr", "hasattr"})
+# What only looks at what something is.
 _LOOKING_AT = frozenset({"callable", "id", "isinstance", "type"})
 # With what is before the names.
 _ASSIGNING = {"STORE_ATTR": ".", "STORE_DEREF": "", "STORE_GLOBAL": ""}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import functools
+import sys
 from typing import Any
 
 import torch
 from torch.fx import _symbolic_trace
 from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
 
 __all__ = ["follower_keys", "is_followed", "is_traced_by_fx", "is_transformed"]
 
@@ -16,9 +16,9 @@ is_transformed = torch._C._are_functorch_transforms_active
 # Of the user's and of torch's own, such as those of `torch.export` and of fake tensors.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
-# On newer torch the other one warns.
-_is_fx_tracing: Any = getattr(
-    _symbolic_trace, "is_fx_symbolic_tracing", _symbolic_trace.is_fx_tracing
+# torch 2.8 has only the latter, which warns on newer torch.
+_is_fx_tracing: Any = getattr(_symbolic_trace, "is_fx_symbolic_tracing", None) or (
+    _symbolic_trace.is_fx_tracing
 )
 
 
@@ -31,7 +31,7 @@ def is_followed() -> bool:
         is_transformed()
         or _dispatch_modes() > 0
         or _tracing_state() is not None
-        or any(type(one) is not DeviceContext for one in _get_current_function_mode_stack())
+        or not all(map(_is_default_device, _get_current_function_mode_stack()))
     )
 
 
@@ -52,3 +52,10 @@ def follower_keys() -> list[int]:
         return [int(parse(name)) for name in names]
     except RuntimeError:  # one is called otherwise
         return []
+
+
+def _is_default_device(mode: object) -> bool:
+    """Whether a mode of functions is that of ``torch.set_default_device`` or ``with device``."""
+    # What nobody has imported has made no mode.
+    module = sys.modules.get("torch.utils._device")
+    return module is not None and type(mode) is module.DeviceContext
