@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::dispatch::Found;
+use crate::dispatch::Tensors;
 use crate::enter::enter;
 use crate::error::state;
 use crate::inputs::Inputs;
@@ -20,9 +20,9 @@ pub(crate) enum Given<'a, 'py> {
     /// One for each static input.
     Tensors(&'a Bound<'py, PyTuple>),
     /// The same, known to fit.
-    Found(&'a [Found<'a, 'py>]),
+    Found(Tensors<'a, 'py>),
     /// The same with the first rows of some, and what becomes of the others.
-    Padded(&'a [Found<'a, 'py>], &'a Padding),
+    Padded(Tensors<'a, 'py>, &'a Padding),
 }
 
 /// The root nodes of a graph, and the random state that they hand to its kernels.

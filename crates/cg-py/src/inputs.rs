@@ -9,7 +9,7 @@ use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use crate::dispatch::Found;
+use crate::dispatch::Tensors;
 use crate::enter::enter;
 use crate::error::argument;
 use crate::raw;
@@ -142,23 +142,31 @@ impl Inputs {
     #[inline]
     pub(crate) fn collect_found(
         &self,
-        found: &[Found<'_, '_>],
+        tensors: Tensors<'_, '_>,
         sources: &mut Vec<Address>,
     ) -> PyResult<()> {
-        if are_sources(found.iter().map(|one| one.fit), &self.own, sources) {
+        let are_same = match tensors {
+            Tensors::Each(found) => {
+                are_sources(found.iter().map(|one| one.fit), &self.own, sources)
+            }
+            Tensors::Again(_, addresses) => addresses == sources,
+        };
+        if are_same {
             return Ok(());
         }
         sources.clear();
-        for (index, Found { tensor, fit }) in found.iter().enumerate() {
-            sources.push(self.source(index, tensor, *fit)?);
+        for (index, own) in self.own.iter().enumerate().take(tensors.len()) {
+            let fit = tensors.fit(index, *own);
+            sources.push(self.source(index, &tensors.get(index), fit)?);
         }
         Ok(())
     }
 
     /// Whether no tensor, each of which is known to fit, has to be copied by torch.
     #[inline]
-    pub(crate) fn can_copy(&self, found: &[Found<'_, '_>]) -> bool {
-        found.iter().enumerate().all(|(index, one)| match one.fit {
+    pub(crate) fn can_copy(&self, tensors: Tensors<'_, '_>) -> bool {
+        let mut places = self.own.iter().enumerate().take(tensors.len());
+        places.all(|(index, own)| match tensors.fit(index, *own) {
             Match::Same => true,
             Match::Copy(address) => self.is_safe(index, address),
             Match::Torch => false,

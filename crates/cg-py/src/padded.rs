@@ -1,10 +1,9 @@
 //! `PaddedGraph`: a graph whose calls have fewer rows than its static inputs.
 
 use pyo3::prelude::*;
-use pyo3::types::PyTuple;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::dispatch::Found;
+use crate::dispatch::Tensors;
 use crate::enter::enter;
 use crate::error::argument;
 use crate::fed::Given;
@@ -67,14 +66,13 @@ impl PaddedGraph {
     pub(crate) fn run(
         &self,
         py: Python<'_>,
-        found: &[Found<'_, '_>],
+        tensors: Tensors<'_, '_>,
         stream: Option<u64>,
     ) -> PyResult<()> {
-        if self.inputs.get().can_copy(found) {
-            let given = Given::Padded(found, &self.padding);
+        if self.inputs.get().can_copy(tensors) {
+            let given = Given::Padded(tensors, &self.padding);
             return Graph::run(self.graph.bind(py), given, stream);
         }
-        let tensors = PyTuple::new(py, found.iter().map(|one| &*one.tensor))?;
-        self.otherwise.call1(py, (tensors,)).map(drop)
+        self.otherwise.call1(py, (tensors.to_tuple(py)?,)).map(drop)
     }
 }

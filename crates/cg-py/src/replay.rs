@@ -5,6 +5,7 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
+use crate::dispatch::Tensors;
 use crate::enter::enter;
 use crate::error::state;
 use crate::fed::{Fed, Given};
@@ -86,7 +87,7 @@ impl Ready {
                 let step = self.random_step.as_ref();
                 fed.replay(py, &self.exec, handle, given, step)
             }
-            (None, Given::Nothing | Given::Found([])) => {
+            (None, Given::Nothing | Given::Found(Tensors::Each([]))) => {
                 if let Some(step) = &self.random_step {
                     step.call0(py)?;
                 }

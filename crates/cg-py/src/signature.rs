@@ -2,6 +2,7 @@
 
 use std::ops::Range;
 
+use cg_core::Address;
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -169,6 +170,35 @@ impl Quick {
         let address = by_fields.plain_address(self.class.member(value)?, &self.words)?;
         let found = self.own.from(address);
         (!self.requires_grad && found != Match::Torch).then_some(found)
+    }
+
+    /// Whether a tensor lies there and is of this class, has this layout and no history. All of these fit
+    /// that lie where one has fitted, but where it [requires a gradient](Self::requires_grad).
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
+    pub(crate) fn is_at(
+        &self,
+        by_fields: &ByFields<'_>,
+        value: &Bound<'_, PyAny>,
+        address: Address,
+    ) -> bool {
+        let tensor = self.class.member(value);
+        tensor.is_some_and(|tensor| by_fields.is_at(tensor, &self.words, address.0))
+    }
+
+    /// Whether only tensors fit that require a gradient.
+    pub(crate) fn requires_grad(&self) -> bool {
+        self.requires_grad
+    }
+
+    /// Where a tensor lies that gets into the static one in this way; none if only torch knows.
+    #[inline]
+    pub(crate) fn source(&self, fit: Match) -> Option<Address> {
+        match fit {
+            Match::Same => Some(Address(self.own.address)),
+            Match::Copy(address) => Some(Address(address)),
+            Match::Torch => None,
+        }
     }
 
     pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {

@@ -8,12 +8,13 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::fixed::Fixed;
 use super::flags::Flags;
+use super::found::{Argument, Found, FoundAll, Tensors};
 use super::front::Front;
 use super::held::Arguments;
 use super::lane::Lane;
 use super::modes::Mode;
 use super::outputs::{Outputs, Returned};
-use super::pattern::{Argument, Found, FoundAll, Pattern, all_fit, fits_dict, has_order};
+use super::pattern::{Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
 use super::written::Written;
 use crate::error::state;
@@ -131,7 +132,7 @@ impl Entry {
             pattern.add_bytes(&mut bytes);
         }
         Ok(Self {
-            front: Front::of(py, &args),
+            front: Front::of(py, &args, bytes.len()),
             args,
             kwargs,
             is_in_order,
@@ -159,14 +160,14 @@ impl Entry {
         tensors: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let fit = Match::Torch;
-        let found: Vec<_> = tensors
+        let mut found: FoundAll<'_, '_> = tensors
             .into_iter()
             .map(Argument::Held)
             .map(|tensor| Found { tensor, fit })
             .collect();
         let entry = slf.get();
         let is_in_place = entry.has_breaks && entry.is_in_place(slf.py())?;
-        Self::run(slf, args, Some(kwargs), &found, is_in_place)
+        Self::run(slf, args, Some(kwargs), &mut found, is_in_place)
     }
 
     /// Tells of results that a caller still has, as a replay does.
@@ -176,13 +177,13 @@ impl Entry {
             | Work::Padded(_, outputs)
             | Work::Segments(_, outputs)
             | Work::Feed(_, outputs) => {
-                let (args, kwargs, found) = (&PyTuple::empty(py), None, [].as_slice());
+                let (args, kwargs, tensors) = (&PyTuple::empty(py), None, Tensors::Each(&[]));
                 outputs.release(
                     py,
                     Arguments {
                         args,
                         kwargs,
-                        found,
+                        tensors,
                         returned: &[],
                     },
                 )
@@ -276,15 +277,22 @@ impl Entry {
             || self
                 .written
                 .as_ref()
-                .is_some_and(|written| written.meets(found))
+                .is_some_and(|written| written.meets(found.tensors(args)))
             || self.is_open(py)?
         {
             return Ok(false);
         }
+        self.front.note(py, found);
         match &self.fixed {
             Some(fixed) => fixed.get().is_in_place(py, mode.grad, true),
             None => Ok(true),
         }
+    }
+
+    /// Takes back what it has put into `found` for calls to come.
+    #[inline]
+    pub(super) fn take_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
+        self.front.take_back(py, found);
     }
 
     /// Whether a backward pass may still read what the last call left.
@@ -328,25 +336,25 @@ impl Entry {
     /// Replays, and returns what the function would. The caller has the turn. `is_in_place` says of
     /// one with breaks whether what it reads outside of the arguments is where it lay.
     #[inline]
-    pub(super) fn run(
-        slf: &Bound<'_, Self>,
-        args: &Bound<'_, PyTuple>,
-        kwargs: Option<&Bound<'_, PyDict>>,
-        found: &[Found<'_, '_>],
+    pub(super) fn run<'py>(
+        slf: &Bound<'py, Self>,
+        args: &Bound<'py, PyTuple>,
+        kwargs: Option<&Bound<'py, PyDict>>,
+        found: &mut FoundAll<'_, 'py>,
         is_in_place: bool,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
+        let tensors = found.tensors(args);
         let given = Arguments {
             args,
             kwargs,
-            found,
+            tensors,
             returned: &[],
         };
         // Where the capture itself has moved something, the next call captures anew.
         let may_move = entry.has_breaks && is_in_place;
         let turn = entry.turn.as_ref().filter(|_| entry.has_breaks);
         let _replaying = turn.map(|turn| turn.get().replays());
-        let tensors = || PyTuple::new(py, found.iter().map(|one| &*one.tensor));
         let enter_lane = || match &entry.lane {
             Some(lane) => lane.get().enter(py),
             None => Ok(None),
@@ -356,32 +364,35 @@ impl Entry {
             Work::Graph(graph, outputs) => {
                 let stream = enter_lane()?;
                 outputs.release(py, given)?;
-                Graph::run(graph.bind(py), Given::Found(found), stream)?;
-                outputs.result(py, found)?
+                Graph::run(graph.bind(py), Given::Found(tensors), stream)?;
+                outputs.result(py, tensors)?
             }
             Work::Padded(padded, outputs) => {
                 let stream = enter_lane()?;
                 outputs.release(py, given)?;
-                padded.get().run(py, found, stream)?;
-                outputs.result(py, found)?
+                padded.get().run(py, tensors, stream)?;
+                outputs.result(py, tensors)?
             }
             Work::Segments(segments, outputs) => {
                 enter_lane()?;
                 outputs.release(py, given)?;
-                segments.get().run(py, Given::Found(found))?;
-                outputs.result(py, found)?
+                segments.get().run(py, Given::Found(tensors))?;
+                outputs.result(py, tensors)?
             }
             Work::Feed(feed, outputs) => {
                 enter_lane()?;
                 outputs.release(py, given)?;
-                is_eager = feed.call1(py, (tensors()?,))?.is(PyBool::new(py, true));
-                outputs.result(py, found)?
+                is_eager = feed
+                    .call1(py, (tensors.to_tuple(py)?,))?
+                    .is(PyBool::new(py, true));
+                outputs.result(py, tensors)?
             }
             Work::Call(call) => {
                 enter_lane()?;
                 call.call(py, args, kwargs)?
             }
         };
+        entry.take_back(py, found);
         if may_move && !entry.is_in_place(py)? {
             return Err(state(
                 "a break has moved or replaced a tensor that the graph reads where it lay, and the \

@@ -1,10 +1,12 @@
 //! `Front`: the tensors that the arguments of an entry begin with, compared one right after the other.
 
+use cg_core::Address;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
 
-use super::pattern::{Argument, Found, FoundAll, Pattern};
-use crate::raw;
+use super::found::{Argument, Found, FoundAll};
+use super::pattern::Pattern;
+use crate::raw::{self, Attached, ByFields};
 use crate::signature::{Quick, Told};
 use crate::tensor::TensorReader;
 
@@ -15,18 +17,28 @@ pub(super) struct Front {
     tensors: Box<[Quick]>,
     /// Of all of them; none if there are none.
     reader: Option<Py<TensorReader>>,
+    /// Where those of the last call lay that fitted; none until then, and while a call uses them. Where
+    /// all lie there again, nothing else has to be found out about them.
+    last: Attached<Vec<Address>>,
+    /// Whether that is kept: the entry has no other tensors, and none requires a gradient.
+    keeps_last: bool,
 }
 
 impl Front {
-    /// Of those tensors that patterns begin with.
-    pub(super) fn of(py: Python<'_>, patterns: &[Pattern]) -> Self {
+    /// Of those tensors that patterns begin with; the entry has so many in all.
+    pub(super) fn of(py: Python<'_>, patterns: &[Pattern], count: usize) -> Self {
         let first = patterns.first().and_then(Pattern::quick);
         let reader = first.map(|(_, reader)| reader);
         let quick = patterns.iter().map_while(Pattern::quick);
         let same = quick.take_while(|(_, of)| reader.is_some_and(|reader| reader.is(*of)));
+        let tensors: Box<[Quick]> = same.map(|(quick, _)| quick.clone_ref(py)).collect();
         Self {
-            tensors: same.map(|(quick, _)| quick.clone_ref(py)).collect(),
+            keeps_last: !tensors.is_empty()
+                && tensors.len() == count
+                && !tensors.iter().any(Quick::requires_grad),
+            tensors,
             reader: reader.map(|reader| reader.clone_ref(py)),
+            last: Attached::default(),
         }
     }
 
@@ -43,6 +55,14 @@ impl Front {
         let (Some(by_fields), Some(items)) = (by_fields, raw::items(args)) else {
             return Some(0);
         };
+        if self.keeps_last {
+            let last = self.last.take(args.py());
+            if self.are_at(by_fields, items, &last) {
+                found.put_again(last);
+                return Some(self.tensors.len());
+            }
+            self.keep(args.py(), last);
+        }
         let tensors = self.tensors.iter().zip(items).enumerate();
         for (place, (quick, value)) in tensors {
             let fit = match quick.tell_plain(&by_fields, value) {
@@ -57,5 +77,44 @@ impl Front {
             found.push(Found { tensor, fit });
         }
         Some(self.tensors.len())
+    }
+
+    /// Notes where the tensors of a call lie that fits, if that is not known.
+    #[inline]
+    pub(super) fn note(&self, py: Python<'_>, found: &FoundAll<'_, '_>) {
+        if !self.keeps_last || found.is_again() {
+            return;
+        }
+        let mut last = self.last.take(py);
+        last.clear();
+        let places = found.each().iter().zip(&self.tensors);
+        last.extend(places.map_while(|(one, quick)| quick.source(one.fit)));
+        self.keep(py, last);
+    }
+
+    /// Takes back what a call has used.
+    #[inline]
+    pub(super) fn take_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
+        if let Some(addresses) = found.take_again() {
+            self.keep(py, addresses);
+        }
+    }
+
+    #[inline]
+    fn keep(&self, py: Python<'_>, addresses: Vec<Address>) {
+        drop(self.last.replace(py, addresses));
+    }
+
+    /// Whether all lie at these addresses, where all fit.
+    #[inline]
+    fn are_at(
+        &self,
+        by_fields: ByFields<'_>,
+        values: &[Bound<'_, PyAny>],
+        addresses: &[Address],
+    ) -> bool {
+        let mut tensors = self.tensors.iter().zip(values).zip(addresses);
+        addresses.len() == self.tensors.len()
+            && tensors.all(|((quick, value), at)| quick.is_at(&by_fields, value, *at))
     }
 }

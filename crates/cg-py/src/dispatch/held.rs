@@ -8,7 +8,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::pattern::Found;
+use super::found::Tensors;
 use crate::raw::{self, Attached};
 
 /// Who is told of results that a caller still holds.
@@ -66,7 +66,7 @@ pub(crate) struct Arguments<'a, 'py> {
     pub(crate) args: &'a Bound<'py, PyTuple>,
     pub(crate) kwargs: Option<&'a Bound<'py, PyDict>>,
     /// The tensors among them.
-    pub(crate) found: &'a [Found<'a, 'py>],
+    pub(crate) tensors: Tensors<'a, 'py>,
     /// The places of those that the call returns as they are.
     pub(crate) returned: &'a [usize],
 }
@@ -81,23 +81,19 @@ impl Arguments<'_, '_> {
     /// How many of the tensors this is.
     #[inline]
     pub(super) fn count(&self, tensor: &Bound<'_, PyAny>) -> i64 {
-        self.found
-            .iter()
-            .map(|one| i64::from(one.tensor.is(tensor)))
-            .sum()
+        self.tensors.count(tensor)
     }
 
     /// Whether the call returns this one of its tensors, whatever becomes of its memory.
     #[inline]
     fn return_it(&self, tensor: &Bound<'_, PyAny>) -> bool {
         let mut returned = self.returned.iter();
-        returned.any(|place| self.found[*place].tensor.is(tensor))
+        returned.any(|place| self.tensors.get(*place).is(tensor))
     }
 
     /// How many references to a tensor are ours.
     pub(super) fn own(&self, tensor: &Bound<'_, PyAny>) -> i64 {
-        let held = self.found.iter().filter(|one| one.tensor.is_held());
-        held.map(|one| i64::from(one.tensor.is(tensor))).sum()
+        self.tensors.references(tensor)
     }
 }
 

@@ -5,6 +5,7 @@ mod entry;
 mod fixed;
 mod flags;
 mod followers;
+mod found;
 mod front;
 mod held;
 mod lane;
@@ -28,13 +29,13 @@ pub(crate) use entry::Entry;
 pub(crate) use fixed::Fixed;
 pub(crate) use flags::Flags;
 use followers::Followers;
+use found::FoundAll;
+pub(crate) use found::Tensors;
 pub(crate) use held::Storage;
 pub(crate) use lane::{Lane, enter_busy, is_any_busy, leave_busy};
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
 pub(crate) use neighbours::Neighbours;
-pub(crate) use pattern::Found;
-use pattern::FoundAll;
 pub(crate) use turn::Turn;
 
 use crate::raw::Attached;
@@ -110,7 +111,7 @@ impl Dispatcher {
                         this.put_first(&entry)?;
                     }
                     // That it fits says that all is where it lay.
-                    return Entry::run(&entry, args, kwargs, &found, true);
+                    return Entry::run(&entry, args, kwargs, &mut found, true);
                 }
                 // The thread that has it may take the entry out.
                 Err(turn) => turn.wait(py)?,
@@ -180,6 +181,7 @@ impl Dispatcher {
                 let is_blocked = entry.get().is_blocked(py, &self.is_capturing)?;
                 return Ok((!is_blocked).then(|| (place, entry.to_owned())));
             }
+            entry.get().take_back(py, found);
         }
         Ok(None)
     }

@@ -9,9 +9,9 @@ use pyo3::types::{PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 use super::contents::items_of;
+use super::found::Tensors;
 use super::held::{Arguments, Callbacks, Held, Lent, Storage};
 use super::neighbours::{Loan, Neighbours};
-use super::pattern::Found;
 use crate::error::argument;
 use crate::raw::{self, WeakReferences};
 use crate::signature::{Match, Signature};
@@ -114,7 +114,7 @@ impl Outputs {
     pub(crate) fn release(&self, py: Python<'_>, given: Arguments<'_, '_>) -> PyResult<()> {
         let given = Arguments {
             // Where a result is only about to go, nothing is returned.
-            returned: if given.found.is_empty() {
+            returned: if given.tensors.len() == 0 {
                 &[]
             } else {
                 &self.returned
@@ -176,7 +176,7 @@ impl Outputs {
     #[inline]
     fn keep_returned(&self, py: Python<'_>, held: &Held, given: Arguments<'_, '_>) -> PyResult<()> {
         for place in given.returned {
-            let tensor = &given.found[*place].tensor;
+            let tensor = given.tensors.get(*place);
             let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
             let storage = storage.getattr(intern!(py, "_cdata"))?.extract()?;
             let is_own = self.leaves.iter().any(|leaf| match leaf {
@@ -184,7 +184,7 @@ impl Outputs {
                 Leaf::Copied(_) | Leaf::Argument(_) | Leaf::Constant(_) => false,
             });
             if is_own || self.neighbours.get().have_lent(storage) {
-                held.tell_late(py, *place, tensor, None, 0, given)?;
+                held.tell_late(py, *place, &tensor, None, 0, given)?;
             }
         }
         Ok(())
@@ -192,16 +192,16 @@ impl Outputs {
 
     /// What the call returns.
     #[inline]
-    pub(crate) fn result(&self, py: Python<'_>, found: &[Found<'_, '_>]) -> PyResult<Py<PyAny>> {
+    pub(crate) fn result(&self, py: Python<'_>, tensors: Tensors<'_, '_>) -> PyResult<Py<PyAny>> {
         if let Some(held) = &self.held
             && !self.is_noted.load(Ordering::Relaxed)
         {
             self.is_noted.store(true, Ordering::Relaxed);
             self.neighbours.get().note(self.loans(py, held));
         }
-        let all = || self.leaves.iter().map(|leaf| leaf.lend(py, found));
+        let all = || self.leaves.iter().map(|leaf| leaf.lend(py, tensors));
         match &self.build {
-            Build::Single => self.leaves[0].lend(py, found),
+            Build::Single => self.leaves[0].lend(py, tensors),
             Build::Tuple => {
                 let leaves: Vec<_> = all().collect::<PyResult<_>>()?;
                 Ok(PyTuple::new(py, leaves)?.into_any().unbind())
@@ -303,11 +303,11 @@ impl Leaf {
     }
 
     #[inline]
-    fn lend(&self, py: Python<'_>, found: &[Found<'_, '_>]) -> PyResult<Py<PyAny>> {
+    fn lend(&self, py: Python<'_>, tensors: Tensors<'_, '_>) -> PyResult<Py<PyAny>> {
         match self {
             Self::Static(output) => output.lend(py),
             Self::Copied(own) => own.call_method0(py, intern!(py, "clone")),
-            Self::Argument(place) => Ok((*found[*place].tensor).clone().unbind()),
+            Self::Argument(place) => Ok(tensors.get(*place).to_owned().unbind()),
             Self::Constant(value) => Ok(value.clone_ref(py)),
         }
     }

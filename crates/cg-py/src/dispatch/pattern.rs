@@ -1,53 +1,14 @@
 //! `Pattern`: the arguments that an entry takes, matched without flattening them first.
 
-use std::ops::Deref;
-
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFloat, PyList, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
-use smallvec::SmallVec;
 
+use super::found::{Argument, Found, FoundAll};
 use crate::error::argument;
 use crate::signature::{Match, Quick, Signature, Told};
 use crate::tensor::TensorReader;
-
-/// A tensor of a call, and how it gets into its static one.
-pub(crate) struct Found<'a, 'py> {
-    pub(crate) tensor: Argument<'a, 'py>,
-    pub(crate) fit: Match,
-}
-
-/// The tensors of a call that are copied, in order. So many have room without an allocation, which takes
-/// as long as the comparison of ten.
-pub(crate) type FoundAll<'a, 'py> = SmallVec<[Found<'a, 'py>; 64]>;
-
-/// Something among the arguments of a call.
-pub(crate) enum Argument<'a, 'py> {
-    /// From the tuple of the call, where it stays.
-    Positional(Borrowed<'a, 'py, PyAny>),
-    /// From what others may change meanwhile.
-    Held(Bound<'py, PyAny>),
-}
-
-impl Argument<'_, '_> {
-    /// Whether it is a reference of its own.
-    pub(crate) fn is_held(&self) -> bool {
-        matches!(self, Self::Held(_))
-    }
-}
-
-impl<'py> Deref for Argument<'_, 'py> {
-    type Target = Bound<'py, PyAny>;
-
-    #[inline]
-    fn deref(&self) -> &Bound<'py, PyAny> {
-        match self {
-            Self::Positional(value) => value,
-            Self::Held(value) => value,
-        }
-    }
-}
 
 /// What stands at one place of the arguments.
 pub(crate) enum Pattern {

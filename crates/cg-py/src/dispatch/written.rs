@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use cg_core::{Address, Ranges};
 
-use super::pattern::Found;
+use super::found::Tensors;
 use crate::signature::Match;
 
 /// The ranges, and where the tensors of calls were last found to lie beside them.
@@ -35,11 +35,15 @@ impl Written {
 
     /// Whether one of the tensors shares memory with what is written.
     #[inline]
-    pub(super) fn meets(&self, found: &[Found<'_, '_>]) -> bool {
+    pub(super) fn meets(&self, tensors: Tensors<'_, '_>) -> bool {
+        let Tensors::Each(found) = tensors else {
+            // The call fitted whose tensors lay there.
+            return false;
+        };
         let mut pairs = self.tensors.iter().zip(found);
-        pairs.any(|(tensor, Found { fit, .. })| match fit {
+        pairs.any(|(tensor, one)| match one.fit {
             Match::Copy(at) => {
-                tensor.beside.load(Ordering::Relaxed) != *at && tensor.meets(self, *at)
+                tensor.beside.load(Ordering::Relaxed) != at && tensor.meets(self, at)
             }
             Match::Same | Match::Torch => false,
         })

@@ -119,6 +119,16 @@ impl<'a> ByFields<'a> {
         }
     }
 
+    /// Whether a tensor has these words and lies there, and nothing is noted of it for autograd.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `see`")]
+    pub(crate) fn is_at(&self, tensor: Member<'_, '_>, words: &Words, address: u64) -> bool {
+        // SAFETY: as in `strided`.
+        let object = unsafe { object(tensor.handle(self.offset)) };
+        // SAFETY: the object is the tensor's; as in `see`.
+        unsafe { self.fields.is_at(object, words, address) }
+    }
+
     /// A tensor's object, if it is strided.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `see`")]

@@ -205,6 +205,36 @@ impl Fields {
         Seen::At(address, None)
     }
 
+    /// Whether a tensor is [strided](Self::is_strided), has these words and nothing noted for autograd, and
+    /// lies there. What is read of it decides at the end, in one piece: a branch for each takes longer.
+    ///
+    /// # Safety
+    /// The object is the `c10::TensorImpl` of a tensor that is alive, and its storage is not exchanged
+    /// meanwhile.
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
+    pub(super) unsafe fn is_at(&self, object: *const c_void, words: &Words, address: u64) -> bool {
+        // SAFETY: the contract is that of this function; classes that are derived have these fields, too.
+        let at = |field| unsafe { word(object, field) };
+        let of_other_kind = (at(VTABLE) ^ self.vtable) | at(AUTOGRAD) | at(EXTRA);
+        if of_other_kind | (at(DIM) ^ words.dim as u64) != 0 {
+            return false;
+        }
+        let mut apart = (at(KEYS) ^ words.keys) | ((at(KIND) ^ words.kind) & OF_KIND);
+        for (i, [size, stride]) in words.extents.iter().take(words.dim).enumerate() {
+            apart |= (at(SIZES + WORD * i) ^ size) | (at(STRIDES + WORD * i) ^ stride);
+        }
+        let storage = at(STORAGE) as *const c_void;
+        if apart != 0 || storage.is_null() {
+            return false;
+        }
+        // SAFETY: the tensor holds this storage.
+        let of_storage = |field| unsafe { word(storage, field) };
+        let data = of_storage(DATA);
+        let now = data.wrapping_add(at(OFFSET).wrapping_mul(words.element_bytes));
+        data != 0 && ((of_storage(FLAGS) & self.guard) | (now ^ address)) == 0
+    }
+
     /// Where a tensor is and how it is laid out; none where torch must be asked, as for more dimensions.
     ///
     /// # Safety

@@ -1,0 +1,180 @@
+//! `FoundAll`: the tensors of a call, and how each gets into its static one.
+
+use std::ops::Deref;
+
+use cg_core::Address;
+use pyo3::prelude::*;
+use pyo3::types::PyTuple;
+use smallvec::SmallVec;
+
+use crate::signature::Match;
+
+/// A tensor of a call, and how it gets into its static one.
+pub(crate) struct Found<'a, 'py> {
+    pub(crate) tensor: Argument<'a, 'py>,
+    pub(crate) fit: Match,
+}
+
+/// Something among the arguments of a call.
+pub(crate) enum Argument<'a, 'py> {
+    /// From the tuple of the call, where it stays.
+    Positional(Borrowed<'a, 'py, PyAny>),
+    /// From what others may change meanwhile.
+    Held(Bound<'py, PyAny>),
+}
+
+/// The tensors of a call that are copied, in order.
+pub(crate) struct FoundAll<'a, 'py> {
+    each: Each<'a, 'py>,
+    again: Option<Vec<Address>>,
+}
+
+/// So many have room without an allocation, which takes as long as the comparison of ten.
+type Each<'a, 'py> = SmallVec<[Found<'a, 'py>; 64]>;
+
+/// The same for who uses them.
+#[derive(Clone, Copy)]
+pub(crate) enum Tensors<'a, 'py> {
+    Each(&'a [Found<'a, 'py>]),
+    /// The first arguments, where those of an earlier call lay that fitted: at these addresses, which
+    /// most calls need to know alone.
+    Again(&'a Bound<'py, PyTuple>, &'a [Address]),
+}
+
+impl<'py> Deref for Argument<'_, 'py> {
+    type Target = Bound<'py, PyAny>;
+
+    #[inline]
+    fn deref(&self) -> &Bound<'py, PyAny> {
+        match self {
+            Self::Positional(value) => value,
+            Self::Held(value) => value,
+        }
+    }
+}
+
+impl<'a, 'py> FoundAll<'a, 'py> {
+    pub(super) fn new() -> Self {
+        Self {
+            each: Each::new(),
+            again: None,
+        }
+    }
+
+    /// Starts anew.
+    #[inline]
+    pub(super) fn clear(&mut self) {
+        self.each.clear();
+        self.again = None;
+    }
+
+    #[inline]
+    pub(super) fn push(&mut self, found: Found<'a, 'py>) {
+        self.each.push(found);
+    }
+
+    /// Each of them; none where they lie as those of an earlier call lay.
+    #[inline]
+    pub(super) fn each(&self) -> &[Found<'a, 'py>] {
+        &self.each
+    }
+
+    /// Says that the first arguments lie where those of an earlier call lay that fitted.
+    #[inline]
+    pub(super) fn put_again(&mut self, addresses: Vec<Address>) {
+        self.again = Some(addresses);
+    }
+
+    #[inline]
+    pub(super) fn is_again(&self) -> bool {
+        self.again.is_some()
+    }
+
+    /// Takes out where they lie, if that was said.
+    #[inline]
+    pub(super) fn take_again(&mut self) -> Option<Vec<Address>> {
+        self.again.take()
+    }
+
+    /// Those of a call with these arguments.
+    #[inline]
+    pub(super) fn tensors<'b>(&'b self, args: &'b Bound<'py, PyTuple>) -> Tensors<'b, 'py>
+    where
+        'a: 'b,
+    {
+        match &self.again {
+            Some(addresses) => Tensors::Again(args, addresses),
+            None => Tensors::Each(&self.each),
+        }
+    }
+}
+
+impl<'a, 'py> FromIterator<Found<'a, 'py>> for FoundAll<'a, 'py> {
+    fn from_iter<T: IntoIterator<Item = Found<'a, 'py>>>(all: T) -> Self {
+        Self {
+            each: all.into_iter().collect(),
+            again: None,
+        }
+    }
+}
+
+impl<'a, 'py> Tensors<'a, 'py> {
+    #[inline]
+    pub(crate) fn len(self) -> usize {
+        match self {
+            Self::Each(found) => found.len(),
+            Self::Again(_, addresses) => addresses.len(),
+        }
+    }
+
+    /// One of them.
+    #[inline]
+    pub(crate) fn get(self, place: usize) -> Borrowed<'a, 'py, PyAny> {
+        match self {
+            Self::Each(found) => found[place].tensor.as_borrowed(),
+            Self::Again(args, _) => {
+                let mut args = args.iter_borrowed();
+                args.nth(place).expect("there are as many arguments")
+            }
+        }
+    }
+
+    /// How one of them gets into its static one, which begins there.
+    #[inline]
+    pub(crate) fn fit(self, place: usize, own: Address) -> Match {
+        match self {
+            Self::Each(found) => found[place].fit,
+            Self::Again(_, addresses) if addresses[place] == own => Match::Same,
+            Self::Again(_, addresses) => Match::Copy(addresses[place].0),
+        }
+    }
+
+    /// How many of them are this one.
+    #[inline]
+    pub(crate) fn count(self, tensor: &Bound<'_, PyAny>) -> i64 {
+        let is = |one: &Bound<'_, PyAny>| i64::from(one.is(tensor));
+        match self {
+            Self::Each(found) => found.iter().map(|one| is(&one.tensor)).sum(),
+            Self::Again(args, addresses) => {
+                let args = args.iter_borrowed().take(addresses.len());
+                args.map(|one| is(&one)).sum()
+            }
+        }
+    }
+
+    /// How many references to a tensor are theirs.
+    pub(crate) fn references(self, tensor: &Bound<'_, PyAny>) -> i64 {
+        let Self::Each(found) = self else {
+            return 0;
+        };
+        let held = found
+            .iter()
+            .filter(|one| matches!(one.tensor, Argument::Held(_)));
+        held.map(|one| i64::from(one.tensor.is(tensor))).sum()
+    }
+
+    /// As Python takes them.
+    pub(crate) fn to_tuple(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
+        PyTuple::new(py, (0..self.len()).map(|place| self.get(place)))
+    }
+}

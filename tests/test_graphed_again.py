@@ -1,0 +1,197 @@
+"""Calls whose tensors lie where those of the call before lay."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+import cgraph
+from cgraph.errors import StateError
+from graphed_calls import agree, misses, states
+from lab import Lab, fresh
+
+
+def weighed(*tensors: Tensor) -> Tensor:
+    """Depends on each argument, its contents and its place."""
+    total = tensors[0].double().sum()
+    for place, one in enumerate(tensors, 2):
+        total = total + place * (one.double() ** 2).sum()
+    return total
+
+
+def in_order(x: Tensor) -> Tensor:
+    """Depends on where each element is."""
+    return x.reshape(-1).double() * torch.arange(x.numel(), device=x.device)
+
+
+def called(lab: Lab, function: Callable[..., Tensor], *given: Tensor) -> None:
+    """Three calls with these tensors, which have other contents each time."""
+    for _ in range(3):
+        for one in given:
+            one.copy_(fresh(lab, *one.shape))
+        agree(function, weighed if len(given) > 1 else in_order, *given)  # type: ignore[arg-type]
+
+
+def exchange(lab: Lab, one: Tensor) -> None:
+    torch.utils.swap_tensors(one, fresh(lab, *one.shape))
+
+
+# What gives a tensor other memory.
+MOVES: dict[str, Callable[[Lab, Tensor], object]] = {
+    "data": lambda lab, one: setattr(one, "data", fresh(lab, *one.shape)),
+    "set_": lambda lab, one: one.set_(fresh(lab, *one.shape)),
+    "an offset": lambda lab, one: one.set_(fresh(lab, 2, *one.shape)[1]),
+    "resize_": lambda lab, one: one.resize_(4096).normal_().resize_(3, 3),
+    "swap_tensors": exchange,
+}
+
+# What makes another tensor of it where it lies.
+CHANGES: dict[str, Callable[[Tensor], object]] = {
+    "a gradient": lambda one: one.requires_grad_(),
+    "a dimension": lambda one: one.unsqueeze_(0),
+    "its dimensions exchanged": lambda one: one.t_(),
+    "fewer rows": lambda one: one.resize_(2, 3),
+    "a dtype": lambda one: setattr(one, "data", one.data.view(torch.int32)),
+    "a class": lambda one: setattr(one, "__class__", torch.nn.Parameter),
+}
+
+
+@pytest.mark.parametrize("place", range(3))
+@pytest.mark.parametrize("move", MOVES)
+def test_a_tensor_that_has_got_other_memory_is_copied_from_there(
+    lab: Lab, move: str, place: int
+) -> None:
+    function, given = cgraph.graphed(weighed), [fresh(lab, 3, 3) for _ in range(3)]
+    called(lab, function, *given)
+    with misses() as seen:
+        for _ in range(2):
+            MOVES[move](lab, given[place])
+            called(lab, function, *given)
+    assert not seen
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_tensor_that_became_another_one_where_it_lies_is_not_taken_for_what_it_was(
+    lab: Lab, change: str
+) -> None:
+    function, one = cgraph.graphed(in_order), fresh(lab, 3, 3)
+    with torch.no_grad():
+        called(lab, function, one)
+        CHANGES[change](one)
+        for _ in range(3):
+            agree(function, in_order, one)
+        called(lab, function, fresh(lab, 3, 3))
+
+
+def test_memory_that_holds_other_tensors_now_is_read_as_these(lab: Lab) -> None:
+    function = cgraph.graphed(in_order)
+    kinds = [torch.float32, torch.int32, torch.float32, torch.float64]
+    places = set()
+    for kind in kinds * 2:
+        # torch gives the memory of the one before.
+        one = fresh(lab, 64).mul(1e3).to(kind).clone()
+        places.add(one.data_ptr())
+        for _ in range(2):
+            agree(function, in_order, one)
+        del one
+    assert len(states(function)) == len(set(kinds))
+
+
+def test_sets_of_tensors_that_take_turns_are_each_copied(lab: Lab) -> None:
+    function = cgraph.graphed(weighed)
+    sets = [[fresh(lab, 4) for _ in range(3)] for _ in range(3)]
+    for turn in (0, 0, 1, 1, 0, 2, 2, 2, 1, 0, 0):
+        called(lab, function, *sets[turn])
+        mixed = [sets[(turn + place) % 3][place] for place in range(3)]
+        agree(function, weighed, *mixed)
+    assert states(function) == ["captured"]
+
+
+def test_calls_of_other_shapes_in_between_change_nothing(lab: Lab) -> None:
+    function = cgraph.graphed(weighed)
+    shapes = [(2,), (3,), (2, 2)]
+    sets = {shape: [fresh(lab, *shape) for _ in range(2)] for shape in shapes}
+    for shape in shapes * 3:
+        called(lab, function, *sets[shape])
+    assert states(function) == ["captured"] * 3
+
+
+def test_the_modes_count_where_nothing_has_moved(lab: Lab) -> None:
+    function, one = cgraph.graphed(in_order), fresh(lab, 3)
+    for is_enabled in (False, True, False, True):
+        with torch.set_grad_enabled(is_enabled):
+            called(lab, function, one)
+    assert states(function) == ["captured", "captured"]
+
+
+def test_an_argument_that_is_returned_is_the_one_of_the_call(lab: Lab) -> None:
+    def kept(x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:
+        return x + y, y
+
+    function, x, y = cgraph.graphed(kept), fresh(lab, 4), fresh(lab, 4)
+    for _ in range(3):
+        assert function(x, y)[1] is y
+    # Another tensor that lies there.
+    twin = y.detach()
+    for given in (twin, y, twin):
+        assert function(x, given)[1] is given
+
+
+@pytest.mark.parametrize("held", [1, 3])
+def test_a_result_that_is_given_to_the_next_call_counts_as_held_no_more_than_before(
+    lab: Lab, held: int
+) -> None:
+    def step(*xs: Tensor) -> Tensor:
+        return sum(xs[1:], xs[0]) + 1  # type: ignore[arg-type]
+
+    expected, function = fresh(lab, 4), cgraph.graphed(step)
+    with torch.no_grad():
+        result = expected.clone()
+        for _ in range(5):
+            result = function(*[result] * held)
+            expected = step(*[expected] * held)
+            assert torch.equal(result, expected)
+
+
+def test_a_call_that_raises_leaves_the_next_ones_right(lab: Lab) -> None:
+    def scaled(x: Tensor, y: Tensor) -> Tensor:
+        return x * 2 + y
+
+    function, given = cgraph.graphed(scaled, on_held="raise"), [fresh(lab, 4) for _ in range(2)]
+    with torch.no_grad():
+        for _ in range(2):
+            agree(function, scaled, *given)
+        held = [function(*given)]
+        for _ in range(2):
+            with pytest.raises(StateError):
+                function(*given)
+        held.clear()
+        for _ in range(3):
+            given[0].normal_()
+            agree(function, scaled, *given)
+
+
+def test_rows_that_are_padded_are_copied_from_where_they_lie_again(lab: Lab) -> None:
+    function, one = cgraph.graphed(torch.cumsum, sizes=[4, 8]), fresh(lab, 3, 2)
+    for given in (one, one, one, fresh(lab, 3, 2), one, fresh(lab, 6, 2), one):
+        given.normal_()
+        assert torch.equal(function(given, dim=1), torch.cumsum(given, dim=1))
+
+
+def test_a_function_with_breaks_copies_again_what_lies_where_it_lay(lab: Lab) -> None:
+    @cgraph.eager_break
+    def between(x: Tensor) -> Tensor:
+        return x * 2
+
+    def broken(x: Tensor, y: Tensor) -> Tensor:
+        return between(x + y) - y
+
+    function, x, y = cgraph.graphed(broken), fresh(lab, 4), fresh(lab, 4)
+    with torch.no_grad():
+        for _ in range(4):
+            x.normal_()
+            y.normal_()
+            agree(function, broken, x, y)
