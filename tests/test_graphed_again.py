@@ -43,7 +43,6 @@ def exchange(lab: Lab, one: Tensor) -> None:
 MOVES: dict[str, Callable[[Lab, Tensor], object]] = {
     "data": lambda lab, one: setattr(one, "data", fresh(lab, *one.shape)),
     "set_": lambda lab, one: one.set_(fresh(lab, *one.shape)),
-    "an offset": lambda lab, one: one.set_(fresh(lab, 2, *one.shape)[1]),
     "resize_": lambda lab, one: one.resize_(4096).normal_().resize_(3, 3),
     "swap_tensors": exchange,
 }
@@ -51,7 +50,7 @@ MOVES: dict[str, Callable[[Lab, Tensor], object]] = {
 # What makes another tensor of it where it lies.
 CHANGES: dict[str, Callable[[Tensor], object]] = {
     "a gradient": lambda one: one.requires_grad_(),
-    "a dimension": lambda one: one.unsqueeze_(0),
+    "a dimension": lambda one: one.unsqueeze_(-1),
     "its dimensions exchanged": lambda one: one.t_(),
     "fewer rows": lambda one: one.resize_(2, 3),
     "a dtype": lambda one: setattr(one, "data", one.data.view(torch.int32)),
@@ -73,6 +72,20 @@ def test_a_tensor_that_has_got_other_memory_is_copied_from_there(
     assert not seen
 
 
+def test_a_tensor_that_has_moved_inside_of_its_storage_is_copied_from_there(lab: Lab) -> None:
+    function, rows, given = (
+        cgraph.graphed(weighed),
+        fresh(lab, 3, 4),
+        [fresh(lab, 4), fresh(lab, 4)],
+    )
+    for place in (0, 1, 0, 2, 2):
+        given[0].data = rows[place]
+        called(lab, function, *given)
+        rows.normal_()
+        agree(function, weighed, *given)
+    assert states(function) == ["captured"]
+
+
 @pytest.mark.parametrize("change", CHANGES)
 def test_a_tensor_that_became_another_one_where_it_lies_is_not_taken_for_what_it_was(
     lab: Lab, change: str
@@ -83,6 +96,7 @@ def test_a_tensor_that_became_another_one_where_it_lies_is_not_taken_for_what_it
         CHANGES[change](one)
         for _ in range(3):
             agree(function, in_order, one)
+        assert states(function) == ["captured", "captured"]
         called(lab, function, fresh(lab, 3, 3))
 
 
