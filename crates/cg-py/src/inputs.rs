@@ -125,11 +125,7 @@ impl Inputs {
         tensors: &Bound<'_, PyTuple>,
         sources: &mut Vec<Address>,
     ) -> PyResult<()> {
-        if tensors.len() != self.slots.len() {
-            let expected = format!("{}, one for each static input", self.slots.len());
-            let given = tensors.len().to_string();
-            return Err(argument("the number of tensors", &given, &expected));
-        }
+        self.require_count(tensors.len())?;
         sources.clear();
         for (index, (slot, tensor)) in self.slots.iter().zip(tensors.iter_borrowed()).enumerate() {
             let fit = slot.signature.fit(&tensor, index)?;
@@ -154,8 +150,9 @@ impl Inputs {
         if are_same {
             return Ok(());
         }
+        self.require_count(tensors.len())?;
         sources.clear();
-        for (index, own) in self.own.iter().enumerate().take(tensors.len()) {
+        for (index, own) in self.own.iter().enumerate() {
             let fit = tensors.fit(index, *own);
             sources.push(self.source(index, &tensors.get(index), fit)?);
         }
@@ -165,16 +162,30 @@ impl Inputs {
     /// Whether no tensor, each of which is known to fit, has to be copied by torch.
     #[inline]
     pub(crate) fn can_copy(&self, tensors: Tensors<'_, '_>) -> bool {
-        let mut places = self.own.iter().enumerate().take(tensors.len());
-        places.all(|(index, own)| match tensors.fit(index, *own) {
-            Match::Same => true,
-            Match::Copy(address) => self.is_safe(index, address),
-            Match::Torch => false,
-        })
+        let mut places = self.own.iter().enumerate();
+        let are_as_many = tensors.len() == self.own.len();
+        are_as_many
+            && places.all(|(index, own)| match tensors.fit(index, *own) {
+                Match::Same => true,
+                Match::Copy(address) => self.is_safe(index, address),
+                Match::Torch => false,
+            })
     }
 }
 
 impl Inputs {
+    fn require_count(&self, given: usize) -> PyResult<()> {
+        if given == self.slots.len() {
+            return Ok(());
+        }
+        let expected = format!("{}, one for each static input", self.slots.len());
+        Err(argument(
+            "the number of tensors",
+            &given.to_string(),
+            &expected,
+        ))
+    }
+
     /// Where a replay copies a tensor from; torch copies here what the kernel cannot.
     #[inline]
     fn source(&self, index: usize, tensor: &Bound<'_, PyAny>, fit: Match) -> PyResult<Address> {

@@ -14,6 +14,7 @@ mod hook;
 mod inputs;
 mod padded;
 mod pool;
+mod quick;
 mod raw;
 mod replay;
 mod segments;

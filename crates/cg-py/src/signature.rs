@@ -2,14 +2,14 @@
 
 use std::ops::Range;
 
-use cg_core::Address;
 use pyo3::exceptions::PyException;
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
 use crate::error::argument;
-use crate::raw::{ByFields, Form, Known, Seen, Words};
+use crate::quick::{Quick, Told};
+use crate::raw::{Form, Seen, Words};
 use crate::tensor::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy};
 
 /// How a tensor gets into a static one.
@@ -25,8 +25,8 @@ pub(crate) enum Match {
 
 /// Where a static tensor lies.
 #[derive(Debug, Clone, Copy)]
-struct Own {
-    address: u64,
+pub(crate) struct Own {
+    pub(crate) address: u64,
     bytes: u64,
     /// Whether the elements fill `bytes` bytes with no gap and no overlap.
     is_dense: bool,
@@ -35,7 +35,7 @@ struct Own {
 impl Own {
     /// How a tensor of the same layout that lies there gets into this one.
     #[inline]
-    fn from(self, address: u64) -> Match {
+    pub(crate) fn from(self, address: u64) -> Match {
         match address {
             // No memory of its own: torch, or the tensor's class, knows where the values are.
             0 => Match::Torch,
@@ -122,108 +122,6 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
         is_next
     };
     shape.contains(&0) || steps.iter().all(&mut fits)
-}
-
-/// What calls compare in the fastest way: side by side what differs from one static tensor to the next.
-pub(crate) struct Quick {
-    /// Of the tensors that it tells of.
-    class: Known,
-    words: Words,
-    own: Own,
-    requires_grad: bool,
-}
-
-/// What the fastest way tells of a tensor.
-#[derive(Clone, Copy)]
-pub(crate) enum Told {
-    /// It gets into the static one in this way.
-    Fits(Match),
-    /// It does not, or only torch can copy it.
-    Other,
-    /// Other ways tell.
-    Unknown,
-}
-
-impl Quick {
-    /// As [`Signature::matches`], as far as this way tells; a value of another class is another one.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
-    pub(crate) fn tell(&self, by_fields: &ByFields<'_>, value: &Bound<'_, PyAny>) -> Told {
-        match self.class.member(value) {
-            Some(tensor) => {
-                let seen = by_fields.see(tensor, &self.words);
-                Told::of(&seen, self.own, self.requires_grad)
-            }
-            None => Told::Other,
-        }
-    }
-
-    /// The same where nothing has to be called for it: how a tensor gets into the static one, and none
-    /// where [`Self::tell`] is to be asked.
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
-    pub(crate) fn tell_plain(
-        &self,
-        by_fields: &ByFields<'_>,
-        value: &Bound<'_, PyAny>,
-    ) -> Option<Match> {
-        let address = by_fields.plain_address(self.class.member(value)?, &self.words)?;
-        let found = self.own.from(address);
-        (!self.requires_grad && found != Match::Torch).then_some(found)
-    }
-
-    /// Whether a tensor lies there and is of this class, has this layout and no history. All of these fit
-    /// that lie where one has fitted, but where it [requires a gradient](Self::requires_grad).
-    #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
-    pub(crate) fn is_at(
-        &self,
-        by_fields: &ByFields<'_>,
-        value: &Bound<'_, PyAny>,
-        address: Address,
-    ) -> bool {
-        let tensor = self.class.member(value);
-        tensor.is_some_and(|tensor| by_fields.is_at(tensor, &self.words, address.0))
-    }
-
-    /// Whether only tensors fit that require a gradient.
-    pub(crate) fn requires_grad(&self) -> bool {
-        self.requires_grad
-    }
-
-    /// Where a tensor lies that gets into the static one in this way; none if only torch knows.
-    #[inline]
-    pub(crate) fn source(&self, fit: Match) -> Option<Address> {
-        match fit {
-            Match::Same => Some(Address(self.own.address)),
-            Match::Copy(address) => Some(Address(address)),
-            Match::Torch => None,
-        }
-    }
-
-    pub(crate) fn clone_ref(&self, py: Python<'_>) -> Self {
-        Self {
-            class: self.class.clone_ref(py),
-            words: self.words.clone(),
-            ..*self
-        }
-    }
-}
-
-impl Told {
-    #[inline]
-    fn of(seen: &Seen, own: Own, requires_grad: bool) -> Self {
-        let (address, given) = match *seen {
-            Seen::At(address, Some(given)) => (address, given),
-            Seen::Other => return Self::Other,
-            Seen::At(_, None) | Seen::Unknown => return Self::Unknown,
-        };
-        match own.from(address) {
-            Match::Torch => Self::Other,
-            found if given == requires_grad => Self::Fits(found),
-            Match::Same | Match::Copy(_) => Self::Other,
-        }
-    }
 }
 
 /// What a static tensor takes.
@@ -389,12 +287,9 @@ impl Signature {
 
     /// The fastest way for tensors of a class, for who compares at each call; none where there is none.
     pub(crate) fn quick(&self, class: &Bound<'_, PyType>, requires_grad: bool) -> Option<Quick> {
-        Some(Quick {
-            class: self.reader.get().know(class)?,
-            words: self.words.clone()?,
-            own: self.layout.own,
-            requires_grad,
-        })
+        let known = self.reader.get().know(class)?;
+        let words = self.words.clone()?;
+        Some(Quick::new(known, words, self.layout.own, requires_grad))
     }
 
     /// Who reads the tensors that it is compared with.

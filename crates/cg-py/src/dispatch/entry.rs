@@ -289,10 +289,10 @@ impl Entry {
         }
     }
 
-    /// Takes back what it has put into `found` for calls to come.
+    /// Gives back what it has put into `found`, for calls to come.
     #[inline]
-    pub(super) fn take_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
-        self.front.take_back(py, found);
+    pub(super) fn give_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
+        self.front.give_back(py, found);
     }
 
     /// Whether a backward pass may still read what the last call left.
@@ -392,7 +392,7 @@ impl Entry {
                 call.call(py, args, kwargs)?
             }
         };
-        entry.take_back(py, found);
+        entry.give_back(py, found);
         if may_move && !entry.is_in_place(py)? {
             return Err(state(
                 "a break has moved or replaced a tensor that the graph reads where it lay, and the \

@@ -26,6 +26,8 @@ pub(crate) enum Argument<'a, 'py> {
 /// The tensors of a call that are copied, in order.
 pub(crate) struct FoundAll<'a, 'py> {
     each: Each<'a, 'py>,
+    /// Where they lie instead, if they are the first arguments and some that lay there have fitted. No
+    /// others are added then.
     again: Option<Vec<Address>>,
 }
 
@@ -36,8 +38,7 @@ type Each<'a, 'py> = SmallVec<[Found<'a, 'py>; 64]>;
 #[derive(Clone, Copy)]
 pub(crate) enum Tensors<'a, 'py> {
     Each(&'a [Found<'a, 'py>]),
-    /// The first arguments, where those of an earlier call lay that fitted: at these addresses, which
-    /// most calls need to know alone.
+    /// The first arguments, at these addresses, where others have fitted. Most calls need to know no more.
     Again(&'a Bound<'py, PyTuple>, &'a [Address]),
 }
 
@@ -55,10 +56,7 @@ impl<'py> Deref for Argument<'_, 'py> {
 
 impl<'a, 'py> FoundAll<'a, 'py> {
     pub(super) fn new() -> Self {
-        Self {
-            each: Each::new(),
-            again: None,
-        }
+        Self::from_iter([])
     }
 
     /// Starts anew.
@@ -70,16 +68,17 @@ impl<'a, 'py> FoundAll<'a, 'py> {
 
     #[inline]
     pub(super) fn push(&mut self, found: Found<'a, 'py>) {
+        debug_assert!(self.again.is_none(), "these are all tensors");
         self.each.push(found);
     }
 
-    /// Each of them; none where they lie as those of an earlier call lay.
+    /// Each of them; none where it is known where they lie.
     #[inline]
     pub(super) fn each(&self) -> &[Found<'a, 'py>] {
         &self.each
     }
 
-    /// Says that the first arguments lie where those of an earlier call lay that fitted.
+    /// Says where the first arguments lie, which are all tensors.
     #[inline]
     pub(super) fn put_again(&mut self, addresses: Vec<Address>) {
         self.again = Some(addresses);
@@ -127,19 +126,24 @@ impl<'a, 'py> Tensors<'a, 'py> {
         }
     }
 
+    #[inline]
+    pub(crate) fn is_empty(self) -> bool {
+        self.len() == 0
+    }
+
     /// One of them.
     #[inline]
     pub(crate) fn get(self, place: usize) -> Borrowed<'a, 'py, PyAny> {
         match self {
             Self::Each(found) => found[place].tensor.as_borrowed(),
             Self::Again(args, _) => {
-                let mut args = args.iter_borrowed();
-                args.nth(place).expect("there are as many arguments")
+                let arg = args.get_borrowed_item(place);
+                arg.expect("there are as many arguments")
             }
         }
     }
 
-    /// How one of them gets into its static one, which begins there.
+    /// How one of them gets into its static one, which begins there, as its pattern says, too.
     #[inline]
     pub(crate) fn fit(self, place: usize, own: Address) -> Match {
         match self {
@@ -175,6 +179,9 @@ impl<'a, 'py> Tensors<'a, 'py> {
 
     /// As Python takes them.
     pub(crate) fn to_tuple(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
-        PyTuple::new(py, (0..self.len()).map(|place| self.get(place)))
+        match self {
+            Self::Each(found) => PyTuple::new(py, found.iter().map(|one| &*one.tensor)),
+            Self::Again(args, addresses) => Ok(args.get_slice(0, addresses.len())),
+        }
     }
 }

@@ -1,4 +1,5 @@
-//! `Front`: the tensors that the arguments of an entry begin with, compared one right after the other.
+//! `Front`: the tensors that the arguments of an entry begin with, compared one right after the other,
+//! and first with where those of the last call lay.
 
 use cg_core::Address;
 use pyo3::prelude::*;
@@ -6,8 +7,8 @@ use pyo3::types::PyTuple;
 
 use super::found::{Argument, Found, FoundAll};
 use super::pattern::Pattern;
+use crate::quick::{Quick, Told};
 use crate::raw::{self, Attached, ByFields};
-use crate::signature::{Quick, Told};
 use crate::tensor::TensorReader;
 
 /// What the first arguments are compared with in the fastest way. Most of a call with many tensors is
@@ -17,8 +18,8 @@ pub(super) struct Front {
     tensors: Box<[Quick]>,
     /// Of all of them; none if there are none.
     reader: Option<Py<TensorReader>>,
-    /// Where those of the last call lay that fitted; none until then, and while a call uses them. Where
-    /// all lie there again, nothing else has to be found out about them.
+    /// Where those of the last call lay that was found to fit. None until then, while a call uses them, and
+    /// after one that did not come to its end: all that is lost is time.
     last: Attached<Vec<Address>>,
     /// Whether that is kept: the entry has no other tensors, and none requires a gradient.
     keeps_last: bool,
@@ -55,15 +56,21 @@ impl Front {
         let (Some(by_fields), Some(items)) = (by_fields, raw::items(args)) else {
             return Some(0);
         };
+        let mut first = 0;
         if self.keeps_last {
             let last = self.last.take(args.py());
-            if self.are_at(by_fields, items, &last) {
+            first = self.count_at(by_fields, items, &last);
+            if first == self.tensors.len() {
                 found.put_again(last);
-                return Some(self.tensors.len());
+                return Some(first);
+            }
+            for ((quick, value), at) in self.tensors.iter().zip(items).zip(&last[..first]) {
+                let (tensor, fit) = (Argument::Positional(value.as_borrowed()), quick.fit_at(*at));
+                found.push(Found { tensor, fit });
             }
             self.keep(args.py(), last);
         }
-        let tensors = self.tensors.iter().zip(items).enumerate();
+        let tensors = self.tensors.iter().zip(items).enumerate().skip(first);
         for (place, (quick, value)) in tensors {
             let fit = match quick.tell_plain(&by_fields, value) {
                 Some(fit) => fit,
@@ -88,13 +95,13 @@ impl Front {
         let mut last = self.last.take(py);
         last.clear();
         let places = found.each().iter().zip(&self.tensors);
-        last.extend(places.map_while(|(one, quick)| quick.source(one.fit)));
+        last.extend(places.map_while(|(one, quick)| quick.address_of(one.fit)));
         self.keep(py, last);
     }
 
-    /// Takes back what a call has used.
+    /// Keeps again what a call has used.
     #[inline]
-    pub(super) fn take_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
+    pub(super) fn give_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
         if let Some(addresses) = found.take_again() {
             self.keep(py, addresses);
         }
@@ -105,16 +112,17 @@ impl Front {
         drop(self.last.replace(py, addresses));
     }
 
-    /// Whether all lie at these addresses, where all fit.
+    /// How many of the first ones lie at these addresses, so that they fit.
     #[inline]
-    fn are_at(
+    fn count_at(
         &self,
         by_fields: ByFields<'_>,
         values: &[Bound<'_, PyAny>],
         addresses: &[Address],
-    ) -> bool {
-        let mut tensors = self.tensors.iter().zip(values).zip(addresses);
-        addresses.len() == self.tensors.len()
-            && tensors.all(|((quick, value), at)| quick.is_at(&by_fields, value, *at))
+    ) -> usize {
+        let tensors = self.tensors.iter().zip(values).zip(addresses);
+        let mut tensors = tensors.map(|((quick, value), at)| quick.is_at(&by_fields, value, *at));
+        let count = addresses.len();
+        tensors.position(|is_at| !is_at).unwrap_or(count)
     }
 }

@@ -181,7 +181,7 @@ impl Dispatcher {
                 let is_blocked = entry.get().is_blocked(py, &self.is_capturing)?;
                 return Ok((!is_blocked).then(|| (place, entry.to_owned())));
             }
-            entry.get().take_back(py, found);
+            entry.get().give_back(py, found);
         }
         Ok(None)
     }

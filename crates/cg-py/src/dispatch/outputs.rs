@@ -114,7 +114,7 @@ impl Outputs {
     pub(crate) fn release(&self, py: Python<'_>, given: Arguments<'_, '_>) -> PyResult<()> {
         let given = Arguments {
             // Where a result is only about to go, nothing is returned.
-            returned: if given.tensors.len() == 0 {
+            returned: if given.tensors.is_empty() {
                 &[]
             } else {
                 &self.returned

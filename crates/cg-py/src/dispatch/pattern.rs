@@ -7,7 +7,8 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use super::found::{Argument, Found, FoundAll};
 use crate::error::argument;
-use crate::signature::{Match, Quick, Signature, Told};
+use crate::quick::{Quick, Told};
+use crate::signature::{Match, Signature};
 use crate::tensor::TensorReader;
 
 /// What stands at one place of the arguments.

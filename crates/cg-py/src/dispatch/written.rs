@@ -37,7 +37,7 @@ impl Written {
     #[inline]
     pub(super) fn meets(&self, tensors: Tensors<'_, '_>) -> bool {
         let Tensors::Each(found) = tensors else {
-            // The call fitted whose tensors lay there.
+            // Others have been found to lie there beside it.
             return false;
         };
         let mut pairs = self.tensors.iter().zip(found);

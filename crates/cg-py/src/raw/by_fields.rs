@@ -123,9 +123,8 @@ impl<'a> ByFields<'a> {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `see`")]
     pub(crate) fn is_at(&self, tensor: Member<'_, '_>, words: &Words, address: u64) -> bool {
-        // SAFETY: as in `strided`.
-        let object = unsafe { object(tensor.handle(self.offset)) };
-        // SAFETY: the object is the tensor's; as in `see`.
+        let object = self.object(tensor);
+        // SAFETY: the object is the tensor's, and its storage stays what it is, as in `see`.
         unsafe { self.fields.is_at(object, words, address) }
     }
 
@@ -133,11 +132,17 @@ impl<'a> ByFields<'a> {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `see`")]
     fn strided(&self, tensor: Member<'_, '_>) -> Option<*const c_void> {
-        // SAFETY: the handle is the tensor's. Each reader's classes are derived from `torch.Tensor`, and
-        // all readers have found the handle at the same offset, as `ReadPlain::new` sees to.
-        let object = unsafe { object(tensor.handle(self.offset)) };
+        let object = self.object(tensor);
         // SAFETY: the object is the tensor's.
         unsafe { self.fields.is_strided(object) }.then_some(object)
+    }
+
+    #[inline(always)]
+    #[expect(clippy::inline_always, reason = "as for `see`")]
+    fn object(&self, tensor: Member<'_, '_>) -> *const c_void {
+        // SAFETY: the handle is the tensor's. Each reader's classes are derived from `torch.Tensor`, and
+        // all readers have found the handle at the same offset, as `ReadPlain::new` sees to.
+        unsafe { object(tensor.handle(self.offset)) }
     }
 }
 

@@ -206,15 +206,15 @@ impl Fields {
     }
 
     /// Whether a tensor is [strided](Self::is_strided), has these words and nothing noted for autograd, and
-    /// lies there. What is read of it decides at the end, in one piece: a branch for each takes longer.
+    /// lies there. The fields decide together, in three steps: a branch for each takes longer.
     ///
     /// # Safety
-    /// The object is the `c10::TensorImpl` of a tensor that is alive, and its storage is not exchanged
-    /// meanwhile.
+    /// The object is the `c10::TensorImpl` of a tensor that is alive, strided or not, and its storage is not
+    /// exchanged meanwhile.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
     pub(super) unsafe fn is_at(&self, object: *const c_void, words: &Words, address: u64) -> bool {
-        // SAFETY: the contract is that of this function; classes that are derived have these fields, too.
+        // SAFETY: the object is of that class or of one that is derived from it, which has its fields.
         let at = |field| unsafe { word(object, field) };
         let of_other_kind = (at(VTABLE) ^ self.vtable) | at(AUTOGRAD) | at(EXTRA);
         if of_other_kind | (at(DIM) ^ words.dim as u64) != 0 {
@@ -228,7 +228,7 @@ impl Fields {
         if apart != 0 || storage.is_null() {
             return false;
         }
-        // SAFETY: the tensor holds this storage.
+        // SAFETY: the tensor, which is strided, holds this storage, which is not exchanged meanwhile.
         let of_storage = |field| unsafe { word(storage, field) };
         let data = of_storage(DATA);
         let now = data.wrapping_add(at(OFFSET).wrapping_mul(words.element_bytes));
@@ -324,4 +324,140 @@ unsafe fn word(object: *const c_void, field: usize) -> u64 {
     // through this; another thread that writes to the word, as torch may without the interpreter where
     // a user changes the tensor that is passed here, gives the one value or the other.
     unsafe { AtomicU64::from_ptr(word) }.load(Ordering::Relaxed)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const FIELDS: Fields = Fields {
+        vtable: 0x7000,
+        guard: 0xFF << 24,
+    };
+
+    /// A float tensor [2, 3] with an offset of four elements, and its storage.
+    struct Tensor {
+        object: [u64; 24],
+        storage: Box<[u64; 8]>,
+    }
+
+    impl Tensor {
+        fn new() -> Self {
+            let mut new = Self {
+                object: [0; 24],
+                storage: Box::new([0; 8]),
+            };
+            *new.at(DATA, true) = 0x1000;
+            let storage = new.storage.as_ptr() as u64;
+            let fields = [
+                (VTABLE, FIELDS.vtable),
+                (STORAGE, storage),
+                (DIM, 2),
+                (SIZES, 2),
+                (SIZES + WORD, 3),
+                (STRIDES, 3),
+                (STRIDES + WORD, 1),
+                (OFFSET, 4),
+                (KIND, 6 | 1 << 50),
+                (KEYS, 0x8003),
+            ];
+            for (field, word) in fields {
+                *new.at(field, false) = word;
+            }
+            new
+        }
+
+        fn at(&mut self, field: usize, is_of_storage: bool) -> &mut u64 {
+            if is_of_storage {
+                &mut self.storage[field / WORD]
+            } else {
+                &mut self.object[field / WORD]
+            }
+        }
+
+        fn is_at(&self, words: &Words, address: u64) -> bool {
+            // SAFETY: the words are laid out as those of a tensor, and nothing else uses them.
+            unsafe { FIELDS.is_at(self.object.as_ptr().cast(), words, address) }
+        }
+
+        /// What calls ask that do not know where it may lie.
+        fn lies_plainly_at(&self, words: &Words, address: u64) -> bool {
+            let object = self.object.as_ptr().cast();
+            // SAFETY: as in `is_at`; so below.
+            let is_strided = unsafe { FIELDS.is_strided(object) };
+            // SAFETY: as above.
+            let has_no_history = unsafe { FIELDS.has_no_history(object) };
+            // SAFETY: as above.
+            let seen = unsafe { FIELDS.compare(object, words) };
+            let is_there = matches!(seen, Seen::At(now, _) if now == address && now != 0);
+            is_strided && has_no_history && is_there
+        }
+    }
+
+    fn words() -> Words {
+        let tensor = Tensor::new();
+        // SAFETY: as in `Tensor::is_at`.
+        let words = unsafe { FIELDS.words(tensor.object.as_ptr().cast(), 4, &[2, 3, 3, 1]) };
+        words.expect("a tensor of two dimensions has them")
+    }
+
+    #[test]
+    fn a_tensor_is_at_an_address_as_far_as_each_of_its_words_says_so() {
+        let (words, address) = (words(), 0x1010);
+        assert!(Tensor::new().is_at(&words, address));
+        for other in [0, 0x1000, address + 1] {
+            assert!(!Tensor::new().is_at(&words, other), "{other:#x}");
+        }
+        let of_tensor = [
+            VTABLE,
+            AUTOGRAD,
+            EXTRA,
+            DIM,
+            SIZES,
+            SIZES + WORD,
+            STRIDES,
+            STRIDES + WORD,
+            OFFSET,
+            KIND,
+            KEYS,
+        ];
+        let of_tensor = of_tensor.map(|field| (field, false));
+        for (field, is_of_storage) in of_tensor.into_iter().chain([(DATA, true)]) {
+            let mut tensor = Tensor::new();
+            *tensor.at(field, is_of_storage) ^= 1;
+            assert!(!tensor.is_at(&words, address), "{field}");
+            assert!(!tensor.lies_plainly_at(&words, address), "{field}");
+        }
+        let mut guarded = Tensor::new();
+        *guarded.at(FLAGS, true) = 1 << 24;
+        assert!(!guarded.is_at(&words, address));
+        assert!(!guarded.lies_plainly_at(&words, address));
+    }
+
+    #[test]
+    fn words_that_do_not_matter_change_nothing() {
+        let words = words();
+        for (field, mask) in [
+            (SIZES + 2 * WORD, 1),
+            (STRIDES + 2 * WORD, 1),
+            (KIND, 1 << 51),
+        ] {
+            let mut tensor = Tensor::new();
+            *tensor.at(field, false) ^= mask;
+            assert!(tensor.is_at(&words, 0x1010), "{field}");
+            assert!(tensor.lies_plainly_at(&words, 0x1010), "{field}");
+        }
+    }
+
+    #[test]
+    fn a_tensor_whose_memory_was_taken_away_lies_nowhere() {
+        let (words, mut tensor) = (words(), Tensor::new());
+        *tensor.at(DATA, true) = 0;
+        // What the offset alone would make, and what others say of it.
+        for address in [4 * 4, 0] {
+            assert!(!tensor.is_at(&words, address));
+        }
+        *tensor.at(STORAGE, false) = 0;
+        assert!(!tensor.is_at(&words, 0x1010));
+    }
 }
