@@ -55,8 +55,12 @@ impl<'py> Deref for Argument<'_, 'py> {
 }
 
 impl<'a, 'py> FoundAll<'a, 'py> {
+    #[inline]
     pub(super) fn new() -> Self {
-        Self::from_iter([])
+        Self {
+            each: Each::new(),
+            again: None,
+        }
     }
 
     /// Starts anew.

@@ -18,8 +18,9 @@ pub(super) struct Front {
     tensors: Box<[Quick]>,
     /// Of all of them; none if there are none.
     reader: Option<Py<TensorReader>>,
-    /// Where those of the last call lay that was found to fit. None until then, while a call uses them, and
-    /// after one that did not come to its end: all that is lost is time.
+    /// Where those of the last call lay that was found to fit: all of them if the first one lay where that of
+    /// the call before lay, else that one alone, as calls with new tensors would note all in vain. None
+    /// while a call uses them, and after one that did not come to its end: all that is lost is time.
     last: Attached<Vec<Address>>,
     /// Whether that is kept: the entry has no other tensors, and none requires a gradient.
     keeps_last: bool,
@@ -70,14 +71,14 @@ impl Front {
             }
             self.keep(args.py(), last);
         }
-        let tensors = self.tensors.iter().zip(items).enumerate().skip(first);
-        for (place, (quick, value)) in tensors {
+        let tensors = self.tensors[first..].iter().zip(&items[first..]);
+        for (after, (quick, value)) in tensors.enumerate() {
             let fit = match quick.tell_plain(&by_fields, value) {
                 Some(fit) => fit,
                 None => match quick.tell(&by_fields, value) {
                     Told::Fits(fit) => fit,
                     Told::Other => return None,
-                    Told::Unknown => return Some(place),
+                    Told::Unknown => return Some(first + after),
                 },
             };
             let tensor = Argument::Positional(value.as_borrowed());
@@ -93,9 +94,18 @@ impl Front {
             return;
         }
         let mut last = self.last.take(py);
+        let mut now = found.each().iter().zip(&self.tensors);
+        let mut next = || {
+            now.next()
+                .and_then(|(one, quick)| quick.address_of(one.fit))
+        };
+        let first = next();
+        let is_again = first.is_some() && last.first().copied() == first;
         last.clear();
-        let places = found.each().iter().zip(&self.tensors);
-        last.extend(places.map_while(|(one, quick)| quick.address_of(one.fit)));
+        last.extend(first);
+        if is_again {
+            last.extend(std::iter::from_fn(next));
+        }
         self.keep(py, last);
     }
 
