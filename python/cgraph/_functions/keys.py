@@ -13,6 +13,7 @@ import torch
 from cgraph import _core
 from cgraph._recording.calls import Call
 from cgraph._recording.recorded import Recorded
+from cgraph._recording.refusals import OF_SHARING
 from cgraph._recording.training import Trained
 from cgraph._source import levels_to_user
 from cgraph._state.holders import Holder
@@ -79,6 +80,8 @@ class Key:
         is_awaited: Whether a graph of it was captured, and is to be instantiated and held.
         waits: How many captures in a row have waited for what a call makes.
         waits_for: Why the last one has.
+        once: Why the last of the calls ran eagerly that others of the key need not follow; None if
+            none did.
         surroundings: What its graph reads besides the arguments; None without one.
     """
 
@@ -93,6 +96,7 @@ class Key:
         self.recorded: Recorded | Trained | None = None
         self.waits = 0
         self.waits_for: str | None = None
+        self.once: str | None = None
         self.is_awaited = False
         self.entry: _core.Entry | None = None
         self.padded: dict[Hashable, _core.Entry] = {}
@@ -242,9 +246,11 @@ class Key:
     def report(self) -> KeyReport:
         """All of it in numbers and words."""
         recorded = self.recorded
-        eager_calls = self.eager_calls + sum(one.eager_calls for one in self.entries)
+        of_entries = sum(one.eager_calls for one in self.entries)
+        eager_calls = self.eager_calls + of_entries
         if self.state == "eager":
             eager_calls += sum(one.replays for one in self.entries)
+        once = self.once or (OF_SHARING if of_entries else None)
         again = [
             Rerecording(reason, argument, where, count)
             for (reason, argument, where), count in list(self._again.items())
@@ -263,7 +269,7 @@ class Key:
         return KeyReport(
             key=self.text,
             state=self.state,
-            reason=self.reason or self.waits_for,
+            reason=self.reason or self.waits_for or once,
             where=self.where,
             rerecorded=tuple(again),
             replays=self.replays,

@@ -147,6 +147,7 @@ class Serving:
         if reason not in self._told:
             self._told.add(reason)
             refusals.warn_of_call(self._capturing.name, reason)
+        key.once = reason
         key.eager_calls += 1
         return request.eagerly(self._function)
 
@@ -199,6 +200,7 @@ class Serving:
             self._with_note(error.cause, key)
             error.come_out()
         except PoolBusyError:
+            key.once = refusals.OF_BUSY
             key.eager_calls += 1
             return request.eagerly(self._function)
         except NotReadyError as error:

@@ -19,9 +19,11 @@ from cgraph._state.reach import Surroundings
 from cgraph.errors import CaptureError
 
 __all__ = [
+    "OF_BUSY",
     "OF_EMPTY",
     "OF_OPEN",
     "OF_SAVING",
+    "OF_SHARING",
     "OF_WAITING",
     "ResultError",
     "is_of_old_torch",
@@ -34,6 +36,8 @@ __all__ = [
 ]
 
 
+OF_BUSY = "another thread captures into the pool"
+"""Why a call is not captured for now."""
 OF_EMPTY = "no elements in any tensor"
 """Why a call is not captured that has nothing to compute."""
 OF_OPEN = (
@@ -47,6 +51,11 @@ OF_SAVING = (
     " of it"
 )
 """Why a call is not captured where :func:`is_saved_elsewhere`."""
+OF_SHARING = (
+    "an argument that the function writes shares memory with another one, or with itself, or with"
+    " what the function finds elsewhere: give it memory of its own"
+)
+"""Why a call is no replay whose graph would write to copies."""
 OF_WAITING = "until its next call"
 """What the reason of a key begins with whose next call is captured, if it makes nothing new."""
 

@@ -36,6 +36,8 @@ FIXES = {
     "the result has": "return tensors, numbers, strings, and tuples, lists or dictionaries of them",
     "raised": "mend what raised, or mark the work with @cgraph.eager_break, and call reset();"
     " cgraph.explain(fn, *args) lists the operators that a capture refuses",
+    "another thread captures": "nothing, or .capture() it ahead of time, while none does",
+    "hooks see what autograd saves": "capture it ahead of time with .capture(), where none look on",
     "until its next call": "nothing, unless each call makes something new: do that before",
     "padding": "let padding rows write nothing that others read, give sizes= without gaps, or"
     " check_padding=False if no such row matters",

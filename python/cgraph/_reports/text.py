@@ -90,7 +90,8 @@ def notes(key: KeyReport) -> list[tuple[str, str]]:
     """What is to be said of a key in words: what each is about, and the words."""
     found = []
     if key.reason is not None or key.where is not None:
-        found.append(("why", (key.reason or key.state) + _place(key.where)))
+        about = "why" if key.state != "captured" else "why some calls ran eagerly"
+        found.append((about, (key.reason or key.state) + _place(key.where)))
     found += [("captured again", _rerecording(one)) for one in key.rerecorded]
     if key.breaks:
         found.append(("eager breaks", ", ".join(key.breaks)))
