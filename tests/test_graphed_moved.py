@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import types
 import warnings
 from collections.abc import Callable
@@ -12,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import states
+from graphed_calls import quiet, states
 from lab import Lab, fresh
 
 
@@ -382,3 +383,46 @@ def test_a_buffer_of_any_dimensions_that_is_laid_out_anew_is_captured_anew(
         held.transpose_(0, 1)
     (key,) = graphed.report().keys
     assert [one.reason for one in key.rerecorded] == ["moved"]
+
+
+class Displacing(nn.Module):
+    """Gives one of its tensors other memory in each call."""
+
+    buffer: Tensor
+
+    def __init__(self, lab: Lab, way: str) -> None:
+        super().__init__()
+        self.way = way
+        self.plain = fresh(lab, 4)
+        self.register_buffer("buffer", fresh(lab, 4))
+        self.weight = nn.Parameter(fresh(lab, 4))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.way == "set_":
+            self.plain.set_(self.plain + 1)
+            return x + self.plain
+        if self.way == "grows":
+            self.plain.resize_(8)
+            self.plain.fill_(3)
+            return x + self.plain[:4]
+        owned = getattr(self, self.way)
+        owned.data = owned.data + 1
+        return x + owned
+
+
+@pytest.mark.parametrize("warmup", [0, 3])
+@pytest.mark.parametrize("way", ["plain", "buffer", "weight", "set_", "grows"])
+def test_a_tensor_that_each_call_gives_other_memory_is_what_eager_calls_make_of_it(
+    lab: Lab, way: str, warmup: int
+) -> None:
+    own = Displacing(lab, way)
+    eager = copy.deepcopy(own)
+    function = cgraph.graphed(own, warmup=warmup)
+    with torch.no_grad(), quiet():
+        for _ in range(6):
+            x = fresh(lab, 2, 4)
+            assert torch.equal(function(x), eager(x))
+            for name in ("plain", "buffer", "weight"):
+                assert torch.equal(getattr(own, name), getattr(eager, name)), name
+    # What has grown once is as large as it has to be.
+    assert states(function) == (["captured"] if way == "grows" else ["eager"])

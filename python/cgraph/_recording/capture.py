@@ -169,7 +169,7 @@ def _record(
             state.captures_now(has_called=bool(plan.warmup))
             if plan.warmup:
                 steps.captures_now()
-                require_unmoved(plan)
+                require_unmoved(plan, rollback)
             with collections_held_off():
                 drawn = rollback.generators_of(driver.device_type)
 
@@ -196,7 +196,7 @@ def _record(
                 of_capture.require_no_new_tensor(state.of_breaks)
                 require_none_replaced(held.all_holders, rollback.captures_name)
                 require_known_classes(outputs)
-                require_unmoved(plan)
+                require_unmoved(plan, rollback)
                 rollback.require_one_device()
                 gradients.note(
                     statics,
@@ -389,7 +389,7 @@ def watched(plan: Plan, rollback: Rollback, begin: Found) -> Iterator[Steps]:
             last.callback(rollback.undo)
         last.enter_context(steps.watched())
         if plan.preserve:
-            last.enter_context(rollback)
+            last.enter_context(rollback).keep(begin.named_tensors)
         yield steps
 
 

@@ -13,6 +13,7 @@ from cgraph._state.attributes import Attributes, Place, changed_numbers, is_numb
 from cgraph._state.constants import Constant
 from cgraph._state.holders import vars_of
 from cgraph._state.kept import IsMade, grown_in, kept_in
+from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph._text import first_line
@@ -183,9 +184,15 @@ def require_none_drained(found: Found) -> None:
         )
 
 
-def require_unmoved(plan: Plan) -> None:
-    """Refuse a function that lets tensors of modules lie elsewhere, before they are put back."""
-    if (name := plan.moved()) is not None:
+def require_unmoved(plan: Plan, rollback: Rollback | None = None) -> None:
+    """Refuse a function that lets tensors lie elsewhere, before they are put back.
+
+    Args:
+        plan: How it is captured, which names those of modules.
+        rollback: What has noted where others lie.
+    """
+    name = plan.moved() or (None if rollback is None else rollback.displaced)
+    if name is not None:
         raise has_moved(name)
 
 

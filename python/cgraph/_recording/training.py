@@ -318,7 +318,7 @@ def train(
 
         def captured() -> Surface:
             surface = Surface(plan.function, modules, has_history, begins)
-            require_unmoved(plan)
+            require_unmoved(plan, rollback)
             threads = on_one_thread() if is_divided else nullcontext()
             with stand_ins(modules) as parameters, breakable(passes), threads:
                 made = [one for module in modules for one in module.parameters()]
@@ -346,7 +346,7 @@ def train(
                 passes.require_none()
             require_state(steps)
             rollback.require_one_device()
-            require_unmoved(plan)
+            require_unmoved(plan, rollback)
             # Others that the passes write may be of what is around them, as gradients.
             is_written = any(map(rollback.captures_write, kept))
             if is_written or any(one.has_new_tensor for one in uncomputed):

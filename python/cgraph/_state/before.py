@@ -61,7 +61,13 @@ class StorageBefore(NamedTuple):
         """Give it its size and contents back."""
         if self.storage.nbytes() != self.nbytes:
             self.storage.resize_(self.nbytes)
-        bytes_of(self.storage).copy_(self.copy)
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Give it its contents back, and let it be larger: tensors may have become so as well."""
+        if self.storage.nbytes() < self.nbytes:
+            self.storage.resize_(self.nbytes)
+        bytes_of(self.storage)[: self.nbytes].copy_(self.copy)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -230,12 +230,13 @@ class Reached:
             yield from ((one, None) for _, _, one in named_of_module(value, names))
         elif issubclass(type(value), type) and is_users(vars(value).get("__module__")):
             of_autograd = issubclass(value, torch.autograd.Function)
-            members = self._members_of(value)
+            # With those of its own class, which may be one of the user's, too.
+            members = {**self._members_of(type(value)), **self._members_of(value)}
             for name, (member, *_) in members.items():
                 # Who names a class may make objects, and operators call their methods.
                 is_special = name.startswith("__") and name not in _NOT_CALLED - _MAKING
                 is_called = name in names or is_special or (of_autograd and name in _OF_AUTOGRAD)
-                if is_called and isinstance(member, _METHODS):
+                if is_called and isinstance(member, _OF_OBJECTS):
                     yield member, value
 
     def _members_of(self, kind: type) -> dict[str, list[Any]]:
@@ -428,7 +429,10 @@ _OF_GRADIENTS = frozenset(
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})
-_METHODS = (staticmethod, classmethod, types.FunctionType)
+_OF_OBJECTS = (
+    *(staticmethod, classmethod, types.FunctionType),
+    *(property, functools.cached_property, functools.partialmethod),
+)
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward"})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # No more are gone through: there is no end to some libraries.

@@ -72,6 +72,7 @@ class Rollback:
         self._uncompiled = _torch.Uncompiled()
         self._is_entered = False
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._kept: list[tuple[str, torch.Tensor]] = []
 
     def __enter__(self) -> Rollback:
         """Note the leaves and the random state, and watch operators from now on."""
@@ -94,6 +95,19 @@ class Rollback:
         self._watch.over = True
         _torch.leave_mode(self._watch)
         self._uncompiled.__exit__()
+
+    def keep(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Note where tensors lie, before operators get them, and what they are called."""
+        for name, tensor in tensors:
+            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested:
+                self._watch.note(tensor)
+                self._kept.append((name, tensor))
+
+    @property
+    def displaced(self) -> str | None:
+        """What one of these is called that lies elsewhere now; None if none does."""
+        names = (name for name, one in self._kept if self._watch.has_displaced(one))
+        return next(names, None)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -267,7 +281,7 @@ class Rollback:
         """Put the contents of storages back, and go on."""
         with torch.no_grad(), _torch.without_modes():
             for storage in reversed(self._watch.storages.values()):
-                storage.undo()
+                storage.rewind()
 
     def rewind_generators(self) -> None:
         """Put the states back of the generators that operators got, and go on."""
@@ -297,6 +311,7 @@ class Rollback:
                 generator.set_state(state)
             for device in on_gpu:
                 torch.cuda.synchronize(device)
+        self._kept.clear()
         watch.tensors.clear()
         watch.storages.clear()
         watch.generators.clear()

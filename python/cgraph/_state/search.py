@@ -99,6 +99,12 @@ class Found(NamedTuple):
         return cls([], [], [], [], [], [], [], [])
 
     @property
+    def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """The tensors that are found one by one, and what they are called."""
+        tensors = (one for one in self.all_holders if isinstance(one.value, torch.Tensor))
+        return ((one.words, one.value) for one in tensors)
+
+    @property
     def all_dictionaries(self) -> list[dict[Any, Any]]:
         """Both kinds of them."""
         return [*self.attributes, *self.dictionaries]
@@ -184,7 +190,8 @@ def _found(
     attributes |= {id(values): values for values in _set_on_tensors_of(parts)}
     dictionaries: dict[int, dict[Any, Any]] = {}
     lists: dict[int, Before] = {}
-    kinds: set[type] = set()
+    # Of whose objects code may call methods, and those whose attributes were looked for.
+    kinds, looked_into = set[type](), set[type]()
     stepping: dict[int, Any] = {}
     generators: dict[int, Any] = {}
     drained: list[Holder] = []
@@ -196,6 +203,9 @@ def _found(
         value = holder.value
         known = behind_given if isinstance(holder.owner, _Argument) else holders
         is_module = issubclass(type(value), torch.nn.Module)
+        if holder.is_named and _is_users(type(value)):
+            # Also tuples, dictionaries and tensors of classes of the user's.
+            kinds.add(type(value))
         if issubclass(type(value), torch.Tensor):
             values = _set_on(value)
             attributes[id(values)] = values
@@ -226,9 +236,9 @@ def _found(
             called += [value] if holder.is_named or holder.name == "forward" else []
             if not (issubclass(type(value), functools.partial) or is_of_module(value)):
                 continue
-        if is_module and holder.path:
-            known += _buffers(holder)
-        elif is_module or issubclass(type(value), LEAVES):
+        if is_module:
+            known += _tensors_of(holder)
+        elif issubclass(type(value), LEAVES):
             continue
         if holder.is_named and is_drawn_from(value):
             generators[id(value)] = value
@@ -253,8 +263,9 @@ def _found(
         if holder.is_named and not isinstance(holder.owner, _Argument):
             reads.add_inside(holder, value)
         if holder.is_named and is_object and not is_module and is_looked_into(type(value)):
-            if type(value) not in kinds:
-                kinds.add(type(value))
+            kinds.add(type(value))
+            if type(value) not in looked_into:
+                looked_into.add(type(value))
                 of_class = _of_class(type(value), plain.add_far)
                 named += [(one, frozenset()) for one in of_class if has_name(one.name)]
             attributes[id(vars_of(value))] = vars_of(value)
@@ -284,6 +295,7 @@ def _found(
             )
             (named if step.is_named else others).append((step, around))
     reads.add((*plain.numbers, *plain.empty, *plain.far))
+    kinds.update(filter(_is_users, (type(one.value) for one in (*plain.numbers, *plain.far))))
     found = Found(
         holders,
         [*attributes.values()],
@@ -449,14 +461,20 @@ def _hooks_of_steps(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [hook for hooks in found if isinstance(hooks, dict) for hook in hooks.values()]
 
 
-def _buffers(holder: Holder) -> list[Holder]:
-    """Where a module behind something else has its buffers."""
-    owners = [(part, part._buffers) for part in holder.value.modules()]
+def _is_users(kind: type) -> bool:
+    """Whether a class is one of the user's."""
+    return is_users(vars(kind).get("__module__"))
+
+
+def _tensors_of(holder: Holder) -> list[Holder]:
+    """Where a module has its buffers, and its parts have other tensors that are no parameters."""
+    parts = [*holder.value.modules()]
+    owners = [*(part._buffers for part in parts), *map(vars, parts[1:])]
     return [
         Holder(owner, name, one, (), True, holder.is_named)
-        for part, owner in owners
+        for owner in owners
         for name, one in owner.items()
-        if one is not None
+        if isinstance(one, torch.Tensor)
     ]
 
 

@@ -58,8 +58,8 @@ class _Reader:
         self._filled: set[Place] = set()
         self._computed: set[Place] = set()
         self._got: set[Place] = set()
-        self._sought: set[str] = set()
-        self._keys: set[str] = set()
+        self._sought: set[str | int] = set()
+        self._keys: set[str | int] = set()
         self._composed: set[tuple[str, str]] = set()
         # What local variables have.
         self._locals: defaultdict[str, set[Place | _Text]] = defaultdict(set)
@@ -207,7 +207,7 @@ class _Reader:
 
     def _load_item(self) -> None:
         key, container = self._pop(), self._pop()
-        if isinstance(key, _Constant) and isinstance(key.value, str):
+        if isinstance(key, _Constant) and isinstance(key.value, str | int):
             self._keys.add(key.value)
         if not isinstance(container, Place):
             self._stack.append(None)

@@ -30,7 +30,7 @@ class Uses(NamedTuple):
         filled: Where it assigns something, puts something into a container, or takes it from there.
         computed: Where it looks items up by keys that are no constants.
         got: Where it calls ``get``, as that of a queue.
-        sought: Texts by which it asks whether containers have them.
+        sought: Texts and numbers by which it asks whether containers have them.
         composed: What the names begin and end with that it makes to ask for attributes.
     """
 
@@ -40,7 +40,7 @@ class Uses(NamedTuple):
     filled: frozenset[Place] = frozenset()
     computed: frozenset[Place] = frozenset()
     got: frozenset[Place] = frozenset()
-    sought: frozenset[str] = frozenset()
+    sought: frozenset[str | int] = frozenset()
     composed: frozenset[tuple[str, str]] = frozenset()
 
     def joined(self, *more: Uses) -> Uses:

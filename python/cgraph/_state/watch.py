@@ -121,6 +121,13 @@ class Watch(_torch.Bystander):
                 Order.save(tensor)
             self.tensors[id(tensor)] = TensorBefore(tensor, like)
 
+    def has_displaced(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor that was noted lies elsewhere now."""
+        known = self.tensors.get(id(tensor))
+        if known is None or known.tensor() is not tensor or known.like is None:
+            return False
+        return _torch.place_of(tensor) != _torch.place_of(known.like)
+
     def captured_writes(self, but: set[int]) -> list[tuple[int, int]]:
         """What captured operators write in storages that no capture has made, but for some.
 
