@@ -8,12 +8,13 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any, NamedTuple
 
+import numpy
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import agree, alike_after
+from graphed_calls import agree, alike_after, quiet
 from lab import Lab, fresh
 
 SCALE = 2.0
@@ -162,3 +163,17 @@ def test_a_key_that_code_tries_in_vain_is_noticed_once_it_is_there(lab: Lab, key
             change()
             agree(function, shifted, fresh(lab, 3))
             agree(function, shifted, fresh(lab, 3))
+
+
+def test_whether_a_tensor_requires_a_gradient_counts_where_an_array_is_read(lab: Lab) -> None:
+    scale, plain = numpy.array([2.0]), fresh(lab, 3)
+
+    def shifted(x: Tensor) -> Tensor:
+        return (x + plain) * float(scale[0])
+
+    function = cgraph.graphed(shifted)
+    with quiet():
+        for is_asked in (False, True, False):
+            plain.requires_grad_(is_asked)
+            for _ in range(2):
+                assert function(fresh(lab, 3)).requires_grad == is_asked

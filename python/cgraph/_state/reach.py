@@ -227,8 +227,10 @@ class Surroundings:
         for holder, now in others:
             if not (is_alike(now, holder.value) or is_same_function(now, holder.value)):
                 return _words(holder)
-        # What cannot be named is a parameter, unless functions were made anew and nothing else.
-        return self.find_displaced() or self._replaced() or (None if others else "a parameter")
+        # What cannot be named is a parameter, unless functions or the content of arrays were made
+        # anew and nothing else.
+        is_anew = others and not (grad and self._has_other_flags)
+        return self.find_displaced() or self._replaced() or (None if is_anew else "a parameter")
 
     def find_displaced(self) -> str | None:
         """The first tensor that lies elsewhere, or in another layout; None if none does."""
@@ -257,8 +259,14 @@ class Surroundings:
                 return name
         return None
 
+    @property
+    def _has_other_flags(self) -> bool:
+        """Whether a tensor requires a gradient that did not, or does not any more."""
+        return [one.requires_grad for one in self._tensors] != self._requires_grad
+
     def _find(self) -> None:
         """Note where all is now."""
+        self._requires_grad = [one.requires_grad for one in self._tensors]
         self.fixed: _core.Fixed | None = None
         if self._owners or self._holders:
             self.fixed = _torch.fixed(
