@@ -58,3 +58,11 @@ def test_a_call_inside_of_a_checkpoint_says_how_it_is_captured(lab: Lab) -> None
     assert key.state == "eager"
     assert key.reason is not None and key.reason.startswith("hooks see what autograd saves")
     assert key.advice is not None and ".capture()" in key.advice
+
+
+def test_a_key_that_is_captured_after_all_has_no_reason_any_more(lab: Lab) -> None:
+    function, x = cgraph.graphed(lambda x: (x * 2).sin()), fresh(lab, 3).requires_grad_()
+    with pytest.warns(UserWarning, match="hooks see what autograd saves"):
+        checkpoint(function, x, use_reentrant=False)
+    function(x).sum().backward()
+    assert reasons(function) == [("captured", 1, None)]

@@ -55,8 +55,8 @@ class KeyReport:
         key: What its calls have in common, as ``x: float32[8, 16], mask: None, no grad``.
         state: What calls of it do now.
         reason: Why they run eagerly, or why the last one did that could not be a replay of the
-            graph that its key has. If it begins with one of :data:`FIXES`, the advice is its fix,
-            unless ``fix`` is given.
+            graph that its key has. If all run eagerly and it begins with one of :data:`FIXES`, the
+            advice is its fix, unless ``fix`` is given.
         where: The line that is the reason.
         rerecorded: Why it was captured again.
         replays: How many calls were a replay, the one after the capture included.

@@ -179,7 +179,8 @@ class Key:
         # First: who lets the graph go, as after an interrupt, is to find it.
         self.recorded, self.entry = recorded, entry
         self.surroundings = surroundings
-        self.state, self.waits, self.waits_for = "captured", 0, None
+        self.state, self.waits = "captured", 0
+        self.waits_for = self.once = None
         self.reason = self.where = self.fix = None
         self._addresses = _addresses(call)
         self.capture_seconds += recorded.seconds

@@ -29,6 +29,7 @@ from cgraph._recording.unchanged import Training, Unchanged
 from cgraph._state.attributes import Attributes
 from cgraph._state.holders import Holder
 from cgraph._state.parts import Parts
+from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 from cgraph._state.stepping import Steps
 from cgraph._state.surroundings import modules_of
@@ -119,7 +120,7 @@ def recorded_alone(
         if not plan.compiles:
             last.enter_context(_torch.Uncompiled())
         begun = Attributes(plan.dictionaries)
-        state = PythonState(begun, _NOTHING, Parts(()), lambda _: False, lambda: False)
+        state = PythonState(begun, _NOTHING, Parts(()), lambda _: False, Rollback())
         last.push(state.after)
         last.push(functools.partial(wait_after_error, driver))
         last.enter_context(driver.stream(plan.stream))
@@ -219,7 +220,8 @@ class _Captures:
         begun, is_other = self._begun, self._begun.are_others
         if is_other:
             begun.require_no_new_tensor()
-        require_unmoved(self._plan)
+        # Without preserve_state nobody notes where others lie.
+        require_unmoved(self._plan, None)
         require_state(self._steps)
         if not is_whole:
             # The capture has run them, and the segments before them.

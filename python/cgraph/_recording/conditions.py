@@ -184,12 +184,12 @@ def require_none_drained(found: Found) -> None:
         )
 
 
-def require_unmoved(plan: Plan, rollback: Rollback | None = None) -> None:
+def require_unmoved(plan: Plan, rollback: Rollback | None) -> None:
     """Refuse a function that lets tensors lie elsewhere, before they are put back.
 
     Args:
         plan: How it is captured, which names those of modules.
-        rollback: What has noted where others lie.
+        rollback: What has noted where others lie, if somebody has.
     """
     name = plan.moved() or (None if rollback is None else rollback.displaced)
     if name is not None:

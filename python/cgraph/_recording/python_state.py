@@ -40,6 +40,7 @@ from cgraph._state.kept import (
     put_back_kept,
 )
 from cgraph._state.parts import Parts
+from cgraph._state.rollback import Rollback
 from cgraph._state.search import Found
 
 __all__ = ["PythonState"]
@@ -57,7 +58,7 @@ class PythonState:
         found: Where else tensors and numbers are, and lists with what they have.
         parts: The modules that the function reaches, as they are.
         is_made: Tells which tensors were made since.
-        has_written: Tells whether tensors are put back that were there before.
+        rollback: What puts tensors back that were there before.
     """
 
     def __init__(
@@ -66,7 +67,7 @@ class PythonState:
         found: Found,
         parts: Parts,
         is_made: IsMade,
-        has_written: Callable[[], bool],
+        rollback: Rollback,
     ) -> None:
         self._attributes = attributes
         self._found = found
@@ -74,7 +75,7 @@ class PythonState:
         self._dtype = torch.get_default_dtype()
         self._captures = self._has_called = False
         self._has_made = functools.partial(has_any, is_made)
-        self._has_written = has_written
+        self._rollback = rollback
         # After the first call.
         self._made: dict[Place, Any] = {}
         self._far: list[Any] = []
@@ -119,7 +120,8 @@ class PythonState:
         flags = [(part, part.training) for part, _ in self._parts.flags]
         exchanged = self._parts.exchanged
         try:
-            yield
+            with self._rollback.in_break():
+                yield
         finally:
             changed = attributes.others(self._has_made)
             changed |= {place_of(one) for one, then in held if self._is_left(one.now, then)}
@@ -295,7 +297,8 @@ class PythonState:
             return
         is_own = issubclass(error, WarmupError)
         # What says that made tensors are there goes with them, and that some are written.
-        is_undone = self._has_written() and bool(self._made_now() or self._has_changed_numbers)
+        has_written = self._rollback.written > 0
+        is_undone = has_written and bool(self._made_now() or self._has_changed_numbers)
         is_set_up = self._leaves_tensors or (is_own and is_undone)
         # One after the other, whatever a class of the user's raises.
         with ExitStack() as steps:

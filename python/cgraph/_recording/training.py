@@ -251,7 +251,7 @@ def train(
         steps = last.enter_context(watched(plan, rollback, begin))
         begun = Attributes([*plan.dictionaries, *begin.attributes], begin.dictionaries)
         is_made = rollback.makes_or_is_of(statics)
-        state = PythonState(begun, begin, parts, is_made, lambda: bool(rollback.written))
+        state = PythonState(begun, begin, parts, is_made, rollback)
         training.is_of_a_break = state.is_of_a_break
         last.push(state.after)
         last.push(training.after)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -33,10 +33,16 @@ class TensorBefore:
     def undo_place(self) -> None:
         """Let it lie where it was."""
         tensor = self.tensor()
-        if tensor is None or self.like is None:
-            return
-        if _torch.place_of(tensor) != _torch.place_of(self.like):
+        if tensor is not None and self.like is not None and _place(tensor) != _place(self.like):
             tensor.data = self.like
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it lies elsewhere, as far as it lies anywhere."""
+        tensor = self.tensor()
+        if tensor is None or self.like is None or _torch.memory_of(self.like) is None:
+            return False
+        return _place(tensor) != _place(self.like)
 
     def undo_autograd(self) -> None:
         """Take a history away that it did not have, and put its gradient back."""
@@ -68,6 +74,11 @@ class StorageBefore(NamedTuple):
         if self.storage.nbytes() < self.nbytes:
             self.storage.resize_(self.nbytes)
         bytes_of(self.storage)[: self.nbytes].copy_(self.copy)
+
+
+def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Where a tensor lies, and how it is read from there."""
+    return *_torch.place_of(tensor), tensor.is_conj(), tensor.is_neg()
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -432,6 +432,7 @@ _MAKING = frozenset({"__init__", "__new__", "__post_init__"})
 _OF_OBJECTS = (
     *(staticmethod, classmethod, types.FunctionType),
     *(property, functools.cached_property, functools.partialmethod),
+    *(functools.singledispatchmethod, functools._lru_cache_wrapper),
 )
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward"})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)

@@ -98,16 +98,29 @@ class Rollback:
 
     def keep(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Note where tensors lie, before operators get them, and what they are called."""
-        for name, tensor in tensors:
-            if type(tensor) in (torch.Tensor, torch.nn.Parameter) and not tensor.is_nested:
-                self._watch.note(tensor)
-                self._kept.append((name, tensor))
+        # Of classes of the user's as well, whose code is none of ours.
+        with _torch.without_functions():
+            for name, tensor in tensors:
+                if _torch.memory_of(tensor) is not None:
+                    self._watch.note(tensor)
+                    self._kept.append((name, tensor))
 
     @property
     def displaced(self) -> str | None:
         """What one of these is called that lies elsewhere now; None if none does."""
         names = (name for name, one in self._kept if self._watch.has_displaced(one))
         return next(names, None)
+
+    @contextmanager
+    def in_break(self) -> Iterator[None]:
+        """A block in which a break runs, as in each replay: what it moves may lie elsewhere."""
+        moved = self._watch.has_displaced
+        before = {id(one) for _, one in self._kept if moved(one)}
+        try:
+            yield
+        finally:
+            kept = (one for one in self._kept if id(one[1]) in before or not moved(one[1]))
+            self._kept = list(kept)
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -169,9 +182,10 @@ class Rollback:
             results: What the block has made.
             but: Tensors that were there before, which may be among them.
         """
+        kept = [*but, *(tensor for _, tensor in self._kept)]
         for one in results:
             known = self._watch.tensors.get(id(one))
-            if known is not None and all(one is not other for other in but):
+            if known is not None and all(one is not other for other in kept):
                 known.like = None
 
     def makes_or_is_of(self, statics: Iterable[torch.Tensor]) -> Callable[[torch.Tensor], bool]:
@@ -296,7 +310,7 @@ class Rollback:
         watch = self._watch
         devices = {one.storage.device for one in watch.storages.values()}
         on_gpu = [device for device in devices if device.type == "cuda"]
-        with torch.no_grad(), _torch.without_modes():
+        with torch.no_grad(), _torch.without_modes(), _torch.without_functions():
             for device in on_gpu:
                 torch.cuda.synchronize(device)
             for tensor in watch.tensors.values():

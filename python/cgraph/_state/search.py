@@ -100,9 +100,13 @@ class Found(NamedTuple):
 
     @property
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that are found one by one, and what they are called."""
-        tensors = (one for one in self.all_holders if isinstance(one.value, torch.Tensor))
-        return ((one.words, one.value) for one in tensors)
+        """The tensors that are found, with those of modules, and what they are called."""
+        for one in self.all_holders:
+            if isinstance(one.value, torch.Tensor):
+                yield one.words, one.value
+            elif isinstance(one.value, torch.nn.Module):
+                for name, parameter in one.value.named_parameters():
+                    yield f"{one.words}.{name}", parameter
 
     @property
     def all_dictionaries(self) -> list[dict[Any, Any]]:
@@ -203,7 +207,7 @@ def _found(
         value = holder.value
         known = behind_given if isinstance(holder.owner, _Argument) else holders
         is_module = issubclass(type(value), torch.nn.Module)
-        if holder.is_named and _is_users(type(value)):
+        if holder.is_named and _has_methods(type(value), has_name):
             # Also tuples, dictionaries and tensors of classes of the user's.
             kinds.add(type(value))
         if issubclass(type(value), torch.Tensor):
@@ -295,7 +299,8 @@ def _found(
             )
             (named if step.is_named else others).append((step, around))
     reads.add((*plain.numbers, *plain.empty, *plain.far))
-    kinds.update(filter(_is_users, (type(one.value) for one in (*plain.numbers, *plain.far))))
+    numbers = {type(one.value) for one in (*plain.numbers, *plain.far)}
+    kinds.update(kind for kind in numbers if _has_methods(kind, has_name))
     found = Found(
         holders,
         [*attributes.values()],
@@ -461,9 +466,12 @@ def _hooks_of_steps(optimizer: torch.optim.Optimizer) -> list[Any]:
     return [hook for hooks in found if isinstance(hooks, dict) for hook in hooks.values()]
 
 
-def _is_users(kind: type) -> bool:
-    """Whether a class is one of the user's."""
-    return is_users(vars(kind).get("__module__"))
+def _has_methods(kind: type, has_name: Callable[[str], bool]) -> bool:
+    """Whether a class is one of the user's, and code names something that its objects do."""
+    bases = (one for one in kind.__mro__ if is_users(vars(one).get("__module__")))
+    members = (item for one in bases for item in vars(one).items())
+    # Of named tuples there may be hundreds, whose methods are Python's.
+    return any(has_name(name) and not is_number(one) for name, one in members if name[:1] != "_")
 
 
 def _tensors_of(holder: Holder) -> list[Holder]:

@@ -124,9 +124,7 @@ class Watch(_torch.Bystander):
     def has_displaced(self, tensor: torch.Tensor) -> bool:
         """Whether a tensor that was noted lies elsewhere now."""
         known = self.tensors.get(id(tensor))
-        if known is None or known.tensor() is not tensor or known.like is None:
-            return False
-        return _torch.place_of(tensor) != _torch.place_of(known.like)
+        return known is not None and known.tensor() is tensor and known.has_moved
 
     def captured_writes(self, but: set[int]) -> list[tuple[int, int]]:
         """What captured operators write in storages that no capture has made, but for some.

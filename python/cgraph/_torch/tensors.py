@@ -56,6 +56,7 @@ __all__ = [
     "storage_id",
     "take_mode_away",
     "wants_gc",
+    "without_functions",
     "without_modes",
     "wrapped",
     "zero_each",
@@ -221,6 +222,11 @@ def without_modes() -> Any:
     if not any(count() for count in stacks):
         return nullcontext()
     return python_dispatch._disable_current_modes()
+
+
+def without_functions() -> Any:
+    """A context in which classes derived from ``torch.Tensor`` do not see what is done with them."""
+    return torch._C.DisableTorchFunctionSubclass()
 
 
 class WeakStorage:
