@@ -225,7 +225,7 @@ def without_modes() -> Any:
 
 
 def without_functions() -> Any:
-    """A context in which classes derived from ``torch.Tensor`` do not see what is done with them."""
+    """A context in which derived classes do not see what is done with their tensors."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
