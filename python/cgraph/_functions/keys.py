@@ -80,8 +80,7 @@ class Key:
         is_awaited: Whether a graph of it was captured, and is to be instantiated and held.
         waits: How many captures in a row have waited for what a call makes.
         waits_for: Why the last one has.
-        once: Why the last of the calls ran eagerly that others of the key need not follow; None if
-            none did.
+        once: Why the last call ran eagerly that could have been a replay; None if none did.
         surroundings: What its graph reads besides the arguments; None without one.
     """
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -33,7 +33,9 @@ class TensorBefore:
     def undo_place(self) -> None:
         """Let it lie where it was."""
         tensor = self.tensor()
-        if tensor is not None and self.like is not None and _place(tensor) != _place(self.like):
+        if tensor is None or self.like is None:
+            return
+        if _torch.place_of(tensor) != _torch.place_of(self.like):
             tensor.data = self.like
 
     @property
@@ -42,7 +44,7 @@ class TensorBefore:
         tensor = self.tensor()
         if tensor is None or self.like is None or _torch.memory_of(self.like) is None:
             return False
-        return _place(tensor) != _place(self.like)
+        return _torch.place_of(tensor) != _torch.place_of(self.like)
 
     def undo_autograd(self) -> None:
         """Take a history away that it did not have, and put its gradient back."""
@@ -74,11 +76,6 @@ class StorageBefore(NamedTuple):
         if self.storage.nbytes() < self.nbytes:
             self.storage.resize_(self.nbytes)
         bytes_of(self.storage)[: self.nbytes].copy_(self.copy)
-
-
-def _place(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies, and how it is read from there."""
-    return *_torch.place_of(tensor), tensor.is_conj(), tensor.is_neg()
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:

@@ -268,8 +268,7 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     memory = memory_of(tensor)
     if memory is None:
         return (id(tensor),)
-    shape, stride = tuple(tensor.shape), tensor.stride()
-    return storage_id(memory), tensor.storage_offset(), shape, stride, tensor.dtype
+    return storage_id(memory), tensor.storage_offset(), *layout_of(tensor)
 
 
 def span_of(tensor: torch.Tensor) -> tuple[int, int]:
