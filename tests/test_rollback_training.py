@@ -186,6 +186,16 @@ def test_a_sparse_tensor_that_is_written_is_put_back() -> None:
     assert same(x.to_dense(), dense)
 
 
+def test_a_sparse_parameter_that_is_only_read_shares_its_values_as_before() -> None:
+    weight = nn.Parameter(torch.randn(4, 4).relu().to_sparse())
+    values, rollback = weight.detach()._values(), Rollback(leaves=[weight])
+    with rollback:
+        torch.sparse.mm(weight, torch.randn(4, 2)).sum().backward()
+    rollback.undo()
+    values.mul_(2)
+    assert same(weight.detach()._values(), values)
+
+
 def test_a_static_output_has_no_history_after_undo() -> None:
     layer, x, out, rows = nn.Linear(3, 2), torch.randn(4, 3), torch.randn(4, 2), torch.randn(2, 2)
     rollback = Rollback()

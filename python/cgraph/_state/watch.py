@@ -111,11 +111,7 @@ class Watch(_torch.Bystander):
         if memory is not None and _torch.storage_id(memory) in self._fresh:
             return
         with _torch.without_modes():
-            like = None
-            if memory is not None:
-                like = tensor.detach()
-            elif tensor.layout is not torch.strided and not self._is_capturing():
-                like = tensor.detach().clone()
+            like = None if memory is None else tensor.detach()
             if tensor.is_leaf and tensor.grad is not None and not self._is_capturing():
                 # A replay in the block would give it other contents.
                 Order.save(tensor)
@@ -149,6 +145,7 @@ class Watch(_torch.Bystander):
                 self.note(one)
             memory = _torch.memory_of(tensor)
             if memory is None:
+                self._note_content(tensor)
                 continue
             number = _torch.storage_id(memory)
             self.is_state_made |= number in self.made
@@ -162,6 +159,14 @@ class Watch(_torch.Bystander):
                 with _torch.without_modes():
                     copy = bytes_of(memory).clone()
                     self.storages[number] = StorageBefore(memory, nbytes, copy, tensor.dtype)
+
+    def _note_content(self, tensor: torch.Tensor) -> None:
+        """Remember what a sparse tensor holds, which shares memory with others until written."""
+        known = self.tensors[id(tensor)]
+        is_sparse = tensor.layout is not torch.strided
+        if is_sparse and known.like is None and not self._is_capturing():
+            with _torch.without_modes():
+                known.like = tensor.detach().clone()
 
     def _is_of_capture(self, number: int) -> bool:
         """Whether a captured operator has made a storage."""
