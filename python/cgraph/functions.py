@@ -154,10 +154,11 @@ def graphed(
             tensor and a size that returns the padded tensor.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Try out, once for each size, whether padding changes other rows or what the
-            function writes. It takes a call and five replays, up to 45 where equal replays differ,
-            eight calls more where random numbers are drawn, and a few times the memory of what is
-            written. What shows for other contents of the rows alone may be missed, and of what is
-            random whatever all paddings do to it alike. Padding may write to the rows behind those
+            function writes. It takes a call and eleven replays, up to 100 where equal replays
+            differ, eight calls more where random numbers are drawn, and a few times the memory of
+            what is written. Of numbers the trials put some into padding rows that are larger and
+            smaller than those of the call, equal and mixed; what shows for other contents alone may
+            be missed, and of what is random whatever all paddings do to it alike. Padding may write to the rows behind those
             of the call in a tensor that is not copied, as a cache.
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
             them: always one of the same key (not before the backward pass), maybe one of a key

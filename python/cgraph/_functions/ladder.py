@@ -11,7 +11,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from cgraph._captures.collector import gc_frozen
 from cgraph._functions.alone import capture_alone
 from cgraph._functions.capturing import Capturing
-from cgraph._functions.padding.padded import resized
+from cgraph._functions.padding.contents import resized
 from cgraph._functions.padding.rows import Fit
 from cgraph._functions.together import instantiated_together
 from cgraph._recording.calls import Call

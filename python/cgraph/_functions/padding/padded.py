@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from cgraph import _core, _torch
 from cgraph._functions.leaving import Leaving
+from cgraph._functions.padding.contents import padded
 from cgraph._functions.padding.rows import Fit
 from cgraph._recording.noise import Noise, is_near, same_rows
 from cgraph._recording.options import Pad
@@ -20,48 +21,12 @@ from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError
 
 __all__ = [
-    "AnyPad",
     "Leak",
     "Padded",
     "cut",
     "cut_leaves",
     "leaks",
-    "resized",
 ]
-
-AnyPad = Pad | Literal["first", "again", "above", "below"]
-"""What padding contains; for a trial, also the first row again, or more or less than in any row."""
-
-
-def resized(
-    tensors: Sequence[torch.Tensor],
-    found: Fit,
-    size: int,
-    pad: AnyPad,
-    pad_of_floats: AnyPad | None = None,
-) -> list[torch.Tensor]:
-    """Tensors of another number of rows: cut, or padded.
-
-    Args:
-        tensors: The tensors.
-        found: Where their rows are.
-        size: How many they are to have.
-        pad: What the padding contains.
-        pad_of_floats: What it contains where it cannot be a place, if that is something else: for
-            tensors of floating point and of truth values.
-    """
-    return [
-        tensor
-        if dim is None
-        else _resized(
-            tensor,
-            dim,
-            size,
-            pad if pad_of_floats is None or not _is_free(tensor) else pad_of_floats,
-        )
-        for tensor, dim in zip(tensors, found.dims, strict=True)
-    ]
-
 
 class Padded:
     """What a call of so many rows does with the graph of a larger size.
@@ -132,7 +97,7 @@ class Padded:
                     if dim is None:
                         head.copy_(tensor)
                     else:
-                        static.copy_(_resized(tensor, dim, static.shape[dim], self._pad))
+                        static.copy_(padded(tensor, dim, static.shape[dim], self._pad))
                 return
             _torch.copy_each(self._heads, list(tensors))
             tails = [tail for tail in self._tails if tail is not None]
@@ -246,43 +211,3 @@ def leaks(
                 return [], found
             leak = leak or found
     return ([], leak) if leak else (batched, None)
-
-
-def _resized(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Tensor:
-    rows = tensor.shape[dim]
-    if rows >= size:
-        return tensor.narrow(dim, 0, size)
-    shape = list(tensor.shape)
-    if callable(pad):
-        shape[dim] = size
-        return _checked(pad(tensor, size), tensor, shape)
-    shape[dim] = size - rows
-    if pad == "first":
-        return torch.cat([tensor, tensor.narrow(dim, 0, 1).expand(shape)], dim)
-    if pad in ("again", "above", "below") and tensor.dtype is torch.bool:
-        # Where the padding is zero, a mask says of its rows that they are none.
-        return torch.cat([tensor, tensor.new_zeros(shape)], dim)
-    if pad in ("repeat", "again"):
-        return torch.cat([tensor, tensor.narrow(dim, rows - 1, 1).expand(shape)], dim)
-    if pad in ("above", "below"):
-        value = (tensor.abs().max() * 2 + 1) * (1 if pad == "above" else -1)
-        return torch.cat([tensor, value.expand(shape)], dim)
-    return torch.cat([tensor, tensor.new_zeros(shape)], dim)
-
-
-def _is_free(tensor: torch.Tensor) -> bool:
-    """Whether any value will do: whole numbers may be places."""
-    return tensor.is_floating_point() or tensor.dtype is torch.bool
-
-
-def _checked(padded: object, tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """What a function of the user has padded a tensor to."""
-    expected = f"{tensor.dtype}{shape} on {tensor.device}"
-    if not isinstance(padded, torch.Tensor):
-        raise ArgumentError(f"pad returned {padded!r:.80}, expected a tensor: {expected}")
-    if (list(padded.shape), padded.dtype, padded.device) != (shape, tensor.dtype, tensor.device):
-        raise ArgumentError(
-            f"pad returned {padded.dtype}{list(padded.shape)} on {padded.device} for"
-            f" {list(tensor.shape)}, expected {expected}"
-        )
-    return padded

@@ -14,7 +14,8 @@ from cgraph._captures.busy import busy
 from cgraph._functions.keys import Key, Tried
 from cgraph._functions.leaving import Leaving
 from cgraph._functions.native import entry_of_call, returned
-from cgraph._functions.padding.padded import AnyPad, Leak, Padded, cut, cut_leaves, leaks, resized
+from cgraph._functions.padding.contents import AnyPad, resized, trials
+from cgraph._functions.padding.padded import Leak, Padded, cut, cut_leaves, leaks
 from cgraph._functions.padding.rows import Fit
 from cgraph._functions.padding.writes import Writes
 from cgraph._recording.calls import Call, copied
@@ -31,6 +32,7 @@ from cgraph._state.search import Found
 from cgraph._state.surroundings import tensors_of
 from cgraph._text import first_line
 from cgraph._torch import tree_flatten
+from cgraph.errors import DriverError, LivenessError, OutOfMemoryError
 
 if TYPE_CHECKING:
     from cgraph._functions.capturing import Capturing
@@ -280,14 +282,20 @@ class Padding:
                     rollback.rewind()
                     python.put_back()
                     with torch.random.fork_rng(devices):
-                        return _replayed(recorded, call, found, *pads)
+                        try:
+                            return _replayed(recorded, call, found, *pads)
+                        except _NOT_OF_CONTENT:
+                            raise
+                        except Exception as error:
+                            text = f"{type(error).__name__}: {first_line(error)}"
+                            raise _ContentError(text) from error
 
                 def shows(
                     other: list[Any], agreed: dict[int, torch.Tensor]
                 ) -> tuple[list[int | None], Leak | None]:
                     return leaks(names, sames, other, eager, rows, size, is_random, agreed)
 
-                first, *rest = _trials(self._options.pad, rows)
+                first, *rest = trials(self._options.pad, rows)
                 result, its_spec = trial(first)
                 if its_spec != spec:
                     return None, "the result is put together in another way"
@@ -298,7 +306,10 @@ class Padding:
                     if leak is not None:
                         break
                     agreed: dict[int, torch.Tensor] = {}
-                    result = trial(pads)[0]
+                    try:
+                        result = trial(pads)[0]
+                    except _ContentError:  # what no call has shows nothing
+                        continue
                     writes.see(rollback.buffers(count))
                     batched, leak = shows(result, agreed)
                     # Some kernels add up in any order, and now and then come to another result, if
@@ -311,6 +322,8 @@ class Padding:
                         batched, leak = shows(trial(pads)[0], agreed)
                 if leak is None and writes.are_spoilt():
                     leak = Leak("what the function writes is not as without padding")
+        except _ContentError as error:
+            return None, f"with the padding it raises {error}"
         except torch.OutOfMemoryError as error:
             return None, (
                 "there is no memory to try it out: give check_padding=False if padding rows leave"
@@ -326,6 +339,13 @@ class Padding:
 
 class _ForgottenError(Exception):
     """The function has let its own graph go, as by ``reset()``."""
+
+
+class _ContentError(Exception):
+    """A replay raised, as a break or a kernel does that refuses what the padding contains."""
+
+
+_NOT_OF_CONTENT = (torch.OutOfMemoryError, OutOfMemoryError, DriverError, LivenessError)
 
 
 class _PaddedCall:
@@ -383,25 +403,6 @@ def _like(tensors: Sequence[torch.Tensor], found: Fit) -> list[torch.Tensor]:
         one if dim is None else one.new_empty([*one.shape[:dim], found.size, *one.shape[dim + 1 :]])
         for one, dim in sized
     ]
-
-
-def _trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
-    """Paddings to try, the user's first: of whole numbers, and of other ones.
-
-    Whole numbers may say where a row is written to. Where that is varied, no row must be written to
-    a place that another one has.
-    """
-    if callable(pad):
-        return [(pad, pad), (pad, "zero")]
-    if pad == "zero":
-        return [
-            ("zero", "zero"),
-            ("zero", "above"),
-            ("zero", "below"),
-            ("zero", "again"),
-            ("again", "again"),
-        ]
-    return [("repeat", "repeat"), *([("first", "first")] if rows > 1 else [])]  # type: ignore[list-item]
 
 
 def _replayed(
