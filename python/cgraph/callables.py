@@ -64,8 +64,8 @@ def make_graphed_callables(
         sample_kwargs: The keyword arguments of the callable, or a tuple with those of each.
         preserve_state: Put random state and the modules' buffers back after the warm-up, which
             otherwise leaves its traces in them as any call does.
-        clone_outputs: Return copies. Otherwise a result is overwritten by the next call, and a
-            gradient by the next backward pass, unless it is the ``.grad`` of a tensor then.
+        clone_outputs: Return copies. Otherwise a result is overwritten by the next call. A gradient
+            that somebody still has then gets memory of its own, but views of it do not.
 
     Returns:
         The graphed callable, or a tuple of them. A module is returned itself.

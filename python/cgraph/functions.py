@@ -156,15 +156,15 @@ def graphed(
         check_padding: Try out, once for each size, whether padding changes other rows or what the
             function writes. It takes a call and eleven replays, up to 100 where equal replays
             differ, eight calls more where random numbers are drawn, and a few times the memory of
-            what is written. Of numbers the trials put some into padding rows that are larger and
-            smaller than those of the call, equal and mixed; what shows for other contents alone may
-            be missed, and of what is random whatever all paddings do to it alike. Padding may write to the rows behind those
-            of the call in a tensor that is not copied, as a cache.
+            what is written. They put larger and smaller numbers than those of the call into the
+            rows, equal and mixed ones; what shows for other contents alone may be missed, and of
+            what is random whatever all paddings do to it alike. Padding may write to the rows
+            behind those of the call in a tensor that is not copied, as a cache.
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
             them: always one of the same key (not before the backward pass), maybe one of a key
-            that was captured before it in the same pool. So do the gradients that a backward pass
-            hands out, which the next one overwrites unless they are the ``.grad`` of a leaf then;
-            nobody is told of those. ``"clone"``: results and gradients are copies, each of its own.
+            that was captured before it in the same pool. Gradients that somebody still has then
+            get memory of their own, but for views of them. ``"clone"``: results and gradients are
+            copies, each of its own.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as

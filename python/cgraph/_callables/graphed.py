@@ -15,7 +15,7 @@ from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._captures.timing import replay_seconds
 from cgraph._source import levels_to_user
 from cgraph._state.history import leaves_behind, leaves_behind_node
-from cgraph._state.order import Call, Loan
+from cgraph._state.order import Call, Lent, Loan
 from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
@@ -290,11 +290,12 @@ class Graphed:
                 found.append(own.detach())
                 if isinstance(owner, torch.Tensor):
                     loans.append((owner, own))
-        for lent in (self._lent_parameters, loans):
-            self._order.lend(self._captured.backward_number, lent)
         # Each time new objects, which autograd may keep as ``.grad`` without a copy.
         for own in grad_inputs[self._count :]:
             found.append(None if own is None else own.detach())
+        lent = Lent([*self._lent_parameters, *loans], zip(found, grad_inputs, strict=True))
+        self._order.lend(self._captured.backward_number, lent)
+        _torch.at_end_of_backward(lent.end)
         return self._of_used(self._with_those_of_breaks(found))
 
     def _of_used(self, found: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:

@@ -207,9 +207,11 @@ def _gradients(
             " a module that owns them, or graph it under torch.no_grad()"
         )
     try:
-        return torch.autograd.grad(
-            outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused
-        )
+        # Backward passes run outside of it, as torch asks for, in the types of the forward pass.
+        with _torch.without_autocast("cuda", "cpu"):
+            return torch.autograd.grad(
+                outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused
+            )
     except RuntimeError as error:
         if "allow_unused" in str(error):
             add_note(error, "cgraph: here that is make_graphed_callables(allow_unused_input=True)")

@@ -414,7 +414,7 @@ def _kernel(
     def run() -> None:
         # Whoever drives the simulator may be inside a capture, or under autocast: their modes are
         # not for this.
-        with torch.no_grad(), _torch.without_modes(), _torch.without_autocast():
+        with torch.no_grad(), _torch.without_modes(), _torch.without_autocast("cpu"):
             args, kwargs = tree_unflatten([read() for read in readers], spec)
             result = func(*args, **kwargs)
             leaves = tree_flatten(result)[0]

@@ -39,8 +39,8 @@ FIXES = {
     "another thread captures": "nothing, or .capture() it ahead of time, while none does",
     "hooks see what autograd saves": "capture it ahead of time with .capture(), where none look on",
     "until its next call": "nothing, unless each call makes something new: do that before",
-    "padding": "let padding rows write nothing that others read, give pad= what does no harm, sizes="
-    " without gaps, or check_padding=False if no such row matters",
+    "padding": "let padding rows write nothing that others read, give pad= what does no harm,"
+    " sizes= without gaps, or check_padding=False if no such row matters",
 }
 """What to do about a key that runs eagerly, by the words that its reason begins with."""
 

@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from typing import ClassVar
 
 import torch
 
+from cgraph import _torch
 from cgraph.errors import StateError
 
-__all__ = ["Call", "Loan", "Order"]
+__all__ = ["Call", "Lent", "Loan", "Order"]
 
 Loan = tuple[torch.Tensor, torch.Tensor]
 """A leaf, and the static memory of a gradient that autograd may have kept as its ``.grad``."""
+
+
+class Lent:
+    """Gradients that lie in the memory of a graph, which its replay has left.
+
+    Args:
+        loans: Those that autograd may make the ``.grad`` of a leaf.
+        found: All that were handed out, and their static memory, as far as they lie there.
+    """
+
+    def __init__(
+        self,
+        loans: Sequence[Loan],
+        found: Iterable[tuple[torch.Tensor | None, torch.Tensor | None]],
+    ) -> None:
+        self._loans = loans
+        # Of what nobody has any more there is nothing to save.
+        self._found = [
+            (weakref.ref(one), own) for one, own in found if one is not None and own is not None
+        ]
+
+    def end(self) -> None:
+        """The backward pass is through: somebody may keep what is the ``.grad`` of a leaf now."""
+        grads = [(leaf.grad, own) for leaf, own in self._loans]
+        self._found += [(weakref.ref(grad), own) for grad, own in grads if grad is not None]
+        self._loans = ()
+
+    def save(self, only_of: torch.Tensor | None = None) -> None:
+        """Give them memory of their own, or alone the one of this leaf."""
+        for leaf, own in self._loans:
+            if only_of is None or leaf is only_of:
+                _save(leaf.grad, own)
+        wanted = None if only_of is None else only_of.grad
+        for reference, own in self._found:
+            grad = _torch.living(reference)
+            if grad is not None and (only_of is None or grad is wanted):
+                _save(grad, own)
 
 
 class Call:
@@ -77,7 +115,7 @@ class Order:
         # Of the graphs in these two the last one is the one to look at: the numbers ascend, those
         # of open calls' backward passes descend.
         self._open: list[tuple[int, int, weakref.ref[Call]]] = []
-        self._lent: list[tuple[int, Sequence[Loan]]] = []
+        self._lent: list[tuple[int, Lent]] = []
 
     @classmethod
     def of(cls, pool: Hashable) -> Order:
@@ -91,10 +129,8 @@ class Order:
     def save(cls, leaf: torch.Tensor) -> None:
         """Give the gradient of a leaf memory of its own, if it lies in that of a graph."""
         lent = [one for order in list(cls._all.values()) for one in list(order._lent)]
-        for _, loans in lent:
-            for one, own in loans:
-                if one is leaf:
-                    _save(leaf, own)
+        for _, one in lent:
+            one.save(leaf)
 
     def number(self) -> int:
         """The number of the next capture."""
@@ -108,8 +144,7 @@ class Order:
             if (call := calls.pop()[2]()) is not None:
                 call.overwrite()
         while self._lent and self._lent[-1][0] >= number:
-            for leaf, own in self._lent.pop()[1]:
-                _save(leaf, own)
+            self._lent.pop()[1].save()
 
     def opened(self, forward: int, backward: int) -> Call:
         """A forward pass was replayed whose backward pass may follow.
@@ -122,17 +157,15 @@ class Order:
         self._open.append((forward, backward, weakref.ref(call)))
         return call
 
-    def lend(self, number: int, loans: Sequence[Loan]) -> None:
-        """Autograd may keep these gradients, which the graph of this number leaves."""
-        if loans:
-            self._lent.append((number, loans))
+    def lend(self, number: int, lent: Lent) -> None:
+        """These gradients lie in the memory of the graph of this number."""
+        self._lent.append((number, lent))
 
 
-def _save(leaf: torch.Tensor, own: torch.Tensor) -> None:
-    """Give a leaf a copy of its gradient, if that lies where ``own`` does."""
-    grad = leaf.grad
-    is_strided = grad is not None and grad.layout is torch.strided
-    if grad is not None and is_strided and grad.data_ptr() == own.data_ptr():
-        # In inference mode it would be a tensor that no backward pass can add to.
-        with torch.inference_mode(False), torch.no_grad():
-            leaf.grad = grad.clone()
+def _save(grad: torch.Tensor | None, own: torch.Tensor) -> None:
+    """Let a gradient lie elsewhere, if it does where ``own`` does; whoever has it has it still."""
+    if grad is None or grad.layout is not torch.strided or grad.data_ptr() != own.data_ptr():
+        return
+    # In inference mode it would be a tensor that no backward pass can add to.
+    with torch.inference_mode(False), torch.no_grad():
+        grad.data = grad.clone()

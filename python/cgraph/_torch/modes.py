@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -60,12 +60,14 @@ def without_autocast_cache() -> Iterator[None]:
         torch.clear_autocast_cache()
 
 
-def without_autocast() -> AbstractContextManager[Any]:
-    """A context in which operators of the CPU get what they are given, in its own dtype."""
-    if not torch.is_autocast_enabled("cpu"):
-        return nullcontext()
+@contextmanager
+def without_autocast(*kinds: str) -> Iterator[None]:
+    """Let operators of these kinds of device get what they are given, in its own dtype."""
     cache = torch.is_autocast_cache_enabled()
-    return torch.autocast("cpu", enabled=False, cache_enabled=cache)
+    with ExitStack() as stack:
+        for kind in filter(torch.is_autocast_enabled, kinds):
+            stack.enter_context(torch.autocast(kind, enabled=False, cache_enabled=cache))
+        yield
 
 
 def without_gradients() -> AbstractContextManager[None]:

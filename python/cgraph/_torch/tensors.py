@@ -6,7 +6,8 @@ import functools
 import os
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+import weakref
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -21,6 +22,7 @@ from cgraph._torch.trees import tree_with_records
 __all__ = [
     "WeakStorage",
     "apply",
+    "at_end_of_backward",
     "autograd_sequence",
     "backward_pass",
     "base_of",
@@ -43,6 +45,7 @@ __all__ = [
     "lazy_view",
     "leaf_names",
     "leave_mode",
+    "living",
     "memory_of",
     "mode_count",
     "modes_aside",
@@ -121,6 +124,20 @@ def evaluating_node() -> Any:
 def backward_pass() -> int:
     """The number of the backward pass that this thread is in; -1 outside of any."""
     return torch._C._current_graph_task_id()
+
+
+def at_end_of_backward(call: Callable[[], None]) -> None:
+    """Call something when the backward pass that this thread is in is through."""
+    torch.autograd.Variable._execution_engine.queue_callback(call)
+
+
+def living(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
+    """The tensor of a weak reference of Python's own, which is made in half the time of torch's."""
+    tensor = reference()
+    if tensor is not None:
+        # Where autograd alone had it, Python has it again.
+        tensor._fix_weakref()  # type: ignore[attr-defined]
+    return tensor
 
 
 def keeps_history() -> bool:

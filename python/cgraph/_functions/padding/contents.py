@@ -82,7 +82,7 @@ def trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
         # keeps the largest of all rows shows only padding that comes to more than the call's rows.
         mixed = [Mixed(seed, is_wide=seed % 2 == 0) for seed in range(_MIXED)]
         floats: list[AnyPad] = ["zero", "above", "below", "again", *mixed]
-        return [*(("zero", one) for one in floats), ("again", "again")]  # type: ignore[list-item]
+        return [*(("zero", one) for one in floats), ("again", "again")]
     return [("repeat", "repeat"), *([("first", "first")] if rows > 1 else [])]  # type: ignore[list-item]
 
 

@@ -28,6 +28,7 @@ __all__ = [
     "leaks",
 ]
 
+
 class Padded:
     """What a call of so many rows does with the graph of a larger size.
 
