@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core, _torch
-from cgraph._state.instructions import ASKING, instructions_of
+from cgraph._state.instructions import ASKING, asked_of_itself, instructions_of
 from cgraph._state.stack import uses_in
 from cgraph._state.uses import Uses
 
@@ -67,7 +67,7 @@ class Reached:
 
     Args:
         function: The function.
-        parts: Modules, whose forward and hooks count as well.
+        parts: Modules, whose hooks count as well; see :meth:`call_hooks`.
 
     Attributes:
         names: The names that the code has.
@@ -80,6 +80,7 @@ class Reached:
         uses: How these use the containers that they name.
         stores: The names of globals and attributes that breaks assign.
         cells: The numbers of the variables that such functions close over, but for libraries.
+        handed_on: Classes of which a method does more with its object than to ask for attributes.
     """
 
     def __init__(self, function: object, parts: Iterable[torch.nn.Module]) -> None:
@@ -91,6 +92,7 @@ class Reached:
         self.uses = Uses()
         self.stores: set[str] = set()
         self.cells: set[int] = set()
+        self.handed_on: set[type] = set()
         # What was seen stays alive, as long as it is known by its number.
         self._seen: dict[tuple[int, type | None, bool], object] = {}
         self._members: dict[type, dict[str, list[Any]]] = {}
@@ -100,12 +102,8 @@ class Reached:
         of_leaves = (where[-1] for leaf in leaves for where in _torch.hooks_of_leaf(leaf))
         hooks += [hook for found in of_leaves if isinstance(found, dict) for hook in found.values()]
         hooks += _hooks_of(vars(torch.nn.modules.module), "_global")
-        kinds = {type(one) for one in parts}
-        forwards = ((kind.forward, kind) for kind in kinds)
-        self._go([(function, None), *forwards])
-        self._go([(hook, None) for hook in hooks])
-        # With what the objects have that are hooks, or whose methods are.
-        self.functions.update((id(one), one) for one in hooks)
+        self._hooks = hooks
+        self._go([(function, None)])
 
     def has_name(self, name: str) -> bool:
         """Whether the code has a name, or may make it to ask for an attribute."""
@@ -115,6 +113,17 @@ class Reached:
     def size(self) -> tuple[int, int]:
         """How much it is by now."""
         return len(self.names), len(self.functions)
+
+    def call(self, modules: Iterable[torch.nn.Module]) -> None:
+        """Come to the forward of modules."""
+        kinds: dict[Any, None] = dict.fromkeys(map(type, modules))
+        self._go([(kind.forward, kind) for kind in kinds])
+
+    def call_hooks(self) -> None:
+        """Come to the hooks: of these there may be more than are gone through."""
+        self._go([(hook, None) for hook in self._hooks])
+        # With what the objects have that are hooks, or whose methods are.
+        self.functions.update((id(one), one) for one in self._hooks)
 
     def go_on(self, functions: Iterable[object], kinds: Iterable[type]) -> None:
         """Come to more.
@@ -193,6 +202,7 @@ class Reached:
         elif issubclass(kind, types.FunctionType):
             if not is_users(one.__globals__.get("__name__")):
                 self.has_breaks |= _is_break(one)
+                self.handed_on.update(() if owner is None else (owner,))
                 # That of a decorator, as of `torch.no_grad()`.
                 yield vars(one).get("__wrapped__"), owner
                 return
@@ -208,7 +218,11 @@ class Reached:
             if owner is not None:
                 members = self._members_of(owner)
                 composes = uses_in(one.__code__).composes
-                for name in [name for name in members if name in names or composes(name)]:
+                asked = asked_of_itself(one.__code__)
+                if asked is None:
+                    self.handed_on.add(owner)
+                named = names if asked is None else asked
+                for name in [name for name in members if name in named or composes(name)]:
                     # That of a class that it is derived from is another one's `super()`.
                     values = members[name] if "super" in names else members[name][:1]
                     yield from ((value, owner) for value in values)

@@ -12,6 +12,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._state.attributes import is_number, is_torchs
+from cgraph._state.called import come_to_parts
 from cgraph._state.code import (
     Reached,
     asks_for_gradients,
@@ -133,7 +134,7 @@ class _Argument(dict[str, Any]):
 
 
 def found_tensors(
-    function: object, modules: Iterable[torch.nn.Module], given: Sequence[tuple[str, object]]
+    function: object, modules: Sequence[torch.nn.Module], given: Sequence[tuple[str, object]]
 ) -> Found:
     """Where a function finds tensors besides its arguments, and in plain attributes of modules.
 
@@ -147,11 +148,14 @@ def found_tensors(
     """
     parts = [part for module in modules for part in module.modules()]
     reached = Reached(function, parts)
+    come_to_parts(function, modules, reached)
+    reached.call_hooks()
     while True:
         found, functions, kinds = _found(function, parts, given, reached)
         # What methods name of objects that it may call them on leads further.
         before = reached.size
         reached.go_on(functions, kinds)
+        come_to_parts(function, modules, reached)
         if reached.size == before:
             asks, takes = asks_for_gradients(reached.names), not _ITEMS.isdisjoint(reached.names)
             return found._replace(asks_for_gradients=asks, takes_items=takes)
@@ -228,7 +232,8 @@ def _found(
             if holder.is_named:
                 reads.add_stepping(value)
         if is_module:
-            kinds.update(map(type, value.modules()))
+            if holder.is_named:
+                kinds.update(map(type, value.modules()))
             if id(value) in own_parts:
                 # It is followed as a part.
                 continue

@@ -1,0 +1,186 @@
+"""What callers of a graphed method do is no part of its keys; what the method comes to is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import cgraph
+from graphed_calls import near, numbers
+from lab import Lab, fresh
+
+
+class Counted(nn.Module):
+    """Counts its calls, and reads the count."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.calls, self.shown = nn.Linear(4, 4), 0, 0
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            self.shown += 1
+        return self.layer(x)
+
+
+class Model(Counted):
+    """Its forward, which counts, calls the graphed method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Counted()
+
+    @cgraph.graphed
+    def core(self, x: Tensor) -> Tensor:
+        return self.layer(x) * 2
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls % 3 == 0:
+            self.shown += 1
+        return self.core(self.encoder(x))
+
+
+class Trainer:
+    """Its method of the name of an optimizer's counts."""
+
+    def __init__(self, device: str) -> None:
+        self.model = nn.Linear(4, 4).to(device)
+        self.opt = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        self.encoder, self.steps, self.shown = Counted().to(device), 0, 0
+        self.run = cgraph.graphed(self._run)
+
+    def _run(self, x: Tensor) -> Tensor:
+        self.opt.zero_grad()
+        loss = self.model.forward(x).square().mean()
+        loss.backward()
+        self.opt.step()
+        return loss.detach()
+
+    def step(self, x: Tensor) -> Tensor:
+        self.steps += 1
+        if self.steps % 3 == 0:
+            self.shown += 1
+        return self.run(self.encoder(x).detach())
+
+    forward = step
+
+
+def test_what_the_callers_of_a_graphed_method_count_makes_no_keys(lab: Lab) -> None:
+    model = Model().to(lab.device)
+    with torch.no_grad():
+        for _ in range(12):
+            x = fresh(lab, 2, 4)
+            assert near(model(x), model.layer(model.encoder.layer(x)) * 2)
+    assert numbers(model.core) == (1, 12, 0)
+    assert model.shown == 4
+
+
+def test_what_a_method_counts_of_the_name_of_an_optimizers_makes_no_keys(lab: Lab) -> None:
+    trainer = Trainer(lab.device)
+    losses = [float(trainer.step(fresh(lab, 2, 4) / 8)) for _ in range(12)]
+    assert len(set(losses)) == 12
+    assert numbers(trainer.run)[0] == 1
+    assert numbers(trainer.run)[1] >= 11
+
+
+class Scaled(nn.Module):
+    """Reads a number in its forward."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer, self.scale = nn.Linear(4, 4), 2.0
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.layer(x) * self.scale
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+def called(module: nn.Module, x: Tensor) -> Any:
+    return module(x)
+
+
+class Ways(nn.Module):
+    """Comes to a number of its own or of its part in many ways."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part, self.scale, self.names = Scaled(), 3.0, ["part"]
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+    def scaled(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+    def called_itself(self, x: Tensor) -> Any:
+        return self(x)
+
+    def handed_on(self, x: Tensor) -> Any:
+        return called(self, x)
+
+    def of_another_name(self, x: Tensor) -> Tensor:
+        me = self
+        return me.scaled(x)
+
+    def inside(self, x: Tensor) -> Tensor:
+        return sum((self.scaled(row) for row in x), torch.zeros_like(x[0]))
+
+    def bound(self, x: Tensor) -> Tensor:
+        scaled = self.scaled
+        return scaled(x)
+
+    def by_text(self, x: Tensor) -> Any:
+        return getattr(self, "sca" + "led")(x)
+
+    def of_class(self, x: Tensor) -> Any:
+        return type(self).scaled(self, x)
+
+    def all_parts(self, x: Tensor) -> Tensor:
+        for part in self.children():
+            x = part(x)
+        return x
+
+    def by_list(self, x: Tensor) -> Any:
+        return self._modules[self.names[0]](x)  # type: ignore[misc]
+
+    def part_of_it(self, x: Tensor) -> Any:
+        return self.part(x)
+
+    def method_of_part(self, x: Tensor) -> Tensor:
+        return self.part.scaled(x)
+
+    def by_function(self, x: Tensor) -> Any:
+        return torch.func.functional_call(self.part, {}, (x,))
+
+
+WAYS = [name for name, one in vars(Ways).items() if name[:1] != "_" and name != "forward"]
+
+
+@pytest.mark.parametrize("name", WAYS)
+def test_a_number_that_a_method_comes_to_is_that_of_each_call(lab: Lab, name: str) -> None:
+    module = Ways().to(lab.device)
+    eager: Callable[[Tensor], Tensor] = getattr(module, name)
+    graphed = cgraph.graphed(eager)
+    with torch.no_grad():
+        for scale in (2.0, 2.0, 5.0, 5.0, 2.0):
+            module.scale = module.part.scale = scale
+            x = fresh(lab, 3, 4)
+            assert near(graphed(x), eager(x)), scale
+
+
+def test_a_forward_of_torchs_that_is_graphed_as_a_method_comes_to_its_parts(lab: Lab) -> None:
+    net = nn.Sequential(Scaled(), nn.Tanh()).to(lab.device)
+    graphed = cgraph.graphed(net.forward)
+    with torch.no_grad():
+        for scale in (2.0, 5.0, 2.0):
+            net[0].scale = scale
+            x = fresh(lab, 3, 4)
+            assert near(graphed(x), (net[0].layer(x) * scale).tanh())
