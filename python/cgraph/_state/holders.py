@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cgraph import _torch
 from cgraph._state.code import is_users
 from cgraph._state.constants import Constant, is_array
 from cgraph.errors import CaptureError
@@ -28,6 +29,7 @@ __all__ = [
     "Way",
     "held_in",
     "is_same_function",
+    "is_view",
     "put_back_numbers",
     "put_back_tensors",
     "require_none_replaced",
@@ -306,6 +308,17 @@ def is_same_function(now: object, then: object, around: Pairs = frozenset()) -> 
         contents = _parts_of(now), _parts_of(then)
         return [*now.keywords] == [*then.keywords] and _are_same(*contents, around)
     return False
+
+
+def is_view(now: object, then: object) -> bool:
+    """Whether something is another tensor of the same elements, as a view that is made anew."""
+    if type(now) is not torch.Tensor or type(then) is not torch.Tensor:
+        return False
+    # Of others it matters which one they are: somebody has set something on them, or they get
+    # gradients.
+    if any(one.requires_grad or vars(one) for one in (now, then)):
+        return False
+    return _torch.place_of(now) == _torch.place_of(then)
 
 
 def _are_same_without_tensors(now: torch.nn.Module, then: torch.nn.Module) -> bool:

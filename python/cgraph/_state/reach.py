@@ -10,7 +10,7 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._state.attributes import dictionaries_of, is_alike, is_torchs
-from cgraph._state.holders import Holder, is_same_function
+from cgraph._state.holders import Aspect, Holder, is_same_function, is_view
 from cgraph._state.stepping import HOOKS_OF_STEPS
 from cgraph._state.surroundings import holders_of, modules_of, tensors_of
 
@@ -225,11 +225,11 @@ class Surroundings:
             return None
         others = [(one, now) for one in self._holders if (now := one.now) is not one.value]
         for holder, now in others:
-            if not (is_alike(now, holder.value) or is_same_function(now, holder.value)):
+            if not any(same(now, holder.value) for same in (is_alike, is_same_function, is_view)):
                 return _words(holder)
-        # What cannot be named is a parameter, unless functions or the content of arrays were made
-        # anew and nothing else.
-        is_anew = others and not (grad and self._has_other_flags)
+        # What cannot be named is a parameter, unless functions, views or the content of arrays were
+        # made anew and nothing else.
+        is_anew = (others or self._has_others) and not (grad and self._has_other_flags)
         return self.find_displaced() or self._replaced() or (None if is_anew else "a parameter")
 
     def find_displaced(self) -> str | None:
@@ -263,6 +263,12 @@ class Surroundings:
     def _has_other_flags(self) -> bool:
         """Whether a tensor requires a gradient that did not, or does not any more."""
         return [one.requires_grad for one in self._tensors] != self._requires_grad
+
+    @property
+    def _has_others(self) -> bool:
+        """Whether something else is where a module has a tensor or a part."""
+        pairs = zip(self._owners, self._items, strict=True)
+        return any(owner.get(name) is not one for owner, known in pairs for name, one in known)
 
     def _find(self) -> None:
         """Note where all is now."""
@@ -332,11 +338,14 @@ def _inside(part: torch.nn.Module) -> list[Holder]:
 def _are_same(now: object, then: object) -> bool:
     """Whether a value is the same object, or a number or a tuple of them that equals it."""
     plain = (int, float, str, tuple)
-    return now is then or (isinstance(now, plain) and type(now) is type(then) and now == then)
+    is_equal = isinstance(now, plain) and type(now) is type(then) and now == then
+    return now is then or is_equal or is_view(now, then)
 
 
 def _words(holder: Holder) -> str:
     """What is found there, in words."""
+    if holder.variable is not None and any(type(step) is not Aspect for step in holder.path):
+        return f"{holder.dotted}, which the function closes over"
     if holder.variable is not None:
         return f"the variable {holder.variable} that the function closes over"
     return _NAMES.get(holder.name, holder.title)
