@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 import functools
 import inspect
 import sys
@@ -12,7 +11,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -20,6 +19,7 @@ import torch
 from cgraph import _torch
 from cgraph._captures.busy import is_busy
 from cgraph._captures.collector import collect_garbage
+from cgraph._recording.assigned import arguments_of, assigned_after, unread_after
 from cgraph._recording.options import OnHeld
 from cgraph._source import is_omitted, levels_to_user, user_frame, user_line
 from cgraph._text import short_place
@@ -243,7 +243,7 @@ class _Given:
         self._values = [*{id(one): one for one in values if isinstance(one, tuple | dict)}.values()]
         # The call's references to each argument: on the stack, where this Python does not lend to
         # it, and in a tuple. Only of a plain call all of that is known.
-        if inner is not None and _arguments_of(inner.f_code, inner.f_lasti) == len(self._arguments):
+        if inner is not None and arguments_of(inner.f_code, inner.f_lasti) == len(self._arguments):
             self._each = references_of_one()
         else:
             self._each = int(not frames and not are_kept)
@@ -274,11 +274,22 @@ class _Given:
 def _assigned_next(lent: torch.Tensor, given: _Given) -> int:
     """How many references to a tensor are in what the result of this call is assigned to.
 
-    As in any loop nobody can read these any more.
+    As in any loop nobody can read these any more, nor what is in other local variables that are
+    assigned before they are read, also of who has called the caller.
     """
-    frame = user_frame()
-    if frame is None:
-        return 0
+    count = 0
+    frame, is_outer = user_frame(), False
+    while frame is not None:
+        if not is_omitted(frame.f_code.co_filename):
+            count += _unreadable(frame, lent, given, is_outer)
+            is_outer = True
+        frame = frame.f_back
+    return count
+
+
+def _unreadable(frame: FrameType, lent: torch.Tensor, given: _Given, is_outer: bool) -> int:
+    """How many references are in variables of a frame, and what it assigns, of which that is so."""
+    unread = unread_after(frame.f_code, frame.f_lasti)
     variables = frame.f_locals
     scopes = {"STORE_GLOBAL": frame.f_globals}
 
@@ -286,8 +297,10 @@ def _assigned_next(lent: torch.Tensor, given: _Given) -> int:
         known = scopes.get(kind, variables)
         return known[name] if name in known else frame.f_globals.get(name)
 
-    values = []
-    for target in _assigned(frame.f_code, frame.f_lasti):
+    values = [variables[name] for name in unread if name in variables]
+    for target in () if is_outer else assigned_after(frame.f_code, frame.f_lasti):
+        if target.name in unread and target.kind.startswith("STORE_FAST"):
+            continue
         value = named(target.kind, target.name)
         if target.kind == "STORE_ATTR":
             value = _attribute(value, target.item)
@@ -331,64 +344,6 @@ def _at(value: object, item: object) -> object:
     if type(value) is list and type(item) is int and -len(value) <= item < len(value):
         return value[item]
     return None
-
-
-class _Target(NamedTuple):
-    """What a result is assigned to.
-
-    Attributes:
-        kind: The name of the instruction that stores it.
-        name: The variable, or that of the object which has the attribute or item.
-        item: The name of the attribute; the item, or the variable that has it.
-        is_constant: Whether ``item`` is the item itself.
-    """
-
-    kind: str
-    name: str
-    item: Any = None
-    is_constant: bool = True
-
-
-@functools.lru_cache(maxsize=1024)
-def _arguments_of(code: CodeType, instruction: int) -> int | None:
-    """How many arguments a plain call has; None if it hands a tuple on, as ``f(*args)`` does."""
-    before = [one for one in dis.get_instructions(code) if one.offset <= instruction]
-    last = before[-1] if before else None
-    if last is None or not last.opname.startswith("CALL") or last.opname == "CALL_FUNCTION_EX":
-        return None
-    return last.arg
-
-
-# They change nothing of what comes next, or make a second reference for another target.
-_PASSED_OVER = {"UNPACK_SEQUENCE", "CACHE", "EXTENDED_ARG", "COPY", "DUP_TOP"}
-
-
-@functools.lru_cache(maxsize=1024)
-def _assigned(code: CodeType, instruction: int) -> tuple[_Target, ...]:
-    """What the result of an instruction is assigned to."""
-    found: list[_Target] = []
-    # Variables and constants that were loaded: the object of an attribute or item, and the item.
-    loaded: list[tuple[Any, bool]] = []
-    for one in dis.get_instructions(code):
-        kind = one.opname
-        if one.offset <= instruction or kind in _PASSED_OVER:
-            continue
-        given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-        if kind.startswith("LOAD_") and len(loaded) < 2:
-            loaded += [(name, kind == "LOAD_CONST") for name in given]
-        elif kind == "STORE_ATTR" and [is_constant for _, is_constant in loaded] == [False]:
-            found.append(_Target(kind, loaded.pop()[0], one.argval))
-        elif kind == "STORE_SUBSCR" and len(loaded) == 2 and not loaded[0][1]:
-            found.append(_Target(kind, loaded[0][0], *loaded[1]))
-            loaded = []
-        elif loaded or not kind.startswith("STORE_") or kind in ("STORE_ATTR", "STORE_SUBSCR"):
-            break
-        elif kind == "STORE_FAST_LOAD_FAST":
-            found.append(_Target(kind, given[0]))
-            loaded = [(given[1], False)]
-        else:
-            found += [_Target(kind, name) for name in given]
-    return tuple(found)
 
 
 def _line(site: Any) -> str | None:
