@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
+
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cgraph
 from cgraph.functions import GraphedFunction
-from graphed_calls import agree
+from graphed_calls import agree, near
 from lab import Lab, fresh
 
 
@@ -66,3 +68,32 @@ def test_a_key_that_is_captured_after_all_has_no_reason_any_more(lab: Lab) -> No
         checkpoint(function, x, use_reentrant=False)
     function(x).sum().backward()
     assert reasons(function) == [("captured", 1, None)]
+
+
+def test_a_function_that_cannot_be_captured_is_not_tried_with_each_new_number(lab: Lab) -> None:
+    net, logged, tries = nn.Linear(4, 2).to(lab.device), dict[str, Tensor](), 0
+
+    def step(x: Tensor, number: int) -> Tensor:
+        nonlocal tries
+        tries += 1
+        loss = net(x).square().mean() * number
+        logged["loss"] = loss.detach()
+        return loss
+
+    graphed = cgraph.graphed(step)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in range(12):
+            graphed(fresh(lab, 3, 4), number)
+        before = tries
+        for number in range(12, 40):
+            x = fresh(lab, 3, 4)
+            loss = graphed(x, number)
+            assert near(loss, net(x).square().mean() * number)
+            assert logged["loss"] is not loss
+            assert near(logged["loss"], loss)
+    # Once a call, without warm-ups and captures.
+    assert tries == before + 28
+    reason = graphed.report().keys[-1].reason
+    assert reason is not None
+    assert "none could be captured: the function changes tries" in reason

@@ -11,6 +11,7 @@ from cgraph import _core
 from cgraph._functions.keys import Key
 from cgraph._recording.options import Options
 from cgraph._recording.recorded import Recorded
+from cgraph._recording.refusals import OF_WAITING
 from cgraph._recording.training import Trained
 from cgraph.reports import State
 
@@ -50,17 +51,23 @@ class Limits:
         """Why a new key is not captured any more, if no key was ever used twice."""
         if key.state == "evicted" or len(self._newest) < _FRUITLESS:
             return None
-        if any(one.replays > 1 for one in self._newest):
+        if any(one.replays > 1 or one.eager_calls > 1 for one in self._newest):
             return None
-        return f"{_TOO_MANY}: each of the last calls had a new one"
+        text = f"{_TOO_MANY}: each of the last calls had a new one"
+        last = self._newest[-1]
+        if any(one.recorded is not None for one in self._newest):
+            return text
+        reason = (last.reason or last.waits_for or "").removeprefix(f"{OF_WAITING}: ")
+        return f"{text}, and none could be captured: {reason}"
 
     def is_of_many(self, reason: str) -> bool:
         """Whether it is the reason of a key that is not captured, as no key is used twice."""
         return reason.startswith(_TOO_MANY)
 
-    def captured(self, key: Key) -> None:
-        """Count a key that was captured for a call."""
-        self._newest.append(key)
+    def tried(self, key: Key) -> None:
+        """Count a key that was captured for a call, or could not be."""
+        if key not in self._newest:
+            self._newest.append(key)
 
     def is_recurring(self, key: Key) -> bool:
         """Whether a key ran eagerly as there are too many, and has come often enough now."""

@@ -213,7 +213,7 @@ class Serving:
         if not capturing.limits.knows(key) or key.recorded is None:
             # Hooks, or the function itself, have called reset() meanwhile.
             return request.eagerly(self._function)
-        capturing.limits.captured(key)
+        capturing.limits.tried(key)
         capturing.rows.learn(request.call)
         return None
 
@@ -223,6 +223,7 @@ class Serving:
         if key.waits > _WAITS:
             return self._failed(key, request, error)
         key.eager_calls += 1
+        self._capturing.limits.tried(key)
         key.waits_for = f"{OF_WAITING}: {first_line(error).removesuffix(_ANEW)}"
         traceback.clear_frames(error.__traceback__)
         return request.eagerly(self._function)
@@ -253,6 +254,7 @@ class Serving:
                 # Another thread may have captured or forgotten it meanwhile.
                 if self._capturing.limits.knows(key) and key.recorded is None:
                     self._stay_eager(key, request.whole, reason, where, fix)
+                    self._capturing.limits.tried(key)
             return result
 
         return run
