@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader
 
 import cgraph
 from cgraph import eager_break
-from graphed_calls import states
+from graphed_calls import near, states
 from lab import Lab, fresh
 
 Counted = tuple[Callable[[Tensor], Tensor], Callable[[], Any]]
@@ -317,3 +317,39 @@ def test_random_numbers_beside_a_break_are_drawn_in_each_call(lab: Lab) -> None:
     for _ in range(4):
         x = fresh(lab, 3)
         torch.testing.assert_close(graphed(x), x * expected.random())
+
+
+META: dict[str, Any] = {}
+
+
+@pytest.mark.parametrize("has_gradients", [False, True])
+@pytest.mark.parametrize("counts", [False, True])
+def test_numbers_in_dictionaries_that_only_a_break_reads_make_no_keys(
+    lab: Lab, has_gradients: bool, counts: bool
+) -> None:
+    net = nn.Linear(4, 4).to(lab.device)
+
+    @cgraph.eager_break
+    def attention(x: Tensor) -> Tensor:
+        current = META["current"]
+        if counts:
+            current["calls"] = current.get("calls", 0) + 1
+        return x * current["scale"].sum().item()
+
+    def layer(x: Tensor) -> Tensor:
+        return net(attention(net(x)))
+
+    graphed = cgraph.graphed(layer)
+    for number in range(12):
+        with torch.set_grad_enabled(has_gradients):
+            META["current"] = {"scale": fresh(lab, 2), "number": number}
+            x = fresh(lab, 2, 4)
+            y = graphed(x)
+            if counts and not has_gradients:
+                assert META["current"]["calls"] == 1
+            assert near(y, net(net(x) * META["current"]["scale"].sum().item()))
+        if has_gradients:
+            y.sum().backward()
+    META.clear()
+    assert states(graphed) == ["captured"]
+    assert graphed.report().replays == 12

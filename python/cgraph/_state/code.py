@@ -71,6 +71,7 @@ class Reached:
 
     Attributes:
         names: The names that the code has.
+        called: Those that other code has than what only breaks call.
         functions: The functions and methods of the user's that it consists of, by their numbers.
         kinds: The classes of the user's whose methods are among them.
         draws: Whether it names the random numbers that all of Python or NumPy share.
@@ -85,6 +86,7 @@ class Reached:
 
     def __init__(self, function: object, parts: Iterable[torch.nn.Module]) -> None:
         self.names: set[str] = set()
+        self.called: set[str] = set()
         self.functions: dict[int, Any] = {}
         self.kinds: set[type] = set()
         self.draws = self.has_breaks = False
@@ -155,6 +157,8 @@ class Reached:
             self._seen[seen[1]] = one
             if isinstance(one, types.FunctionType):
                 self.names.update(names_of(one.__code__))
+                if not is_in_break:
+                    self.called.update(names_of(one.__code__))
                 if is_users(one.__globals__.get("__name__")):
                     self.functions[id(one)] = one
                     self.kinds.update(() if owner is None else (owner,))

@@ -328,7 +328,7 @@ class Reads:
         if self._reached.has_breaks and name in self._reached.stores:
             # What breaks assign is theirs.
             return False
-        is_called = not is_value(value) and name in self._reached.names
+        is_called = not is_value(value) and name in self._reached.called
         is_loaded = name in loads.own or name in self._others or name in loads.asked
         return is_loaded or is_called or self._reached.uses.composes(name)
 
