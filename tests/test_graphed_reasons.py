@@ -97,3 +97,58 @@ def test_a_function_that_cannot_be_captured_is_not_tried_with_each_new_number(la
     reason = graphed.report().keys[-1].reason
     assert reason is not None
     assert "none could be captured: the function changes tries" in reason
+
+
+def read(x: Tensor) -> Tensor:
+    return x * float(x.sum()) if x.shape[0] == 2 else x * 2
+
+
+def is_explained(function: GraphedFunction) -> bool:
+    """Whether the report of the last key has the line of :func:`read`, and what to do."""
+    key, line = function.report().keys[-1], read.__code__.co_firstlineno + 1
+    said = key.reason, key.where, key.advice
+    assert all(one is not None for one in said), said
+    is_there = key.where is not None and key.where.endswith(f"test_graphed_reasons.py:{line}")
+    return is_there and "raised in the capture" in str(key.reason) and "eager_break" in str(said)
+
+
+def test_a_key_whose_capture_ahead_failed_says_why_until_it_is_captured(lab: Lab) -> None:
+    does_read = True
+    function = cgraph.graphed(lambda x: read(x) if does_read else x * 2)
+    with pytest.raises(Exception, match=r".") as caught:
+        function.capture(fresh(lab, 2, 3))
+    assert "was being captured for the key (x: float32[2, 3]" in str(caught.value.__notes__)
+    assert is_explained(function)
+    caught.value.__traceback__ = None
+    does_read = False
+    agree(function, lambda x: x * 2, fresh(lab, 2, 3))
+    assert reasons(function) == [("captured", 0, None)]
+
+
+def test_a_key_whose_call_has_raised_says_why(lab: Lab) -> None:
+    function = cgraph.graphed(read, on_fail="raise")
+    for _ in range(2):
+        with pytest.raises(Exception, match=r".") as caught:
+            function(fresh(lab, 2, 3))
+        assert is_explained(function)
+        caught.value.__traceback__ = None
+
+
+@pytest.mark.parametrize("alone", [False, True])
+def test_captures_of_many_sizes_name_the_key_that_failed(lab: Lab, alone: bool) -> None:
+    options = {"warmup": 0, "preserve_state": False} if alone else {}
+    function = cgraph.graphed(read, sizes=[1, 2, 4], **options)
+    with torch.no_grad(), pytest.raises(Exception, match=r".") as caught:
+        function.capture(fresh(lab, 4, 3), progress=False)
+    assert "was being captured for the key (x: float32[2, 3]" in str(caught.value.__notes__)
+    assert [key.state for key in function.report().keys] == ["captured", "eager"]
+    assert is_explained(function)
+
+
+def test_a_key_that_is_better_not_captured_says_why_where_that_was_asked_for(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x, rows: x * 2)
+    with pytest.raises(cgraph.errors.CaptureError, match="an iterator"):
+        function.capture(fresh(lab, 3), iter([1]))
+    (key,) = function.report().keys
+    assert key.reason is not None and key.reason.startswith("an iterator")
+    assert key.advice == "pass a list or a tuple"

@@ -10,6 +10,7 @@ from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.claims import claimed
+from cgraph._functions.failures import failure_of
 from cgraph._functions.keys import Key
 from cgraph._functions.together import Together
 from cgraph._recording.alone import Ended, recorded_alone
@@ -53,7 +54,7 @@ def capture_alone(
             keys.append(key)
             if not capturing.ready.has_graph(key, call, is_frozen):
                 capturing.ready.require_thawed(key, is_frozen)
-                capturing.require_no_reason_against(call)
+                capturing.require_no_reason_against(call, key)
                 key.is_awaited = True
         wanted = {key: call for key, call in zip(keys, calls, strict=True) if key.is_awaited}
         with _captures(capturing, together, wanted) as capture:
@@ -72,7 +73,7 @@ def capture_alone(
         for key in keys:
             key.is_awaited = key in waiting
         for key in keys[begun:]:
-            if key not in known:
+            if key not in known and key.failure is None:
                 capturing.limits.forget_unused(key)
     return done
 
@@ -110,6 +111,7 @@ def _captures(
             capturing.keep(key, ended.call, recorded, followed, flags, lane, together)
             capturing.rows.learn(ended.call)
         except Exception as error:
+            key.has_failed(failure_of(error))
             add_note(error, f"cgraph: the graph was that of the key ({key.text})")
             raise
         if was_evicted:
@@ -122,7 +124,10 @@ def _captures(
         try:
             ended = record(wanted[key], statics[key])
         except NotReadyError as error:
-            raise error.ahead from None
+            raise capturing.failed_ahead(key, error.ahead) from None
+        except Exception as error:
+            capturing.failed_ahead(key, error)
+            raise
         # The function itself may change them, or forget all.
         now = surroundings.flags
         is_same = now is flags and capturing.reached is surroundings

@@ -13,6 +13,7 @@ import torch
 from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._functions.claims import claimed
+from cgraph._functions.failures import Failure, failure_of
 from cgraph._functions.keys import Identity, Key, modules_in_words, values_in_words
 from cgraph._functions.limits import Limits
 from cgraph._functions.native import entry_of_call, entry_of_graph
@@ -122,20 +123,28 @@ class Capturing:
         if self.ready.has_graph(key, call, is_frozen):
             return
         self.ready.require_thawed(key, is_frozen)
-        self.require_no_reason_against(call)
+        self.require_no_reason_against(call, key)
         # Its calls may have run eagerly until now.
         self.limits.drop(key, key.state)
         try:
             self.capture(key, call, together)
         except WarmupError as error:
             self.limits.forget_unused(key)
-            add_note(
-                error.cause, f"cgraph: {self.name} was being captured for the key ({key.text})"
-            )
+            self.failed_ahead(key, error.cause)
             error.come_out()
         except NotReadyError as error:
-            raise error.ahead from None
+            raise self.failed_ahead(key, error.ahead) from None
+        except Exception as error:
+            self.failed_ahead(key, error)
+            raise
         self.rows.learn(call)
+
+    def failed_ahead(self, key: Key, error: Exception) -> Exception:
+        """An error that comes out of a capture ahead of time, which then names the key."""
+        if key.recorded is None:
+            key.has_failed(failure_of(error))
+        add_note(error, f"cgraph: {self.name} was being captured for the key ({key.text})")
+        return error
 
     def key(self, call: Call, reached: Surroundings | None = None) -> Key:
         """The key of a call, which may be a new one.
@@ -198,14 +207,20 @@ class Capturing:
         self.limits.forget(key)
         return key
 
-    def require_no_reason_against(self, call: Call) -> None:
+    def require_no_reason_against(self, call: Call, key: Key | None = None) -> None:
         """Refuse a call that is better not captured.
+
+        Args:
+            call: The call.
+            key: Its key, whose report is to say so.
 
         Raises:
             CaptureError: It is.
         """
         reason = self.reason_against(call)
         if reason is not None:
+            if key is not None:
+                key.has_failed(Failure(reason, user_line(), None))
             raise CaptureError(f"{self.name} cannot be captured for ({call}): {reason}")
 
     def reason_against(self, call: Call) -> str | None:

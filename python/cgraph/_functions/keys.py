@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _core
+from cgraph._functions.failures import Failure
 from cgraph._recording.calls import Call
 from cgraph._recording.recorded import Recorded
 from cgraph._recording.refusals import OF_SHARING
@@ -71,6 +72,7 @@ class Key:
         reason: Why they run eagerly.
         where: The line that is the reason.
         fix: What to do about it, where that is known.
+        failure: Why its last capture failed, if calls of it are to be captured all the same.
         recorded: The capture; None without one.
         entry: What replays it, or hands a call on.
         padded: The entries of calls that are padded to it, by what such calls have in common.
@@ -92,6 +94,7 @@ class Key:
         self.reason: str | None = None
         self.where: str | None = None
         self.fix: str | None = None
+        self.failure: Failure | None = None
         self.recorded: Recorded | Trained | None = None
         self.waits = 0
         self.waits_for: str | None = None
@@ -179,7 +182,7 @@ class Key:
         self.recorded, self.entry = recorded, entry
         self.surroundings = surroundings
         self.state, self.waits = "captured", 0
-        self.waits_for = self.once = None
+        self.waits_for = self.once = self.failure = None
         self.reason = self.where = self.fix = None
         self._addresses = _addresses(call)
         self.capture_seconds += recorded.seconds
@@ -190,6 +193,14 @@ class Key:
     ) -> None:
         """Calls run eagerly from now on; the graph was dropped."""
         self.reason, self.where, self.fix, self.entry = reason, short_place(where), fix, entry
+
+    def has_failed(self, failure: Failure) -> None:
+        """Its capture has failed, and the error comes out: its next call is to be captured."""
+        self.failure, self.waits_for = failure._replace(where=short_place(failure.where)), None
+
+    def wait(self, why: str) -> None:
+        """A call runs eagerly, so that the next one may be captured."""
+        self.failure, self.waits_for = None, why
 
     def warn(self, name: str) -> None:
         """Say that calls run eagerly, and what to do; ``name`` is the function's."""
@@ -250,6 +261,9 @@ class Key:
         eager_calls = self.eager_calls + of_entries
         if self.state == "eager":
             eager_calls += sum(one.replays for one in self.entries)
+        said = Failure(self.reason or "", self.where, self.fix)
+        if self.reason is None and self.failure is not None:
+            said = self.failure
         once = self.once or (OF_SHARING if of_entries else None)
         again = [
             Rerecording(reason, argument, where, count)
@@ -269,13 +283,13 @@ class Key:
         return KeyReport(
             key=self.text,
             state=self.state,
-            reason=self.reason or self.waits_for or once,
-            where=self.where,
+            reason=said.reason or self.waits_for or once,
+            where=said.where,
             rerecorded=tuple(again),
             replays=self.replays,
             eager_calls=eager_calls,
             capture_seconds=self.capture_seconds,
-            fix=self.fix,
+            fix=said.fix,
             **facts,
         )
 

@@ -10,9 +10,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cgraph import _core
-from cgraph._explanation.findings import fix_of, is_of_first_use
+from cgraph._explanation.findings import is_of_first_use
 from cgraph._functions.capturing import Capturing
 from cgraph._functions.claims import PoolBusyError
+from cgraph._functions.failures import Failure, failure_of
 from cgraph._functions.keys import Key
 from cgraph._functions.native import entry_of_call
 from cgraph._functions.padding.trying import Padding
@@ -21,10 +22,9 @@ from cgraph._recording.arguments import Arguments
 from cgraph._recording.calls import Call
 from cgraph._recording.conditions import NotReadyError, WarmupError
 from cgraph._recording.options import Options
-from cgraph._recording.refusals import OF_WAITING, ResultError
-from cgraph._source import place_of, user_line
+from cgraph._recording.refusals import OF_WAITING
+from cgraph._source import user_line
 from cgraph._text import first_line
-from cgraph.breaks import GradientBreakError
 from cgraph.errors import CaptureError, add_note
 
 __all__ = ["Request", "Serving"]
@@ -132,6 +132,7 @@ class Serving:
             CaptureError: They are.
         """
         if self._raises:
+            key.has_failed(Failure(reason, user_line(), None))
             self._capturing.limits.forget_unused(key)
             name = self._capturing.name
             raise CaptureError(f"{name} cannot be captured for ({request.call}): {reason}")
@@ -224,26 +225,22 @@ class Serving:
             return self._failed(key, request, error)
         key.eager_calls += 1
         self._capturing.limits.tried(key)
-        key.waits_for = f"{OF_WAITING}: {first_line(error).removesuffix(_ANEW)}"
+        key.wait(f"{OF_WAITING}: {first_line(error).removesuffix(_ANEW)}")
         traceback.clear_frames(error.__traceback__)
         return request.eagerly(self._function)
 
     def _failed(self, key: Key, request: Request, error: Exception) -> Callable[[], Any]:
         """Go on after a capture that failed; what the function itself raises comes out."""
-        if self._raises:
-            raise self._with_note(error, key)
-
-        reason = first_line(error)
-        if not isinstance(error, GradientBreakError | ResultError):
-            reason = f"raised in the capture: {type(error).__name__}: {reason}"
-        # What the error of a result says is all that there is to say.
-        fix = None if isinstance(error, ResultError) else fix_of(error)
+        reason, where, fix = failure_of(error)
         if fix is None and (padded := request.padded_names):
             fix = (
                 f"padded were {padded}: if not all of these have rows, name those that do, as"
                 f" dim={{{padded.split(', ')[0]!r}: 0}}"
             )
-        where = place_of(error)
+        if self._raises:
+            key.has_failed(Failure(reason, where, fix))
+            raise self._with_note(error, key)
+
         # What the frames still hold of the capture would meet the eager call in autograd.
         traceback.clear_frames(error.__traceback__)
 

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 from cgraph import _core
+from cgraph._functions.failures import failure_of
 from cgraph._functions.keys import Key
 from cgraph._functions.limits import Limits
 from cgraph._recording.recorded import Recorded
@@ -167,6 +168,8 @@ class Together:
         if one.error is None:
             one.is_done = True
         else:
+            if one.key.recorded is None or one.key.recorded is one.recorded:
+                one.key.has_failed(failure_of(one.error))
             add_note(one.error, f"cgraph: the graph was that of the key ({one.key.text})")
 
     def _end(self, one: _Waiting) -> None:
