@@ -336,9 +336,12 @@ def picked(x: Tensor, index: Tensor) -> Tensor:
     return z + 1
 
 
+@pytest.mark.parametrize("debug", ["sync", "sync,compare", "poison,sync", "sync,compare,poison"])
 @pytest.mark.parametrize("grad", [False, True])
-def test_an_operator_that_fails_in_a_replay_is_named_with_its_line(sim: SimLab, grad: bool) -> None:
-    run, index = graphed(picked, "sync"), torch.tensor([1, 2])
+def test_an_operator_that_fails_in_a_replay_is_named_with_its_line(
+    sim: SimLab, grad: bool, debug: str
+) -> None:
+    run, index = graphed(picked, debug), torch.tensor([1, 2])
     x = fresh(sim, 4).requires_grad_(grad)
     run(x, index)
     with pytest.raises((IndexError, RuntimeError), match="index") as caught:

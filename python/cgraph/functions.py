@@ -220,7 +220,9 @@ def graphed(
 
             - ``"sync"``: replay in steps of one operator and wait for the device behind each. What
               fails is raised by the call, with a note that names operator, line and module. With
-              gradients those are steps of the forward pass, before it is replayed as a whole.
+              gradients those are steps of the forward pass, before it is replayed as a whole; with
+              ``compare`` or ``poison`` they come before the eager call, and are put back: breaks
+              run once more.
             - ``"eager"``: call the function on the graph's own tensors and copy its result to where
               the graph's is, so that memory is as with a graph, and there is none.
             - ``"compare"``: call the function, put back the tensors and random states that it has

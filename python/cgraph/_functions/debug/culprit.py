@@ -20,7 +20,7 @@ from cgraph._state.rollback import Rollback
 from cgraph.errors import CompareError
 from cgraph.graphs import graph_pool_handle
 
-__all__ = ["RandomStates", "Search", "differs", "in_steps"]
+__all__ = ["RandomStates", "Search", "differs", "in_steps", "run_in_steps", "written_by"]
 
 _PYTHON = (
     "Python ran only at the capture: pass as an argument what it reads and what changes, or keep it"
@@ -56,6 +56,47 @@ def in_steps(
     again = replace(plan, function=steps, warmup=1, measure=False, pool=pool)
     steps.recorded = record(again, call, statics, _driver.current())
     return steps
+
+
+def written_by(
+    function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]
+) -> Rollback:
+    """What a call writes and draws from, found by one, which is put back.
+
+    Args:
+        function: What is called.
+        arguments: With what, by place and by name.
+    """
+    random, written = RandomStates(), Rollback()
+    args, kwargs = arguments
+    try:
+        with written, busy():
+            function(*args, **kwargs)
+    finally:
+        written.rewind()
+        random.rewind(written)
+    return written
+
+
+def run_in_steps(steps: Steps, written: Rollback, tensors: tuple[torch.Tensor, ...]) -> None:
+    """See that each operator of a call goes well; all that it writes is put back.
+
+    Args:
+        steps: The operators.
+        written: Knows what they write.
+        tensors: What they are fed with.
+
+    Raises:
+        Exception: What one has raised, with a note that names it.
+    """
+    own = [one for kind in ("cpu", "cuda") for one in written.generators_of(kind)]
+    random = RandomStates(own)
+    written.renew()
+    try:
+        steps.run(tensors)
+    finally:
+        written.rewind()
+        random.put_back()
 
 
 class Search:
@@ -142,10 +183,14 @@ def differs(title: str, found: Difference, operator: str | None, why: str) -> Co
 
 
 class RandomStates:
-    """The states of the default generators now."""
+    """The states of the default generators now.
 
-    def __init__(self) -> None:
-        generators = [torch.default_generator]
+    Args:
+        also: Other generators, likewise.
+    """
+
+    def __init__(self, also: Sequence[torch.Generator] = ()) -> None:
+        generators = [*also, torch.default_generator]
         generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
         self._states = [(generator, generator.get_state()) for generator in generators]
 
@@ -156,5 +201,9 @@ class RandomStates:
             also: Knows other generators, which operators got; theirs are put back as well.
         """
         also.rewind_generators()
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Put them back, and no others."""
         for generator, state in self._states:
             generator.set_state(state)

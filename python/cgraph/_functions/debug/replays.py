@@ -13,7 +13,14 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
-from cgraph._functions.debug.culprit import RandomStates, Search, differs, in_steps
+from cgraph._functions.debug.culprit import (
+    RandomStates,
+    Search,
+    differs,
+    in_steps,
+    run_in_steps,
+    written_by,
+)
 from cgraph._functions.debug.differences import (
     Leaf,
     difference,
@@ -64,12 +71,18 @@ def debugged(
         steps = in_steps(plan, name, call, recorded.statics, keep=checks)
     # With tensors of its own: the caller's are not kept.
     like = call.replaced(recorded.statics)
+    written = None
+    if checks and "sync" in words and "eager" not in words:
+        try:
+            written = written_by(plan.function, like.arguments(_copies(recorded.statics)))
+        except BaseException:
+            steps.reset()
+            raise
     results = recorded.outputs
     none = Gradients([])  # gradients are given here, those of what was run
     leaving = Leaving(recorded, plan.function, like, lambda: results, outside, none)
-    return Debugged(
-        words, plan.function, f"{name} ({key})", like, recorded, leaving, steps, may_poison
-    )
+    what = plan.function, f"{name} ({key})", like, recorded, leaving, steps, written
+    return Debugged(words, *what, may_poison)
 
 
 class Debugged:
@@ -83,6 +96,7 @@ class Debugged:
         recorded: The capture.
         leaving: Leaves to the caller what the function writes.
         steps: The same in steps of one operator, captured where they are needed.
+        written: Knows what they write, where each is to go well before eager is called.
         may_poison: Whether the pool's free memory may be overwritten now.
     """
 
@@ -95,6 +109,7 @@ class Debugged:
         recorded: Recorded,
         leaving: Leaving,
         steps: Steps,
+        written: Rollback | None,
         may_poison: Callable[[], bool],
     ) -> None:
         self._words = words
@@ -104,6 +119,7 @@ class Debugged:
         self._recorded = recorded
         self._leaving = leaving
         self._steps = steps
+        self._written = written
         self._may_poison = may_poison
         self._feed = recorded.feed()
         self._driver = _driver.current()
@@ -162,6 +178,9 @@ class Debugged:
 
     def _replay_checked(self, tensors: tuple[torch.Tensor, ...]) -> None:
         """Run eagerly, put back what that has written, replay and compare."""
+        if self._written is not None:
+            # An eager call would fail, too, and not say in which operator.
+            run_in_steps(self._steps, self._written, tensors)
         random = RandomStates()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
         copies = _copies(tensors)

@@ -9,7 +9,14 @@ import torch
 
 from cgraph import _driver
 from cgraph._captures.busy import busy
-from cgraph._functions.debug.culprit import RandomStates, Search, differs, in_steps
+from cgraph._functions.debug.culprit import (
+    RandomStates,
+    Search,
+    differs,
+    in_steps,
+    run_in_steps,
+    written_by,
+)
 from cgraph._functions.debug.differences import Leaf, difference, is_tensor, named, wrong_value
 from cgraph._functions.debug.steps import Steps
 from cgraph._recording.calls import Call, copied
@@ -54,17 +61,11 @@ def debugged_call(
     # Stand-ins, as the results have a history as long as the steps are there.
     with stand_ins(trained.modules):
         steps = in_steps(plan, name, call, statics, keep="compare" in words)
-    random, written = RandomStates(), Rollback()
-    args, kwargs = call.arguments(statics)
     try:
-        with written:
-            plan.function(*args, **kwargs)
+        written = written_by(plan.function, call.arguments(statics))
     except BaseException:
         steps.reset()
         raise
-    finally:
-        written.rewind()
-        random.rewind(written)
     forward = _Forward(steps, written, taken)
     return DebuggedCall(words, plan.function, f"{name} ({key})", trained, forward)
 
@@ -121,7 +122,8 @@ class DebuggedCall:
                 return self._function(*args, **kwargs)
         if self._forward is not None:
             if "sync" in self._words:
-                self._run_in_steps(self._forward, args, kwargs)
+                steps, written, taken = self._forward
+                run_in_steps(steps, written, tuple(taken(args, kwargs).tensors))
             if "compare" in self._words:
                 return self._compared(self._forward, args, kwargs)
         return self._replayed(args, kwargs)
@@ -130,17 +132,6 @@ class DebuggedCall:
         """Let the capture in steps go."""
         if self._forward is not None:
             self._forward.steps.reset()
-
-    def _run_in_steps(
-        self, forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> None:
-        random = RandomStates()
-        forward.written.renew()
-        try:
-            forward.steps.run(tuple(forward.taken(args, kwargs).tensors))
-        finally:
-            forward.written.rewind()
-            random.rewind(forward.written)
 
     def _compared(self, forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, put back what that has written, replay and compare."""
