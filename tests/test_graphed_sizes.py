@@ -335,3 +335,16 @@ def test_a_dimension_that_an_argument_has_not_is_refused(lab: Lab) -> None:
     padded = cgraph.graphed(lambda x, y: (x + 1, y + 1), sizes=[4], dim={"x": 0, "y": 5})
     with pytest.raises(ArgumentError, match=r"rows of y are along dimension 5.*\(3, 2\)"):
         padded(fresh(lab, 3, 2), fresh(lab, 3, 2))
+
+
+@pytest.mark.parametrize("sizes", [None, SIZES])
+def test_python_says_which_arguments_a_capture_ahead_has_not(lab: Lab, sizes: Any) -> None:
+    def scaled(x: Tensor, y: Tensor) -> Tensor:
+        return x * y
+
+    graphed = cgraph.graphed(scaled, sizes=sizes)
+    for given in ((), (torch.ones((), device=lab.device),), (fresh(lab, 3, 3),)):
+        with pytest.raises(TypeError, match=r"missing .* required positional argument"):
+            graphed.capture(*given, progress=False)
+    assert numbers(graphed) == (0, 0, 0)
+    assert graphed.report().keys == ()

@@ -98,6 +98,10 @@ class Capturing:
         """A call, taken apart."""
         return Call(self._arguments, self.surroundings().owned, args, kwargs)
 
+    def fits(self, call: Call) -> bool:
+        """Whether the function can be called with the arguments of a call, as far as is known."""
+        return self._arguments.fit(*call.arguments(call.tensors))
+
     @property
     def reached(self) -> Surroundings | None:
         """What is reached by the call whose key was asked for last; None after a reset."""

@@ -45,7 +45,8 @@ def capture_ladder(
         ArgumentError: The call has no rows, of which those of the sizes could be made.
     """
     wanted = checked_sizes(sizes) if sizes is not None else options.sizes
-    if wanted is None:
+    if wanted is None or not capturing.fits(call):
+        # In the latter case Python says what is wrong with the arguments.
         with gc_frozen():
             capturing.ahead(call, is_frozen)
         return
