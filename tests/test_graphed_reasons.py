@@ -99,6 +99,19 @@ def test_a_function_that_cannot_be_captured_is_not_tried_with_each_new_number(la
     assert "none could be captured: the function changes tries" in reason
 
 
+def test_sizes_that_come_once_each_are_to_be_captured_ahead(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x: x * 2, sizes=range(1, 17))
+    with pytest.warns(UserWarning, match=r"too many keys.*capture all sizes ahead.*\.capture"):
+        for rows in range(1, 17):
+            function(fresh(lab, rows, 3))
+    assert function.report().captured == 8
+    function.reset()
+    function.capture(fresh(lab, 16, 3), progress=False)
+    for rows in range(1, 17):
+        agree(function, lambda x: x * 2, fresh(lab, rows, 3))
+    assert function.report().captured == 16
+
+
 def read(x: Tensor) -> Tensor:
     return x * float(x.sum()) if x.shape[0] == 2 else x * 2
 

@@ -180,6 +180,17 @@ def test_a_capture_that_was_not_used_is_told() -> None:
     assert some_key(replays=4, rerecorded=(moved(2),)).advice is None
 
 
+def test_a_function_that_has_sizes_is_not_to_be_given_some() -> None:
+    many = "too many keys: each of the last calls had a new one"
+    assert "give sizes=" in (eager_key(many).advice or "")
+    assert "ahead of time with .capture()" in (eager_key(many, has_sizes=True).advice or "")
+    evicted = moved(5, None, "evicted")
+    for changes in ({"replays": 0}, {"replays": 1}, {"rerecorded": (evicted,)}):
+        assert "give sizes=" in (some_key(**changes).advice or "")
+        advice = some_key(**changes, has_sizes=True).advice
+        assert advice is not None and "give sizes=" not in advice
+
+
 def test_the_cells_of_a_key_are_its_numbers() -> None:
     key = some_key(
         replays=12345,

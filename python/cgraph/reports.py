@@ -56,7 +56,7 @@ class KeyReport:
         state: What calls of it do now.
         reason: Why they run eagerly, or why the last one did that could not be a replay of the
             graph that its key has. If all run eagerly and it begins with one of :data:`FIXES`, the
-            advice is its fix, unless ``fix`` is given.
+            advice is its fix, unless ``fix`` is given, or ``has_sizes`` says more.
         where: The line that is the reason.
         rerecorded: Why it was captured again.
         replays: How many calls were a replay, the one after the capture included.
@@ -70,6 +70,7 @@ class KeyReport:
             would run, or while the backward pass of another call might follow.
         eager_seconds: Of one eager call, measured likewise in the warm-up.
         fix: What to do about a capture that failed, where that is known.
+        has_sizes: Whether the function has ``sizes``, so that it cannot be the advice to give some.
     """
 
     key: str
@@ -86,6 +87,7 @@ class KeyReport:
     graph_seconds: float | None
     eager_seconds: float | None
     fix: str | None = None
+    has_sizes: bool = False
 
     @property
     def saved_seconds(self) -> float | None:

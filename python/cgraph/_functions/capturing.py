@@ -208,6 +208,7 @@ class Capturing:
 
     def _remember(self, identity: Identity, key: Key) -> Key:
         self.keys[identity] = key
+        key.has_sizes = self._options.sizes is not None
         self.limits.forget(key)
         return key
 

@@ -68,6 +68,7 @@ class Key:
     Attributes:
         words: The same.
         is_beside: The same.
+        has_sizes: Whether the function has ``sizes``.
         state: What calls of it do.
         reason: Why they run eagerly.
         where: The line that is the reason.
@@ -90,6 +91,7 @@ class Key:
         self.text = text
         self.words = words
         self.is_beside = is_beside
+        self.has_sizes = False
         self.state: State = "eager"
         self.reason: str | None = None
         self.where: str | None = None
@@ -290,6 +292,7 @@ class Key:
             eager_calls=eager_calls,
             capture_seconds=self.capture_seconds,
             fix=said.fix,
+            has_sizes=self.has_sizes,
             **facts,
         )
 

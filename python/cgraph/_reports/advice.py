@@ -50,6 +50,12 @@ _AS_SAID = (
     "do what the reason says, and call reset(); where Python is to run in each call, as for a log,"
     " mark that with @cgraph.eager_break"
 )
+_OF_MANY = "too many keys"
+_AHEAD = (
+    "capture all sizes ahead of time with .capture(), which needs a max_graphs= with room for them,"
+    " and give as tensors the numbers that change; read counts for a log in an eager_break, or"
+    " outside"
+)
 _OF_MEMORY = "raised in the capture: OutOfMemoryError"
 _MORE_ROOM = (
     "give the pool or the device more room: fewer or smaller sizes=, max_graphs= or max_bytes=, a"
@@ -60,6 +66,12 @@ _UNDECIDED = (
     " captures into its pool"
 )
 _ELSE = "see what a capture refuses, and the fix of each: cgraph.explain(fn, *args)"
+# What to do about a key that is seldom replayed, without and with sizes=.
+_SELDOM = (
+    "leave it eager, or give sizes= so that more calls share a graph",
+    "nothing if its calls are still to come; else leave its size out of sizes=, so that its calls"
+    " are padded to a larger one",
+)
 # Each costs a capture; the first few may be a start that had to settle.
 _MANY = 3
 
@@ -69,13 +81,15 @@ def advice(key: KeyReport) -> str | None:
     if key.state == "eager":
         if key.fix is not None:
             return f"{key.fix}; or mark the work with @cgraph.eager_break. Then call reset()"
-        return _UNDECIDED if key.reason is None else _fix(key.reason)
+        if key.reason is None:
+            return _UNDECIDED
+        return _AHEAD if key.has_sizes and key.reason.startswith(_OF_MANY) else _fix(key.reason)
     if key.saved_seconds is not None and key.saved_seconds <= 0:
         return f"do not graph this: {_comparison(key.graph_seconds, key.eager_seconds)}"
-    found = _about_rerecordings(key.rerecorded)
+    found = _about_rerecordings(key.rerecorded, key.has_sizes)
     captures = 1 + sum(one.count for one in key.rerecorded)
     if key.replays <= captures:
-        found.append(_about_seldom(captures, key.replays, key.capture_seconds))
+        found.append(f"{_about_seldom(key, captures)}: {_SELDOM[key.has_sizes]}")
     return "; ".join(found) or None
 
 
@@ -109,16 +123,15 @@ def _comparison(graph: float | None, eager: float | None) -> str:
     return f"a replay takes {graph_text}, {than}"
 
 
-def _about_seldom(captures: int, replays: int, seconds: float) -> str:
-    """What to do about captures that no more than one replay each has made use of."""
+def _about_seldom(key: KeyReport, captures: int) -> str:
+    """What is to be said of captures that no more than one replay each has made use of."""
+    took = in_time(key.capture_seconds)
     if captures == 1:
-        what = f"captured in {in_time(seconds)} and never replayed{' again' if replays else ''}"
-    else:
-        what = f"captured {captures:,} times in {in_time(seconds)} for {plural(replays, 'replay')}"
-    return f"{what}: leave it eager, or give sizes= so that more calls share a graph"
+        return f"captured in {took} and never replayed{' again' if key.replays else ''}"
+    return f"captured {captures:,} times in {took} for {plural(key.replays, 'replay')}"
 
 
-def _about_rerecordings(rerecorded: tuple[Rerecording, ...]) -> list[str]:
+def _about_rerecordings(rerecorded: tuple[Rerecording, ...], has_sizes: bool) -> list[str]:
     """What to do about arguments, or evictions, that made a key be captured many times."""
     arguments, evicted = Counter[str](), 0
     for one in rerecorded:
@@ -134,6 +147,6 @@ def _about_rerecordings(rerecorded: tuple[Rerecording, ...]) -> list[str]:
     if evicted >= _MANY:
         found.append(
             f"evicted and captured again {evicted:,} times: raise max_graphs or max_bytes, or give"
-            " sizes= so that more calls share a graph"
+            f" {'fewer ' if has_sizes else ''}sizes= so that more calls share a graph"
         )
     return found
