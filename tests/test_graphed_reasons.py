@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import random
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import cgraph
+from cgraph.errors import CaptureError
 from cgraph.functions import GraphedFunction
 from graphed_calls import agree, near
 from lab import Lab, fresh
@@ -112,6 +115,24 @@ def test_sizes_that_come_once_each_are_to_be_captured_ahead(lab: Lab) -> None:
     assert function.report().captured == 16
 
 
+@pytest.mark.parametrize("on_fail", ["eager", "raise"])
+def test_what_three_calls_do_anew_is_a_failure_in_the_fourth(lab: Lab, on_fail: Any) -> None:
+    function = cgraph.graphed(lambda x: x * random.random(), on_fail=on_fail)
+    for _ in range(3):
+        function(fresh(lab, 3))
+        (key,) = function.report().keys
+        assert (key.reason or "").startswith("until its next call: the function draws")
+        assert "do what the reason says" in (key.advice or "")
+    fails = pytest.raises(CaptureError) if on_fail == "raise" else pytest.warns(UserWarning)
+    with fails as caught:
+        function(fresh(lab, 3))
+    said = str(getattr(caught, "value", None) or caught[0].message)
+    assert "or pass them as an argument; so it was in 4 calls, anew each time" in said
+    (key,) = function.report().keys
+    assert (key.reason or "").startswith("raised in the capture: CaptureError: the function draws")
+    assert "do what the reason says" in (key.advice or "")
+
+
 def read(x: Tensor) -> Tensor:
     return x * float(x.sum()) if x.shape[0] == 2 else x * 2
 
@@ -160,7 +181,7 @@ def test_captures_of_many_sizes_name_the_key_that_failed(lab: Lab, alone: bool) 
 
 def test_a_key_that_is_better_not_captured_says_why_where_that_was_asked_for(lab: Lab) -> None:
     function = cgraph.graphed(lambda x, rows: x * 2)
-    with pytest.raises(cgraph.errors.CaptureError, match="an iterator"):
+    with pytest.raises(CaptureError, match="an iterator"):
         function.capture(fresh(lab, 3), iter([1]))
     (key,) = function.report().keys
     assert key.reason is not None and key.reason.startswith("an iterator")

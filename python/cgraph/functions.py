@@ -201,7 +201,9 @@ def graphed(
             break of one another one.
         on_fail: What becomes of a key that cannot be captured. ``"eager"``: it runs eagerly, with a
             warning. ``"raise"``: the error comes out. Calls without elements or rows, of more rows
-            than all sizes, of too many keys and of what moves too often run eagerly in both.
+            than all sizes, of too many keys and of what moves too often run eagerly in both, and so
+            do the first three calls of a key that set up, change or draw what replays would not,
+            as a first call alone may do; the fourth one that does so is a failure.
         preserve_state: Put back what warm-up calls change: tensors, random states, gradients,
             optimisers. The capture itself computes nothing. Without it writes to arguments by
             ``.data``, arguments that share memory with what the function writes elsewhere, and

@@ -31,7 +31,8 @@ __all__ = ["Request", "Serving"]
 
 # So often in a row a call may make what a graph would use.
 _WAITS = 3
-_ANEW = ", anew each time"
+# Behind what the reason says to do.
+_ANEW = f"; so it was in {_WAITS + 1} calls, anew each time"
 
 
 @dataclass(frozen=True)
@@ -206,10 +207,11 @@ class Serving:
             return request.eagerly(self._function)
         except NotReadyError as error:
             # It is after this call, unless each one makes something new.
-            return self._later(key, request, CaptureError(f"{error}{_ANEW}"))
+            anew = CaptureError(f"{error}{_ANEW}")
+            return self._later(key, request, anew, first_line(error))
         except Exception as error:
             if is_of_first_use(error):
-                return self._later(key, request, error)
+                return self._later(key, request, error, first_line(error))
             return self._failed(key, request, error)
         if not capturing.limits.knows(key) or key.recorded is None:
             # Hooks, or the function itself, have called reset() meanwhile.
@@ -218,14 +220,21 @@ class Serving:
         capturing.rows.learn(request.call)
         return None
 
-    def _later(self, key: Key, request: Request, error: Exception) -> Callable[[], Any]:
-        """Let a call run eagerly, so that the next one may be captured; not too often."""
+    def _later(self, key: Key, request: Request, error: Exception, why: str) -> Callable[[], Any]:
+        """Let a call run eagerly, so that the next one may be captured; not too often.
+
+        Args:
+            key: The key.
+            request: The call.
+            error: Why the key is not captured at all, if this was once too often.
+            why: Why the call runs eagerly.
+        """
         key.waits += 1
         if key.waits > _WAITS:
             return self._failed(key, request, error)
         key.eager_calls += 1
         self._capturing.limits.tried(key)
-        key.wait(f"{OF_WAITING}: {first_line(error).removesuffix(_ANEW)}")
+        key.wait(f"{OF_WAITING}: {why}")
         traceback.clear_frames(error.__traceback__)
         return request.eagerly(self._function)
 

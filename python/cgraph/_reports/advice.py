@@ -38,7 +38,8 @@ FIXES = {
     " cgraph.explain(fn, *args) lists the operators that a capture refuses",
     "another thread captures": "nothing, or .capture() it ahead of time, while none does",
     "hooks see what autograd saves": "capture it ahead of time with .capture(), where none look on",
-    "until its next call": "nothing, unless each call makes something new: do that before",
+    "until its next call": "nothing, unless each call does so: then do what the reason says, or do"
+    " that before the call",
     "padding": "let padding rows write nothing that others read, give pad= what does no harm,"
     " sizes= without gaps, or check_padding=False if no such row matters",
 }
