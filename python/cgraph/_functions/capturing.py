@@ -231,7 +231,7 @@ class Capturing:
     def reason_against(self, call: Call) -> str | None:
         """Why a call of the key that was asked for last is better not captured."""
         reached = self._reached or self.surroundings(call)
-        return refusals.reason_against(call) or reached.reason_against
+        return refusals.reason_against(call, self.function) or reached.reason_against
 
     def is_saved_elsewhere(self, call: Call) -> bool:
         """Whether somebody sees what autograd saves in such a call, and would in its warm-up."""

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import types
 import warnings
 from collections import deque
-from collections.abc import Iterator, MappingView, Sequence
+from collections.abc import Callable, Iterator, MappingView, Sequence
 from typing import Any
 
 import torch
@@ -60,14 +61,18 @@ OF_WAITING = "until its next call"
 """What the reason of a key begins with whose next call is captured, if it makes nothing new."""
 
 
-def reason_against(call: Call) -> str | None:
-    """Why a call is better not captured."""
+def reason_against(call: Call, function: Callable[..., Any]) -> str | None:
+    """Why a call of a function is better not captured."""
     device_type = _driver.current().device_type
     for leaf in (one for one in call.leaves if one.kind == "constant"):
         if isinstance(leaf.value, Iterator):
             return f"an iterator, which the first call uses up: {leaf.name}"
         if hides_tensors(leaf.value):
             kind = type(leaf.value).__qualname__
+            if leaf is call.leaves[0] and _is_method_of(function, type(leaf.value)):
+                return (
+                    f"below another decorator, which hands it the object: {leaf.name} is a {kind}"
+                )
             return f"tensors inside a {kind}, which pytree does not know: {leaf.name}"
     tensors = [leaf for leaf in call.leaves if leaf.kind != "constant"]
     devices = set()
@@ -95,6 +100,16 @@ def reason_against(call: Call) -> str | None:
     if tensors and all(leaf.value.numel() == 0 for leaf in tensors):
         return OF_EMPTY
     return None
+
+
+def _is_method_of(function: Callable[..., Any], kind: type) -> bool:
+    """Whether a function is a method of objects of a class, by its name and where it is."""
+    if isinstance(function, types.MethodType):  # it has its object
+        return False
+    title = getattr(function, "__qualname__", "")
+    name = title.rpartition(".")[2]
+    owner = next((one for one in kind.__mro__ if title == f"{one.__qualname__}.{name}"), None)
+    return owner is not None and not isinstance(vars(owner).get(name), staticmethod | None)
 
 
 class ResultError(CaptureError):

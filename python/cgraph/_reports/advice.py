@@ -20,6 +20,8 @@ FIXES = {
     "moved too often": "write to it in place, with copy_(), so that it stays where it is; let a"
     " number that changes, as a learning rate, be a tensor; an argument need not be declared"
     " static, and hooks are best added once, before the first call",
+    "below another decorator": "let @cgraph.graphed be the outermost decorator of the method; of a"
+    " property, graph a method that it calls",
     "tensors inside": "pass them as arguments of their own, let the class be a dataclass without"
     " slots, or register it with torch.utils._pytree.register_pytree_node",
     "no memory of its own": "pass the tensors that it consists of, or a dense copy",
