@@ -427,6 +427,18 @@ def test_a_static_view_whose_bytes_are_not_its_values_is_read_as_it_is(lab: Lab,
     assert "resolve_conj() or resolve_neg()" in str(graphed.report().keys[1].reason)
 
 
+def test_static_views_that_begin_at_one_place_are_each_read_as_they_are_laid_out(lab: Lab) -> None:
+    function = cgraph.graphed(lambda x, cache: x + cache, static_argnames="cache")
+    cache = fresh(lab, 3, 8)
+    views = [cache[:, ::2], cache[:, :4], cache[:, :1].expand(3, 4), cache.view(-1)[:12].view(3, 4)]
+    for _ in range(2):
+        for view in views:
+            x = fresh(lab, 3, 4)
+            assert torch.equal(function(x, view), x + view)
+    assert states(function) == ["captured"] * 4
+    assert len({key.key for key in function.report().keys}) == 4
+
+
 def test_arguments_of_one_name_are_each_read_where_they_lie(lab: Lab) -> None:
     values = [torch.full((3,), 10.0**place, device=lab.device) for place in range(4)]
     parameters = nn.ParameterList(map(nn.Parameter, values)).requires_grad_(False)

@@ -81,11 +81,16 @@ class Leaf:
         tensor = self.value
         if (form := _torch.form_of(tensor)) is not None:
             return self.kind, type(tensor), form, tensor.dtype
-        strides = None
-        if tensor.layout is torch.strided and not tensor.is_contiguous():
-            strides = dense_like(tensor).stride()
-        of_elements = tensor.shape, tensor.dtype, strides, tensor.device, self.is_lazy
+        of_elements = tensor.shape, tensor.dtype, self._strides, tensor.device, self.is_lazy
         return self.kind, type(tensor), *of_elements, tensor.requires_grad, self.needs_grad(grad)
+
+    @property
+    def _strides(self) -> tuple[int, ...] | None:
+        """Those of the tensor that a graph reads; None if it is contiguous."""
+        if self.value.layout is not torch.strided or self.value.is_contiguous():
+            return None
+        # What is copied is read without gaps, whatever it had.
+        return (self.value if self.kind == "fixed" else dense_like(self.value)).stride()
 
     @property
     def is_lazy(self) -> bool:
@@ -110,10 +115,8 @@ class Leaf:
         if (form := _torch.form_of(self.value)) is not None:
             return f"{self.name}: {form} {dtype}"
         grad = " with grad" if self.value.requires_grad else ""
-        if self.value.is_contiguous():
-            return f"{self.name}: {dtype}{list(self.value.shape)}{grad}"
-        strides = list(dense_like(self.value).stride())
-        return f"{self.name}: {dtype}{list(self.value.shape)} strides {strides}{grad}"
+        strides = "" if self._strides is None else f" strides {list(self._strides)}"
+        return f"{self.name}: {dtype}{list(self.value.shape)}{strides}{grad}"
 
 
 class Call:
