@@ -459,7 +459,7 @@ def test_arguments_of_one_name_are_each_read_where_they_lie(lab: Lab) -> None:
         # Their texts are the same.
         caches = {linear[0]: values[one], linear[1]: values[two]}
         assert torch.equal(other(x, caches), x + values[one] + values[two])
-    assert "others[0]: float32[3], w: float32[3]" in graphed.report().keys[0].key
+    assert "others[0]: float32[3], w=float32[3]" in graphed.report().keys[0].key
 
 
 def test_a_name_of_a_keyword_is_that_of_no_other_argument(lab: Lab) -> None:

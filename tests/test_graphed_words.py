@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,6 +17,61 @@ from lab import Lab, SimLab, fresh
 
 def texts(graphed: cgraph.functions.GraphedFunction) -> list[str]:
     return [key.key for key in graphed.report().keys]
+
+
+def test_what_is_given_in_another_way_has_other_words(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, y, n=1: x * y * n)
+    x, y = fresh(lab, 3), fresh(lab, 3)
+    with torch.no_grad():
+        for args, kwargs in (((x, y), {}), ((x,), {"y": y}), ((x, y, 2), {}), ((x, y), {"n": 2})):
+            graphed(*args, **kwargs)
+    assert texts(graphed) == [
+        "x: float32[3], y: float32[3]",
+        "x: float32[3], y=float32[3]",
+        "x: float32[3], y: float32[3], n=2",
+        "x: float32[3], y: float32[3], n=2, given in way 2",
+    ]
+    graphed.freeze()
+    said = r"x=float32\[3\], y=float32\[3\]\).*in another way"
+    with torch.no_grad(), pytest.raises(StateError, match=said):
+        graphed(x=x, y=y)
+
+
+def test_a_container_of_another_kind_is_named_and_its_items_as_in_others(lab: Lab) -> None:
+    class Pair:
+        def __init__(self, *parts: Any) -> None:
+            self.parts = parts
+
+    torch.utils._pytree.register_pytree_node(
+        Pair, lambda pair: ([*pair.parts], None), lambda parts, _: Pair(*parts)
+    )
+    graphed = cgraph.graphed(lambda d: torch.utils._pytree.tree_leaves(d)[0] * 2)
+    x, size = fresh(lab, 3), torch.Size([2])
+    with torch.no_grad():
+        for one in ({"a": x}, OrderedDict(a=x), OrderedDict(a=[x, size]), Pair(x), deque([x])):
+            assert torch.equal(graphed(one), x * 2)
+    assert texts(graphed) == [
+        "d['a']: float32[3]",
+        "d: OrderedDict, d['a']: float32[3]",
+        "d: OrderedDict, d['a'][0]: float32[3], d['a'][1]=torch.Size([2])",
+        f"d: {Pair.__qualname__}, d.0: float32[3]",
+        "d: deque, d[0]: float32[3]",
+    ]
+
+
+def test_strides_are_those_that_a_graph_reads(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x, y: x + y, static_argnums=1)
+    rows = fresh(lab, 4, 8)
+    given = rows[:, :4], rows[:, ::2], rows[:, :4].t(), rows[:, :4].contiguous()
+    with torch.no_grad():
+        for one in given:
+            assert torch.equal(graphed(one, one), one * 2)
+    assert texts(graphed) == [
+        "x: float32[4, 4] not contiguous, y: float32[4, 4] strides [8, 1]",
+        "x: float32[4, 4] not contiguous, y: float32[4, 4] strides [8, 2]",
+        "x: float32[4, 4] strides [1, 4], y: float32[4, 4] strides [1, 8]",
+        "x: float32[4, 4], y: float32[4, 4]",
+    ]
 
 
 def test_keys_that_differ_have_different_words(lab: Lab) -> None:

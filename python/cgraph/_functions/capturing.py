@@ -14,7 +14,7 @@ from cgraph import _core, _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._functions.claims import claimed
 from cgraph._functions.failures import Failure, failure_of
-from cgraph._functions.keys import Identity, Key, modules_in_words, values_in_words
+from cgraph._functions.keys import Identity, Key, modules_in_words, text_of, values_in_words
 from cgraph._functions.limits import Limits
 from cgraph._functions.native import entry_of_call, entry_of_graph
 from cgraph._functions.padding.rows import Rows
@@ -167,13 +167,14 @@ class Capturing:
                 identity = self.identity(call, self._reached)
         if (known := self.keys.get(identity)) is not None:
             return known
-        words = call.words() or ["no arguments"]
-        words.append(modules_in_words(identity.training, identity.requires_grad))
+        besides = [modules_in_words(identity.training, identity.requires_grad)]
         if identity.gradients:
-            words.append(f"{plural(len(identity.gradients), 'gradient')} before")
-        words += values_in_words(self._values_of(call).changed())
-        words = [one for one in words if one]
-        return self._remember(identity, Key(", ".join(words), sorted(words)))
+            besides.append(f"{plural(len(identity.gradients), 'gradient')} before")
+        besides += values_in_words(self._values_of(call).changed())
+        besides = [one for one in besides if one]
+        text = text_of([*(call.words() or ["no arguments"]), *besides], identity, self.keys)
+        words = sorted([*call.words(by_name=False), *besides])
+        return self._remember(identity, Key(text, words))
 
     def _is_settled(self, identity: Identity) -> bool:
         """Whether a key is known, and what its graph reads besides the arguments is in place."""

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import warnings
 from collections import Counter
-from collections.abc import Hashable, Iterable, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 
@@ -23,7 +23,7 @@ from cgraph._text import plural, short_place, shown
 from cgraph.errors import StateError
 from cgraph.reports import KeyReport, Rerecording, State
 
-__all__ = ["Identity", "Key", "Tried", "modules_in_words", "values_in_words"]
+__all__ = ["Identity", "Key", "Tried", "modules_in_words", "text_of", "values_in_words"]
 
 
 # So many replays are worth a capture, whatever has to be captured anew then.
@@ -295,6 +295,24 @@ class Key:
             has_sizes=self.has_sizes,
             **facts,
         )
+
+
+def text_of(words: Sequence[str], identity: Identity, keys: Mapping[Any, Key]) -> str:
+    """What calls of a new key have in common, which is told from equal arguments given otherwise.
+
+    Args:
+        words: It, in parts.
+        identity: What tells the key from others.
+        keys: The others, by the same.
+    """
+    text = ", ".join(words)
+    structure, *values = cast(tuple[Any, ...], identity.call)
+    ways = 1
+    for other, key in keys.items():
+        if key.text == text or key.text.startswith(f"{text}, given in way "):
+            its_structure, *its_values = other.call
+            ways += its_values == values and its_structure != structure
+    return text if ways == 1 else f"{text}, given in way {ways}"
 
 
 def modules_in_words(training: tuple[bool, ...], requires_grad: tuple[bool, ...]) -> str:

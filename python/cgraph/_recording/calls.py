@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -66,11 +66,13 @@ class Leaf:
         value: The value.
         kind: ``tensor`` for one that is copied, ``fixed`` for one that is read where it lies, or
             ``constant`` for what is no tensor.
+        by_name: Whether its argument was given by name.
     """
 
     name: str
     value: Any
     kind: str
+    by_name: bool = False
 
     def key(self, grad: bool) -> Hashable:
         """What two calls of one graph have in common here."""
@@ -105,18 +107,26 @@ class Leaf:
         return bool(self.value.requires_grad and (grad or self.value.is_leaf))
 
     def __str__(self) -> str:
-        """Name and value in words."""
+        """Name and value in words, as they are given."""
+        return f"{self.name}{'=' if self.by_name or self.kind == 'constant' else ': '}{self.words}"
+
+    @property
+    def words(self) -> str:
+        """The value in words."""
         if self.kind == "constant":
             text = shown(self.value)
-            return f"{self.name}={text if len(text) <= _LONG else text[:_LONG] + '…'}"
+            return text if len(text) <= _LONG else text[:_LONG] + "…"
         dtype = str(self.value.dtype).removeprefix("torch.")
         if type(self.value) is not torch.Tensor:
             dtype = f"{type(self.value).__name__} {dtype}"
         if (form := _torch.form_of(self.value)) is not None:
-            return f"{self.name}: {form} {dtype}"
+            return f"{form} {dtype}"
         grad = " with grad" if self.value.requires_grad else ""
         strides = "" if self._strides is None else f" strides {list(self._strides)}"
-        return f"{self.name}: {dtype}{list(self.value.shape)}{strides}{grad}"
+        if self.kind == "tensor" and self._strides == _strides_of(self.value.shape):
+            # One with gaps, or that is expanded, of which the copy shows nothing.
+            strides = " not contiguous"
+        return f"{dtype}{list(self.value.shape)}{strides}{grad}"
 
 
 class Call:
@@ -147,12 +157,16 @@ class Call:
         self.leaves: list[Leaf] = []
         self.is_native = True
         self._owned = owned
+        # Containers of other kinds, each with how many leaves come before, and arguments by name.
+        self._others: list[tuple[int, str]] = []
+        self._is_by_name = False
         # The dataclasses that were taken apart: who finds one twice would find two copies.
         self._records: set[int] = set()
         self._args = [
             self._taken(value, name := arguments.name(place), arguments.is_static(place, name))
             for place, value in enumerate(args)
         ]
+        self._is_by_name = True
         self.is_in_order = arguments.are_in_order(kwargs)
         self._kwargs = [
             (name, self._taken(kwargs[name], name, arguments.is_static(None, name)))
@@ -239,7 +253,7 @@ class Call:
         new.__dict__.update(self.__dict__)
         others = iter(tensors)
         new.leaves = [
-            Leaf(leaf.name, next(others), "tensor") if leaf.kind == "tensor" else leaf
+            replace(leaf, value=next(others)) if leaf.kind == "tensor" else leaf
             for leaf in self.leaves
         ]
         return new
@@ -258,9 +272,17 @@ class Call:
         args = [pattern_of(one, leaves) for one in self._args]
         return args, [(name, pattern_of(one, leaves)) for name, one in self._kwargs]
 
-    def words(self) -> list[str]:
-        """Each argument in words, and the modes."""
-        return [*map(str, self.leaves), *filter(None, [str(self.mode)])]
+    def words(self, *, by_name: bool = True) -> list[str]:
+        """Each argument in words, and the modes.
+
+        Args:
+            by_name: Tell what was given by name from what was given by place.
+        """
+        leaves = [str(one if by_name else replace(one, by_name=False)) for one in self.leaves]
+        # The last one first, as those before it stay where they are.
+        for place, other in reversed(self._others):
+            leaves.insert(place, other)
+        return [*leaves, *filter(None, [str(self.mode)])]
 
     def __str__(self) -> str:
         """The arguments in words."""
@@ -304,8 +326,9 @@ class Call:
             self._add(value, name, static)
             return None
         self.is_native = False
-        for place, leaf in enumerate(leaves):
-            self._add(leaf, f"{name}.{place}", static)
+        self._others.append((len(self.leaves), f"{name}: {kind.__qualname__}"))
+        for leaf, its_name in zip(leaves, _torch.names_in(name, value), strict=True):
+            self._add(leaf, its_name, static)
         return "other", (spec, len(leaves))
 
     def _add(self, value: Any, name: str, static: bool) -> None:
@@ -316,7 +339,7 @@ class Call:
             self.is_native &= _torch.memory_of(value) is not None
             self.is_native &= _torch.form_of(value) is None
             kind = "fixed" if static or id(value) in self._owned else "tensor"
-        leaf = Leaf(name, value, kind)
+        leaf = Leaf(name, value, kind, self._is_by_name)
         self.is_native &= not leaf.is_lazy
         self.leaves.append(leaf)
 
@@ -340,6 +363,11 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor without memory whose strides are those of a copy."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def _strides_of(shape: Sequence[int]) -> tuple[int, ...]:
+    """The strides of a contiguous tensor."""
+    return torch.empty(shape, device="meta").stride()
 
 
 def _pattern(leaf: Leaf, copied: Iterator[_core.Signature], grad: bool) -> Pattern:

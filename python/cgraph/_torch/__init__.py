@@ -113,7 +113,6 @@ from cgraph._torch.tensors import (
     mode_count,
     modes_aside,
     modes_inside_out,
-    names_in,
     overlaps_itself,
     place_of,
     references_of_torch,
@@ -130,6 +129,7 @@ from cgraph._torch.tensors import (
 from cgraph._torch.trees import (
     is_named_tuple,
     is_record,
+    names_in,
     record_of,
     tree_flatten,
     tree_iter,

@@ -14,10 +14,9 @@ from typing import Any, TypeVar
 import torch
 from torch import _ops
 from torch.utils import _python_dispatch as python_dispatch
-from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from cgraph._torch.followers import is_transformed
-from cgraph._torch.trees import tree_with_records
+from cgraph._torch.trees import names_in
 
 __all__ = [
     "WeakStorage",
@@ -50,7 +49,6 @@ __all__ = [
     "mode_count",
     "modes_aside",
     "modes_inside_out",
-    "names_in",
     "overlaps_itself",
     "place_of",
     "references_of_torch",
@@ -85,19 +83,7 @@ def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
 def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
     """How the leaves of positional and keyword arguments are found, as ``args[0]['x']``."""
     args, kwargs = arguments
-    paths = [("args", path) for path, _ in _paths_in(args)]
-    paths += [("kwargs", path) for path, _ in _paths_in(kwargs)]
-    return [name + keystr(path) for name, path in paths]
-
-
-def names_in(name: str, tree: Any) -> list[str]:
-    """How the leaves of a value are found, as ``result[0]['x']``."""
-    return [name + keystr(path) for path, _ in _paths_in(tree)]
-
-
-def _paths_in(tree: Any) -> list[tuple[Any, Any]]:
-    found: list[tuple[Any, Any]] = tree_flatten_with_path(tree_with_records(tree))[0]
-    return found
+    return names_in("args", args) + names_in("kwargs", kwargs)
 
 
 def in_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:

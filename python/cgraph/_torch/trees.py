@@ -6,7 +6,7 @@ container of its attributes, without being registered.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils import _pytree
 __all__ = [
     "is_named_tuple",
     "is_record",
+    "names_in",
     "record_of",
     "tree_flatten",
     "tree_iter",
@@ -27,6 +28,9 @@ __all__ = [
 
 tree_unflatten = _pytree.tree_unflatten
 
+# What pytree calls the parts of by their keys and numbers.
+_MAPPINGS = (dict, OrderedDict, defaultdict)
+_SEQUENCES = (list, tuple, deque)
 # What has more values is of data, or is all of a program.
 _MOST_VALUES = 4096
 
@@ -73,6 +77,32 @@ def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
     """A tree of the same containers, with what the function returns for each leaf."""
     leaves, spec = tree_flatten(tree)
     return tree_unflatten(map(function, leaves), spec)
+
+
+def names_in(name: str, tree: Any) -> list[str]:
+    """How the leaves of a tree are found, as ``result[0]['x']``.
+
+    Args:
+        name: What the tree is called.
+        tree: The tree.
+    """
+    kind = type(tree)
+    items: Iterable[tuple[Any, Any]] | None = None
+    if kind in _MAPPINGS:
+        items = tree.items()
+    elif kind in _SEQUENCES:
+        items = enumerate(tree)
+    if items is not None:
+        return [one for key, part in items for one in names_in(f"{name}[{key!r}]", part)]
+    if issubclass(kind, torch.Tensor) or _is_size(tree):
+        return [name]
+    tree = tree_with_records(tree)
+    try:
+        pairs = _pytree.tree_flatten_with_path(tree, is_leaf=_is_size)[0]
+    except ValueError:  # of a class that was registered without names
+        count = len(_pytree.tree_leaves(tree, is_leaf=_is_size))
+        return [f"{name}.{place}" for place in range(count)]
+    return [name + _pytree.keystr(path) for path, _ in pairs]
 
 
 def is_named_tuple(kind: type) -> bool:
