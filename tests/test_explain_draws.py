@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import cProfile
 import random
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -46,6 +47,57 @@ def test_random_numbers_of_numpy_are_frozen_where_a_function_draws_them(lab: Lab
         "def inner(x: torch.Tensor) -> torch.Tensor:",
     )
     assert not cgraph.explain(lambda x: x * 2, fresh(lab, 8)).findings
+
+
+def test_draws_from_generators_of_numpy_are_found_however_they_are_held(lab: Lab) -> None:
+    class Holds:
+        rng = np.random.default_rng(3)
+        old = np.random.RandomState(4)
+
+        def noise(self) -> float:
+            return float(self.rng.random())
+
+    holds, rng = [Holds()], np.random.default_rng(5)
+
+    def body(x: torch.Tensor, given: Any) -> torch.Tensor:
+        return x * rng.random() + float(holds[0].old.rand()) + given["one"].normal()
+
+    def other(x: torch.Tensor) -> torch.Tensor:
+        return x * holds[0].noise()
+
+    explained = cgraph.explain(body, fresh(lab, 8), {"one": np.random.default_rng(6)})
+    assert [(one.operator, one.count) for one in explained.findings] == [
+        ("numpy.random.Generator", 3)
+    ]
+    (finding,) = cgraph.explain(other, fresh(lab, 8)).findings
+    assert finding.source == "def noise(self) -> float:"
+    assert not cgraph.explain(lambda x: x * 2, fresh(lab, 8)).findings
+
+
+def test_a_draw_is_named_by_a_line_of_the_function_whatever_torch_calls_behind_it(lab: Lab) -> None:
+    def body(x: torch.Tensor) -> torch.Tensor:
+        np.random.rand()
+        return x * len(f"{x[0]:.2f}")
+
+    places = [
+        (one.kind, Path(one.file).name, one.line)
+        for one in cgraph.explain(body, fresh(lab, 8)).findings
+    ]
+    begin = body.__code__.co_firstlineno
+    assert ("host random", Path(__file__).name, begin) in places
+    assert len(places) == 2
+
+
+def test_a_first_draw_is_found_in_a_process_that_has_not_loaded_what_draws() -> None:
+    script = """
+import numpy, torch, cgraph
+with cgraph.sim.use():
+    for _ in range(2):
+        found = cgraph.explain(lambda x: x * numpy.random.rand(), torch.ones(3)).findings
+        print([(one.kind, one.line) for one in found])
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert ran.stdout.splitlines() == ["[('host random', 5)]"] * 2
 
 
 def test_what_an_import_draws_is_not_the_functions(

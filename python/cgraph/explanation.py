@@ -73,10 +73,11 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
 
     Found are reads of values on the host (``item()``, ``cpu()``, ``print(x)``, ``if x:``), waits
     for the device, shapes that depend on values, copies between the device and host memory that is
-    not pinned, tensors on the host in work of the device, numbers read from such tensors,
-    generators and optimizers that a capture does not take, and streams that are not forked or not
-    joined. On CUDA also every other operator that torch knows to wait for the device. What a
-    :func:`cgraph.eager_break` does is left out: it stays eager.
+    not pinned, tensors on the host in work of the device, numbers read from such tensors, random
+    numbers of Python and NumPy (of generators that were there before), generators and optimizers
+    that a capture does not take, and streams that are not forked or not joined. On CUDA also every
+    other operator that torch knows to wait for the device. What a :func:`cgraph.eager_break` does
+    is left out: it stays eager.
 
     The run is real and leaves its traces: in tensors, gradients, random state and objects of
     Python's. :func:`cgraph.dry_run` leaves none. It is on a stream of its own, as that of a capture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
 from typing import Any
 
@@ -19,6 +21,9 @@ __all__ = ["draws_noted"]
 
 _SEEDS = frozenset({"manual_seed", "seed", "set_state", "set_offset"})
 _DRAWS = frozenset({"random", "getrandbits", "randbytes"})
+# So many generators of NumPy's are looked at in each call of a function of the user's, the last
+# ones that were made: one in the way of NumPy's first ones takes 30 µs.
+_MOST_GENERATORS = 32
 
 
 @contextmanager
@@ -27,27 +32,32 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
 
     By a profiler, as nothing of torch's sees that. One that is there hears of all as well, but
     beside one that is written in C nothing is noted. No profiler hears of NumPy's calls: there the
-    line is that at which the function begins in which the shared state has changed, also by
-    another thread.
+    line is that at which the function begins in which a state has changed, also by another thread.
+    Generators that are made in the block are new in each call, and draw no other numbers then.
 
     Args:
         log: Takes what is found.
         here: The line of the user's that runs.
     """
     before = sys.getprofile()
-    # Who has not imported it yet draws nothing.
-    numpy = sys.modules.get("numpy.random")
-    known = None if numpy is None else _state_of(numpy)
+    states = _states_of_numpy()
+    known = [(name, state, state()) for name, state in states]
 
     def look(frame: FrameType | None) -> None:
-        nonlocal known
-        if frame is not None and (now := _state_of(numpy)) != known:
-            known, place = now, (frame.f_code.co_filename, frame.f_code.co_firstlineno)
-            log.add("host random", "numpy.random", place)
+        while frame is not None and is_omitted(frame.f_code.co_filename):
+            # Torch has called what runs, and the user has called that.
+            frame = frame.f_back
+        if frame is None:
+            return
+        for number, (name, state, before) in enumerate(known):
+            if (now := state()) != before:
+                known[number] = name, state, now
+                place = frame.f_code.co_filename, frame.f_code.co_firstlineno
+                log.add("host random", name, place)
 
     def heard(frame: FrameType, event: Any, function: Any) -> None:
         is_at_end = event in ("call", "return")
-        if is_at_end and numpy is not None and not is_omitted(frame.f_code.co_filename):
+        if is_at_end and known and not is_omitted(frame.f_code.co_filename):
             look(frame.f_back if event == "call" else frame)
         if event == "c_call":
             owner, name = getattr(function, "__self__", None), function.__name__
@@ -75,9 +85,30 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
         sys.setprofile(before)
 
 
-def _state_of(numpy: Any) -> object:
-    """Where the random numbers are that all of NumPy shares."""
-    return pickle.dumps(numpy.get_state(legacy=False))
+def _states_of_numpy() -> list[tuple[str, Callable[[], object]]]:
+    """What tells where random numbers of NumPy are: those that all share, and of generators."""
+    if "numpy" not in sys.modules:
+        return []  # who has not imported it yet draws nothing
+    numpy: Any = None
+    with suppress(ImportError):
+        # NumPy does so only when it is asked for by somebody, as by the function.
+        numpy = importlib.import_module("numpy.random")
+    if numpy is None:
+        return []
+    states: list[tuple[str, Callable[[], object]]] = [
+        ("numpy.random", lambda: pickle.dumps(numpy.get_state(legacy=False)))
+    ]
+    if not hasattr(numpy, "get_bit_generator"):  # before NumPy 1.24
+        return states
+    # Whatever way a function finds one: nobody else draws from it meanwhile.
+    shared, kind = numpy.get_bit_generator(), numpy.BitGenerator
+    own = [one for one in gc.get_objects() if issubclass(type(one), kind) and one is not shared]
+
+    def state_of(generator: Any) -> Callable[[], object]:
+        return lambda: pickle.dumps(generator.state)
+
+    states += [("numpy.random.Generator", state_of(one)) for one in own[-_MOST_GENERATORS:]]
+    return states
 
 
 def _is_of_function(frame: FrameType | None) -> bool:
