@@ -184,6 +184,20 @@ def test_a_decorator_below_says_where_it_belongs(decorator: Any, kind: Any) -> N
         decorator(kind(lambda self: self))
 
 
+@pytest.mark.parametrize(
+    ("fn", "options", "said"),
+    [
+        (torch.relu, {"name": 3}, "name is 3, expected a text"),
+        (None, {"name": b"x"}, "name is b'x', expected a text"),
+        (torch.relu, {"materialize_grads": 3}, "materialize_grads is 3, expected True or False"),
+        (None, {"materialize_grads": None}, "materialize_grads is None, expected True or False"),
+    ],
+)
+def test_what_a_break_cannot_be_made_of_is_refused(fn: Any, options: Any, said: str) -> None:
+    with pytest.raises(ArgumentError, match=said):
+        cgraph.eager_break(fn, **options)
+
+
 def test_a_graphed_function_shows_how_many_graphs_it_has(lab: Lab) -> None:
     shown = cgraph.graphed(lambda x: x + 1, sizes=[4])
     shown(fresh(lab, 3, 2))

@@ -139,10 +139,16 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
 
     Raises:
         ArgumentError: It cannot be called, or it is a generator or coroutine function, whose body
-            does not run when it is called.
+            does not run when it is called; or an option is not what was expected.
         CaptureError: From a call in any other capture, and where a replay cannot do what is said
             above.
     """
+    if not isinstance(name, str | None):
+        raise ArgumentError(f"name is {name!r:.80}, expected a text or None")
+    if not isinstance(materialize_grads, bool):
+        raise ArgumentError(
+            f"materialize_grads is {materialize_grads!r:.80}, expected True or False"
+        )
     if fn is None:
         return functools.partial(eager_break, name=name, materialize_grads=materialize_grads)
     if isinstance(fn, staticmethod):
