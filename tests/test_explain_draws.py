@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import cgraph
-from lab import Lab, fresh
+from lab import Lab, SimLab, fresh
 
 
 def test_random_numbers_of_python_are_frozen(lab: Lab) -> None:
@@ -159,6 +159,22 @@ def test_a_step_that_counts_on_the_host_has_one_finding_and_its_fix_in_the_repor
         graphed(fresh(lab, 3))
     (key,) = graphed.report().keys
     assert "capturable=True" in str(key.advice)
+
+
+def test_a_capturable_optimizer_that_fails_is_not_told_to_be_one(sim: SimLab) -> None:
+    weight = torch.nn.Parameter(fresh(sim, 3))
+    optimizer = torch.optim.RMSprop([weight], lr=torch.tensor(0.01), capturable=True)
+
+    def step(x: torch.Tensor) -> None:
+        weight.grad = x
+        optimizer.step()
+
+    graphed = cgraph.graphed(step)
+    with pytest.warns(UserWarning, match="runs eagerly"):
+        for _ in range(3):  # the first one makes the optimizer's state
+            graphed(fresh(sim, 3))
+    (key,) = graphed.report().keys
+    assert "mark the work" in str(key.advice) and "capturable" not in str(key.advice)
 
 
 def test_explain_runs_beside_a_profiler_that_is_written_in_c(lab: Lab) -> None:

@@ -291,19 +291,24 @@ def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] 
         return None
     level, inner = frames[mine[-1]], frames[mine[-1] + 1 :]
     kind = _kind(text or "", level, [one.tb_frame.f_code.co_name for one in inner])
-    if any(map(_is_capturable, inner)):
-        kind = "optimizer"
+    steps = [one for one in map(_capturable_at, inner) if one is not None]
+    if steps:
+        # One that is capturable already has failed for something else.
+        kind = "unknown" if all(steps) else "optimizer"
     if kind == "unknown" and isinstance(error, CgraphError):
         return None  # its own text says more
     return kind, level
 
 
-def _is_capturable(level: TracebackType) -> bool:
-    """Whether a frame is of an optimizer of torch's that could be made to count on the device."""
+def _capturable_at(level: TracebackType) -> bool | None:
+    """Whether the optimizer of torch's whose frame it is counts on the device; None for others."""
     frame = level.tb_frame
-    defaults = getattr(frame.f_locals.get("self"), "defaults", None)
+    optimizer = frame.f_locals.get("self")
+    defaults = getattr(optimizer, "defaults", None)
     is_torchs = _OPTIMIZERS in frame.f_code.co_filename
-    return is_torchs and isinstance(defaults, dict) and "capturable" in defaults
+    if not (is_torchs and isinstance(defaults, dict) and "capturable" in defaults):
+        return None
+    return all(group.get("capturable") for group in getattr(optimizer, "param_groups", ()))
 
 
 def _text(error: BaseException) -> str | None:
