@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -57,6 +58,26 @@ def test_a_container_of_another_kind_is_named_and_its_items_as_in_others(lab: La
         f"d: {Pair.__qualname__}, d.0: float32[3]",
         "d: deque, d[0]: float32[3]",
     ]
+
+
+def test_objects_that_are_new_in_each_call_are_said_to_be_others(lab: Lab) -> None:
+    @dataclass(frozen=True)
+    class Values:
+        factor: float = 2.0
+
+    class Plain:
+        factor = 2.0
+
+    def scaled(x: Tensor, by: Any) -> Tensor:
+        return x * by.factor
+
+    of_values, of_objects = cgraph.graphed(scaled), cgraph.graphed(scaled)
+    with pytest.warns(UserWarning, match=r"too many keys.*compares values, as a frozen dataclass"):
+        for _ in range(9):
+            x = fresh(lab, 3)
+            assert torch.equal(of_values(x, Values()), x * 2)
+            assert torch.equal(of_objects(x, Plain()), x * 2)
+    assert (len(texts(of_values)), len(texts(of_objects))) == (1, 9)
 
 
 def test_strides_are_those_that_a_graph_reads(lab: Lab) -> None:

@@ -12,11 +12,16 @@ if TYPE_CHECKING:
 
 __all__ = ["FIXES", "advice", "in_words"]
 
+_NEW_EACH_TIME = (
+    "give as tensors the numbers that change; read counts for a log in an eager_break, or outside;"
+    " an object that is made anew for each call is another one, unless its class compares values,"
+    " as a frozen dataclass or a NamedTuple does"
+)
+
 FIXES = {
     "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name"
     " the arguments that have some: dim={name: 0}",
-    "too many keys": "give sizes=, so that calls share graphs, and give as tensors the numbers that"
-    " change; read counts for a log in an eager_break, or outside",
+    "too many keys": f"give sizes=, so that calls share graphs, and {_NEW_EACH_TIME}",
     "moved too often": "write to it in place, with copy_(), so that it stays where it is; let a"
     " number that changes, as a learning rate, be a tensor; an argument need not be declared"
     " static, and hooks are best added once, before the first call",
@@ -56,8 +61,7 @@ _AS_SAID = (
 _OF_MANY = "too many keys"
 _AHEAD = (
     "capture all sizes ahead of time with .capture(), which needs a max_graphs= with room for them,"
-    " and give as tensors the numbers that change; read counts for a log in an eager_break, or"
-    " outside"
+    f" and {_NEW_EACH_TIME}"
 )
 _OF_MEMORY = "raised in the capture: OutOfMemoryError"
 _MORE_ROOM = (
