@@ -476,22 +476,6 @@ def test_a_result_of_more_values_is_named(lab: Lab) -> None:
         run(fresh(lab, 3))
 
 
-def test_a_result_with_a_size_and_one_without_names_are_compared(lab: Lab) -> None:
-    class Pair:
-        def __init__(self, *parts: Any) -> None:
-            self.parts = parts
-
-    torch.utils._pytree.register_pytree_node(
-        Pair, lambda pair: ([*pair.parts], None), lambda parts, _: Pair(*parts)
-    )
-    run = graphed(lambda x: {"size": x.shape, "pair": Pair(x * 2, x + 1)}, "compare")
-    for _ in range(2):
-        x = fresh(lab, 3)
-        result = run(x)
-        assert result["size"] == x.shape
-        assert equal(result["pair"], Pair(x * 2, x + 1))
-
-
 def test_a_result_that_is_put_together_another_way_is_named(lab: Lab) -> None:
     names = long("a")
     function = cgraph.graphed(lambda x: {names[0]: x * 2}, debug="compare")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -118,3 +120,21 @@ def test_state_that_a_graphed_function_inside_writes_is_written_once(lab: Lab, w
         torch.testing.assert_close(total, expected)
     cgraph.dry_run(outer, fresh(lab, 4))
     torch.testing.assert_close(total, expected)
+
+
+def test_a_result_with_a_size_and_one_without_names_are_compared(lab: Lab) -> None:
+    class Pair:
+        def __init__(self, *parts: Any) -> None:
+            self.parts = parts
+
+    torch.utils._pytree.register_pytree_node(
+        Pair, lambda pair: ([*pair.parts], None), lambda parts, _: Pair(*parts)
+    )
+    run = cgraph.graphed(lambda x: {"size": x.shape, "pair": Pair(x * 2, x + 1)}, debug="compare")
+    for _ in range(2):
+        x = fresh(lab, 3)
+        result = run(x)
+        assert result["size"] == x.shape
+        one, other = result["pair"].parts
+        assert torch.equal(one, x * 2)
+        assert torch.equal(other, x + 1)

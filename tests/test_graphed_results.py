@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 from torch.utils import weak
 
@@ -459,3 +459,26 @@ def test_a_result_that_a_weak_dictionary_knows_is_not_returned_again(
         assert known[y] == (x * 2).sum().item()
         if lets_go:
             del y
+
+
+def test_autograd_refuses_a_result_that_it_has_saved_and_a_call_has_overwritten(lab: Lab) -> None:
+    backbone = nn.Linear(6, 8).to(lab.device).requires_grad_(False)
+    head = nn.Linear(8, 4).to(lab.device)
+    features = cgraph.graphed(lambda x: backbone(x).tanh())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for _ in range(3):
+            first, second = head(features(fresh(lab, 3, 6))), head(features(fresh(lab, 3, 6)))
+            with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+                (first * second).mean().backward()
+            del first, second
+    head.zero_grad()
+    for _ in range(3):
+        x = fresh(lab, 3, 6)
+        found = []
+        for run in (features, lambda x: backbone(x).tanh()):
+            head(run(x)).square().mean().backward()
+            assert head.weight.grad is not None
+            found.append(head.weight.grad.clone())
+            head.zero_grad()
+        assert_close(*found)

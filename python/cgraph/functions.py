@@ -168,10 +168,11 @@ def graphed(
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as
-            in any loop. One that the call returns again gets memory of its own, unless with
-            ``"ignore"``. ``"clone"`` warns of views, but not of exports, nor with gradients, and is
-            not for calls that write through one. Of views of results with gradients you are told
-            where they pile up.
+            in any loop. What autograd has saved of one that is overwritten it refuses to use, as
+            after a write in place. One that the call returns again gets memory of its own, unless
+            with ``"ignore"``. ``"clone"`` warns of views, but not of exports, nor with gradients,
+            and is not for calls that write through one. Of views of results with gradients you are
+            told where they pile up.
         static_argnums: Places of positional arguments, without ``self``, whose tensors stay where
             they are, such as caches. They are not copied; a call with one elsewhere captures anew.
         static_argnames: Names of such arguments.

@@ -137,6 +137,10 @@ class Holding:
             if storages is None or not storages[place].is_held:
                 return
             lent = None
+        does_overwrite = is_own and self._policy != "raise"
+        if lent is not None and does_overwrite and not lent.is_inference():
+            # Autograd may have saved it, and is to refuse that, as after a write in place.
+            torch.autograd.graph.increment_version(lent)
         line, there = user_line(), _line(site)
         if self._policy != "raise" and (line, there) in self._warned:
             return

@@ -348,6 +348,8 @@ def _words(holder: Holder) -> str:
         return f"{holder.dotted}, which the function closes over"
     if holder.variable is not None:
         return f"the variable {holder.variable} that the function closes over"
+    if holder.name == "state" and not isinstance(holder.value, dict):
+        return "state"
     return _NAMES.get(holder.name, holder.title)
 
 
