@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
+import os
 import pickle
 import random
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 from types import FrameType
 from typing import Any
 
@@ -20,6 +23,7 @@ from cgraph._source import Place, is_omitted, user_place
 __all__ = ["draws_noted"]
 
 _SEEDS = frozenset({"manual_seed", "seed", "set_state", "set_offset"})
+_PYTHON = os.path.dirname(os.__file__)
 _DRAWS = frozenset({"random", "getrandbits", "randbytes"})
 # So many generators of NumPy's are looked at in each call of a function of the user's, the last
 # ones that were made: one in the way of NumPy's first ones takes 30 µs.
@@ -44,7 +48,7 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
     known = [(name, state, state()) for name, state in states]
 
     def look(frame: FrameType | None) -> None:
-        while frame is not None and is_omitted(frame.f_code.co_filename):
+        while frame is not None and _is_of_library(frame.f_code.co_filename):
             # Torch has called what runs, and the user has called that.
             frame = frame.f_back
         if frame is None:
@@ -57,7 +61,8 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
 
     def heard(frame: FrameType, event: Any, function: Any) -> None:
         is_at_end = event in ("call", "return")
-        if is_at_end and known and not is_omitted(frame.f_code.co_filename):
+        # A first import calls thousands of functions of libraries.
+        if is_at_end and known and not _is_of_library(frame.f_code.co_filename):
             look(frame.f_back if event == "call" else frame)
         if event == "c_call":
             owner, name = getattr(function, "__self__", None), function.__name__
@@ -109,6 +114,13 @@ def _states_of_numpy() -> list[tuple[str, Callable[[], object]]]:
 
     states += [("numpy.random.Generator", state_of(one)) for one in own[-_MOST_GENERATORS:]]
     return states
+
+
+@functools.lru_cache(maxsize=4096)
+def _is_of_library(file: str) -> bool:
+    """Whether a file is of torch, Python or an installed library: whoever calls it is looked at."""
+    installed = {"site-packages", "dist-packages"}.intersection(Path(file).parts)
+    return bool(installed) or file.startswith(("<frozen", _PYTHON)) or is_omitted(file)
 
 
 def _is_of_function(frame: FrameType | None) -> bool:
