@@ -259,3 +259,30 @@ def test_each_driver_call_failing_once_leaves_nothing_and_is_named(sim: SimLab) 
         scenario(x)
         gc.collect()
     assert failures > 5
+
+
+@pytest.mark.parametrize("is_graphed", [False, True])
+def test_a_stream_that_is_not_joined_is_said_with_the_fix_and_what_names_the_line(
+    lab: Lab, is_graphed: bool
+) -> None:
+    side = lab.stream()
+
+    def forks(x: torch.Tensor) -> torch.Tensor:
+        lab.fork(side)
+        with lab.use(side):
+            x * 2
+        return x + 1
+
+    x = fresh(lab, 4)
+    with pytest.raises(CaptureError, match="not joined") as caught:
+        if is_graphed:
+            cgraph.graphed(forks, on_fail="raise")(x)
+        else:
+            with cgraph.graph(cgraph.CUDAGraph()):
+                forks(x)
+    notes = "\n".join(caught.value.__notes__)
+    assert "stream.wait_stream(side); cgraph.explain(function, ...) names the operator" in notes
+    (finding,) = cgraph.explain(forks, x).findings
+    assert finding.line == forks.__code__.co_firstlineno + 3
+    caught.value.__traceback__ = None
+    assert torch.equal(cgraph.graphed(lambda x: x + 1)(x), x + 1)

@@ -13,7 +13,7 @@ from cgraph import _core, _driver, data
 from cgraph._captures.labels import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._source import levels_to_user
-from cgraph.errors import ArgumentError, CgraphError, StateError, add_note
+from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError, add_note
 from cgraph.labels import Label
 
 if TYPE_CHECKING:
@@ -169,7 +169,14 @@ class CUDAGraph(_core.Graph):
         """End the capture without finalising it: the template is live, also if it is not kept."""
         recording = self._require_recording()
         self._recording = None
-        captured = recording.finish()
+        try:
+            captured = recording.finish()
+        except CaptureError as error:
+            from cgraph._explanation.findings import blame_at_end
+
+            if (culprit := blame_at_end(error)) is not None:
+                add_note(error, f"cgraph: {culprit}")
+            raise
         template, captured.template = captured.template, None
         assert template is not None
         nodes = template.node_count()

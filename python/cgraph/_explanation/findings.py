@@ -18,7 +18,16 @@ from cgraph._text import short_place
 from cgraph.breaks import Work
 from cgraph.errors import CaptureError, CgraphError
 
-__all__ = ["KINDS", "OPERATORS", "Finding", "Log", "blame", "fix_of", "is_of_first_use"]
+__all__ = [
+    "KINDS",
+    "OPERATORS",
+    "Finding",
+    "Log",
+    "blame",
+    "blame_at_end",
+    "fix_of",
+    "is_of_first_use",
+]
 
 
 class Advice(NamedTuple):
@@ -162,6 +171,8 @@ _TEXTS = {
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": "first use",
     "CUFFT_INTERNAL_ERROR": "first use",
 }
+# At its end no line of the user's is at work.
+_WHERE = "cgraph.explain(function, ...) names the operator and its line"
 _OPTIMIZERS = os.path.join("torch", "optim", "")
 _UNPINNED = "unless the CPU tensor is pinned"
 _CAPTURE_CODES = range(900, 909)
@@ -273,7 +284,15 @@ def fix_of(error: BaseException) -> str | None:
         kind = next((kind for part, kind in _TEXTS.items() if part in str(error)), "unknown")
     else:
         return None
-    return None if kind == "unknown" else KINDS[kind].fix
+    if kind == "unknown":
+        return None
+    return KINDS[kind].fix if found is not None else f"{KINDS[kind].fix}; {_WHERE}"
+
+
+def blame_at_end(error: CaptureError) -> str | None:
+    """What is wrong where a capture cannot end, and how to find the line; None if not known."""
+    kind = next((kind for part, kind in _TEXTS.items() if part in str(error)), None)
+    return None if kind is None else f"the function {KINDS[kind].what}: {KINDS[kind].fix}; {_WHERE}"
 
 
 def is_of_first_use(error: BaseException) -> bool:

@@ -56,7 +56,8 @@ def random_state_is_set() -> CaptureError:
     """What a function is refused with that does so."""
     return CaptureError(
         "the function seeds random numbers or sets their state, and replays do not: do it before"
-        " the call, or pass random numbers as an argument"
+        " the call, or pass random numbers as an argument; cgraph.explain(function, ...) names the"
+        " line"
     )
 
 
