@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import threading
 import weakref
@@ -9,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
@@ -423,3 +425,29 @@ def test_a_replay_computes_in_the_dtypes_of_the_capture_under_autocast(lab: Lab)
     lab.sync()
     assert y.dtype == torch.float32
     torch.testing.assert_close(y, expected, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("norm", [nn.LayerNorm(8), nn.GroupNorm(2, 8), nn.BatchNorm1d(8)])
+@pytest.mark.parametrize("is_mixed", [False, True])
+def test_norms_of_mixed_types_have_the_results_and_gradients_of_eager(
+    lab: Lab, norm: nn.Module, is_mixed: bool
+) -> None:
+    kind = torch.bfloat16
+    mine = nn.Sequential(nn.Linear(6, 8), copy.deepcopy(norm), nn.Linear(8, 6)).to(lab.device)
+    mine[0].to(kind)
+    mine[1].to(torch.float32 if is_mixed else kind)
+    mine[2].to(kind)
+    eager = copy.deepcopy(mine)
+    graphed = cgraph.graphed(mine, on_fail="raise")
+    for _ in range(3):
+        x = fresh(lab, 5, 6).to(kind)
+        found = [run(x) for run in (graphed, eager)]
+        assert torch.allclose(*found, rtol=2e-2, atol=2e-2)
+        for one, net in zip(found, (mine, eager), strict=True):
+            net.zero_grad()
+            one.float().square().mean().backward()
+        for one, other in zip(mine.parameters(), eager.parameters(), strict=True):
+            assert one.grad is not None and other.grad is not None
+            assert one.grad.dtype == one.dtype
+            assert torch.allclose(one.grad, other.grad, rtol=5e-2, atol=5e-2)
+        del found, one

@@ -321,6 +321,7 @@ class Recorder(_torch.Bystander):
         try:
             with self._fake:
                 imagined = func(*tree_map(imagine, args), **tree_map(imagine, others))
+                imagined = _torch.as_computed(func, args, imagined)
         except (DataDependentOutputException, DynamicOutputShapeException) as error:
             self._refuse(stream, func, error)
         leaves, spec = tree_flatten(imagined)

@@ -15,6 +15,7 @@ from cgraph._torch.fake import (
     CpuFakeMode,
     DataDependentOutputException,
     DynamicOutputShapeException,
+    as_computed,
 )
 from cgraph._torch.followers import follower_keys, is_followed, is_traced_by_fx
 from cgraph._torch.history import History
@@ -161,6 +162,7 @@ __all__ = [
     "allocated",
     "allocator",
     "apply",
+    "as_computed",
     "at_end_of_backward",
     "autocast_state",
     "autograd_sequence",

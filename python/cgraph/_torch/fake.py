@@ -2,13 +2,27 @@
 
 from __future__ import annotations
 
+from typing import Any
+
+import torch
 from torch._subclasses.fake_tensor import (
     DataDependentOutputException,
     DynamicOutputShapeException,
     FakeTensorMode,
 )
 
-__all__ = ["CpuFakeMode", "DataDependentOutputException", "DynamicOutputShapeException"]
+__all__ = [
+    "CpuFakeMode",
+    "DataDependentOutputException",
+    "DynamicOutputShapeException",
+    "as_computed",
+]
+
+_NORMS = {
+    *("native_layer_norm", "native_group_norm", "native_batch_norm"),
+    *("_native_batch_norm_legit", "_native_batch_norm_legit_no_training"),
+}
+_HALVES = {torch.bfloat16, torch.float16}
 
 
 class CpuFakeMode(FakeTensorMode):
@@ -22,3 +36,18 @@ class CpuFakeMode(FakeTensorMode):
     def avoid_device_init(self) -> bool:
         """Whether CUDA devices are imagined as well."""
         return False
+
+
+def as_computed(func: Any, args: Any, imagined: Any) -> Any:
+    """What an operator on tensors without contents gives, in the types of the CPU's kernels.
+
+    Norms of 16 bits with weights or statistics of 32 give statistics of 32, of which torch's fake
+    tensors know nothing.
+    """
+    name = getattr(func, "_opname", "")
+    if name not in _NORMS or not isinstance(imagined, tuple) or args[0].dtype not in _HALVES:
+        return imagined
+    others = (one for one in args[1:] if isinstance(one, torch.Tensor))
+    if all(one.dtype != torch.float32 for one in others):
+        return imagined
+    return imagined[0], *(one.float() for one in imagined[1:])
