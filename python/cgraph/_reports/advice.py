@@ -28,7 +28,8 @@ FIXES = {
     "below another decorator": "let @cgraph.graphed be the outermost decorator of the method; of a"
     " property, graph a method that it calls",
     "tensors inside": "pass them as arguments of their own, let the class be a dataclass without"
-    " slots, or register it with torch.utils._pytree.register_pytree_node",
+    " slots, or register it with torch.utils._pytree.register_pytree_node; where each call has the"
+    " same object, as a cache, let the function close over it",
     "no memory of its own": "pass the tensors that it consists of, or a dense copy",
     "attributes of a tensor": "pass what they hold as arguments of their own",
     "more than its elements": "pass the tensors that it consists of, or a dense copy",
