@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -102,6 +103,9 @@ class Scaled(nn.Module):
     def scaled(self, x: Tensor) -> Tensor:
         return x * self.scale
 
+    def of_owner(self, x: Tensor) -> Any:
+        return self.owner()(x)  # type: ignore[operator]
+
 
 def called(module: nn.Module, x: Tensor) -> Any:
     return module(x)
@@ -113,6 +117,10 @@ class Ways(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.part, self.scale, self.names = Scaled(), 3.0, ["part"]
+        self.part.owner = weakref.ref(self)  # type: ignore[assignment]
+
+    def itself(self) -> Ways:
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         return x * self.scale
@@ -151,6 +159,27 @@ class Ways(nn.Module):
     def by_list(self, x: Tensor) -> Any:
         return self._modules[self.names[0]](x)  # type: ignore[misc]
 
+    def by_method_of_torchs(self, x: Tensor) -> Any:
+        return self.get_submodule(self.names[0])(x)
+
+    def by_call(self, x: Tensor) -> Any:
+        return self.__call__(x)
+
+    def by_what_returns_it(self, x: Tensor) -> Tensor:
+        return self.eval().scaled(x)
+
+    def by_own_method_that_returns_it(self, x: Tensor) -> Tensor:
+        return self.itself().scaled(x)
+
+    def by_class(self, x: Tensor) -> Any:
+        return self.__class__.scaled(self, x)
+
+    def by_dictionary(self, x: Tensor) -> Any:
+        return self.__dict__["_modules"]["part"](x)
+
+    def by_weak_reference_of_a_part(self, x: Tensor) -> Any:
+        return self.part.of_owner(x)
+
     def part_of_it(self, x: Tensor) -> Any:
         return self.part(x)
 
@@ -161,7 +190,7 @@ class Ways(nn.Module):
         return torch.func.functional_call(self.part, {}, (x,))
 
 
-WAYS = [name for name, one in vars(Ways).items() if name[:1] != "_" and name != "forward"]
+WAYS = [name for name in vars(Ways) if name[:1] != "_" and name not in ("forward", "itself")]
 
 
 @pytest.mark.parametrize("name", WAYS)
@@ -184,3 +213,87 @@ def test_a_forward_of_torchs_that_is_graphed_as_a_method_comes_to_its_parts(lab:
             net[0].scale = scale
             x = fresh(lab, 3, 4)
             assert near(graphed(x), (net[0].layer(x) * scale).tanh())
+
+
+class Base(nn.Module):
+    """Reads a number in a method that others call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = 2.0
+
+    def run(self, x: Tensor) -> Tensor:
+        return x * self.scale
+
+
+class Derived(Base):
+    def run(self, x: Tensor) -> Tensor:
+        return super().run(x) + 1
+
+
+class Named(nn.ModuleDict):
+    def run(self, x: Tensor) -> Tensor:
+        for part in self.values():
+            x = part(x)
+        return x
+
+
+class Row(nn.Sequential):
+    def run(self, x: Tensor) -> Any:
+        return self.forward(x) + 1
+
+
+class Delegating:
+    """Asks another object for what it does not have."""
+
+    def __init__(self) -> None:
+        self.other = Base()
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.__dict__["other"], name)
+
+    def through(self, x: Tensor) -> Any:
+        return self.run(x)
+
+
+class Reading:
+    """A descriptor that reads a number of its owner's."""
+
+    def __get__(self, one: Any, kind: Any) -> Any:
+        return one.part.scale
+
+
+class Described(nn.Module):
+    factor = Reading()
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.part = Base()
+
+    def run(self, x: Tensor) -> Any:
+        return x * self.factor
+
+
+CASES: list[tuple[Callable[[], Any], str, Callable[[Any], Any]]] = [
+    (Derived, "run", lambda one: one),
+    (lambda: Named({"part": Scaled()}), "run", lambda one: one["part"]),
+    (lambda: Row(Scaled()), "run", lambda one: one[0]),
+    (Delegating, "through", lambda one: one.__dict__["other"]),
+    (Described, "run", lambda one: one.part),
+]
+
+
+@pytest.mark.parametrize(("make", "name", "owner"), CASES)
+def test_a_number_behind_what_the_class_inherits_is_that_of_each_call(
+    lab: Lab, make: Callable[[], Any], name: str, owner: Callable[[Any], Any]
+) -> None:
+    one = make()
+    if isinstance(one, nn.Module):
+        one.to(lab.device)
+    eager = getattr(one, name)
+    graphed = cgraph.graphed(eager)
+    with torch.no_grad():
+        for scale in (2.0, 2.0, 5.0, 2.0):
+            owner(one).scale = scale
+            x = fresh(lab, 3, 4)
+            assert near(graphed(x), eager(x)), scale

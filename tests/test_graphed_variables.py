@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -12,7 +13,7 @@ from torch import Tensor
 
 import cgraph
 from graphed_calls import near
-from lab import Lab, fresh
+from lab import Lab, SimLab, fresh
 
 Calls = Callable[[Any, Lab], None]
 
@@ -158,7 +159,16 @@ def read_as_all_variables(function: Any, lab: Lab) -> None:
             return
 
 
+def read_by_a_handler_of_its_item(function: Any, lab: Lab) -> None:
+    found = function(fresh(lab, 3))["one"]
+    try:
+        found = function(fresh(lab, 3))["missing"]
+    except KeyError:
+        found.sum()
+
+
 TOLD = [
+    read_by_a_handler_of_its_item,
     read_later,
     read_in_the_next_turn,
     read_in_a_branch,
@@ -173,3 +183,29 @@ TOLD = [
 def test_a_result_that_somebody_may_read_is_told_of(lab: Lab, calls: Calls) -> None:
     with pytest.warns(UserWarning, match="still referenced"):
         calls(cgraph.graphed(results), lab)
+
+
+def test_a_call_of_a_trace_function_leaves_the_variables_of_others(sim: SimLab) -> None:
+    function = cgraph.graphed(lambda x: x * 2)
+    kept = []
+
+    def traces(frame: Any, event: str, argument: object) -> Any:
+        if frame.f_code.co_name == "works" and event == "line":
+            kept[:] = [function(fresh(sim, 3))]
+        return traces
+
+    def works() -> int:
+        total = 0
+        for number in range(3):
+            total += number
+        return total
+
+    before = sys.gettrace()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        sys.settrace(traces)
+        try:
+            total = works()
+        finally:
+            sys.settrace(before)
+    assert total == 3

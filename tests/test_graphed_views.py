@@ -92,3 +92,24 @@ def test_a_tensor_that_gets_gradients_is_another_one_if_it_is_made_anew(lab: Lab
         graphed(x).sum().backward()
         assert net.weight.grad is not None
         assert near(net.weight.grad, x.sum(0).expand(2, 4))
+
+
+def test_a_view_that_has_an_attribute_is_another_one_if_it_is_made_anew(lab: Lab) -> None:
+    table, context = fresh(lab, 4), SimpleNamespace()
+    graphed = cgraph.graphed(lambda x: x * context.table * getattr(context.table, "scale", 1.0))
+    with torch.no_grad():
+        for scale in (2.0, 2.0, 5.0, 3.0):
+            context.table, x = table.view(4), fresh(lab, 3, 4)
+            context.table.scale = scale
+            assert near(graphed(x), x * table * scale)
+
+
+def test_a_view_that_requires_a_gradient_is_another_one_if_it_is_made_anew(lab: Lab) -> None:
+    table, context = fresh(lab, 4), SimpleNamespace()
+    graphed = cgraph.graphed(lambda x: (x * context.table, context.table.requires_grad))
+    with torch.no_grad():
+        for requires in (False, True, False):
+            context.table, x = table.detach().requires_grad_(requires), fresh(lab, 3, 4)
+            result, does = graphed(x)
+            assert near(result, x * table)
+            assert does is requires

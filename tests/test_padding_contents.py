@@ -41,7 +41,7 @@ def test_padding_that_rows_of_the_first_call_hide_equals_eager(
 
 
 @pytest.mark.parametrize("rows", [3, 5, 7])
-def test_probabilities_are_padded_with_probabilities(lab: Lab, rows: int) -> None:
+def test_probabilities_are_tried_out_with_probabilities(lab: Lab, rows: int) -> None:
     graphed = cgraph.graphed(lambda p: (torch.bernoulli(p), p * 2), sizes=[4, 8])
     for _ in range(3):
         p = fresh(lab, rows, 5).sigmoid()
@@ -49,6 +49,27 @@ def test_probabilities_are_padded_with_probabilities(lab: Lab, rows: int) -> Non
         assert set(draws.flatten().tolist()) <= {0.0, 1.0}
         assert torch.equal(double, p * 2)
     assert numbers(graphed) == (1, 3, 0)
+
+
+def test_probabilities_of_a_loss_are_tried_out_with_probabilities(lab: Lab) -> None:
+    def loss(p: Tensor, wanted: Tensor) -> Tensor:
+        return torch.nn.functional.binary_cross_entropy(p, wanted, reduction="none")
+
+    graphed = cgraph.graphed(loss, sizes=[4])
+    for _ in range(3):
+        p, wanted = fresh(lab, 3, 5).sigmoid(), fresh(lab, 3, 5).sigmoid()
+        assert near(graphed(p, wanted), loss(p, wanted))
+    assert numbers(graphed) == (1, 3, 0)
+
+
+def test_numbers_from_0_to_1_hide_no_padding_where_none_are_drawn(lab: Lab) -> None:
+    graphed = cgraph.graphed(lambda x: x - x.amax(), sizes=[8])
+    first = torch.eye(4, device=lab.device)[:3]
+    with pytest.warns(UserWarning, match="depends on what the padding rows contain"):
+        assert torch.equal(graphed(first), first - 1)
+    for _ in range(3):
+        x = -fresh(lab, 3, 4).abs() - 1
+        assert torch.equal(graphed(x), x - x.amax())
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float64])

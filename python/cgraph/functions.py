@@ -163,8 +163,8 @@ def graphed(
         outputs: ``"static"``: results lie in memory of the graph, and the next call overwrites
             them: always one of the same key (not before the backward pass), maybe one of a key
             that was captured before it in the same pool. Gradients that somebody still has then
-            get memory of their own, but for views of them. ``"clone"``: results and gradients are
-            copies, each of its own.
+            get memory of their own, but for views of them and what a hook took from a ``.grad``.
+            ``"clone"``: results and gradients are copies, each of its own.
         on_held: What happens to a static result that is still referenced when a call is about to
             overwrite it: ``"warn"`` (once for each line), ``"clone"`` (it gets memory of its own),
             ``"raise"`` or ``"ignore"``. The variable that the result is assigned to may have it, as

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 import dis
 import functools
 from collections.abc import Iterator
@@ -39,7 +40,7 @@ def arguments_of(code: CodeType, instruction: int) -> int | None:
 
 @functools.lru_cache(maxsize=1024)
 def assigned_after(code: CodeType, instruction: int) -> tuple[Target, ...]:
-    """What the result of an instruction is assigned to, or an item or attribute of it."""
+    """What the result of an instruction is assigned to."""
     found: list[Target] = []
     # Variables and constants that were loaded: the object of an attribute or item, and the item.
     loaded: list[tuple[Any, bool]] = []
@@ -48,11 +49,7 @@ def assigned_after(code: CodeType, instruction: int) -> tuple[Target, ...]:
         if one.offset <= instruction or kind in _PASSED_OVER:
             continue
         given = one.argval if isinstance(one.argval, tuple) else (one.argval,)
-        if kind == "LOAD_ATTR" and not loaded and not found:
-            continue  # one of the result's
-        if _takes_item(one) and [is_constant for _, is_constant in loaded] == [True] and not found:
-            loaded = []
-        elif kind.startswith("LOAD_") and len(loaded) < 2:
+        if kind.startswith("LOAD_") and len(loaded) < 2:
             loaded += [(name, "_CONST" in kind or "_SMALL_INT" in kind) for name in given]
         elif kind == "STORE_ATTR" and [is_constant for _, is_constant in loaded] == [False]:
             found.append(Target(kind, loaded.pop()[0], one.argval))
@@ -72,17 +69,28 @@ def assigned_after(code: CodeType, instruction: int) -> tuple[Target, ...]:
 @functools.lru_cache(maxsize=1024)
 def unread_after(code: CodeType, instruction: int) -> frozenset[str]:
     """Local variables that nothing reads behind an instruction, unless it was assigned before."""
+    offsets, read = _read_behind(code)
+    if not offsets:
+        return frozenset()
+    still = read[bisect.bisect_right(offsets, instruction) - 1]
+    return frozenset(code.co_varnames).difference(code.co_cellvars, still)
+
+
+@functools.lru_cache(maxsize=256)
+def _read_behind(code: CodeType) -> tuple[list[int], list[set[str]]]:
+    """Where the instructions are, and what is read behind each; nothing if that may be anything."""
     instructions = [*dis.get_instructions(code)]
     # Before Python 3.11 a block says itself that it has a handler, and nothing where it ends.
     has_blocks = any(one.opname.startswith("SETUP_") for one in instructions)
     if has_blocks or not _READING_ALL.isdisjoint(code.co_names):
-        return frozenset()
+        return [], []
+    offsets = [one.offset for one in instructions]
     places = {one.offset: place for place, one in enumerate(instructions)}
     following = [[*_following(one, place, places)] for place, one in enumerate(instructions)]
     for entry in getattr(dis.Bytecode(code), "exception_entries", ()):
-        for place, one in enumerate(instructions):
-            if entry.start <= one.offset < entry.end:
-                following[place].append(places[entry.target])
+        first, last = (bisect.bisect_left(offsets, end) for end in (entry.start, entry.end))
+        for place in range(first, last):
+            following[place].append(places[entry.target])
     # Which variables are read behind each, until nothing is added any more.
     read = [set[str]() for _ in instructions]
     is_new = True
@@ -93,9 +101,7 @@ def unread_after(code: CodeType, instruction: int) -> frozenset[str]:
             now = _before(instructions[place], later)
             is_new |= now != read[place]
             read[place] = now
-    at = max(place for place, one in enumerate(instructions) if one.offset <= instruction)
-    still = set[str]().union(*(read[one] for one in following[at]))
-    return frozenset(code.co_varnames).difference(code.co_cellvars, still)
+    return offsets, [set[str]().union(*(read[one] for one in some)) for some in following]
 
 
 def _following(one: dis.Instruction, place: int, places: dict[int, int]) -> Iterator[int]:
@@ -118,10 +124,6 @@ def _before(one: dis.Instruction, later: set[str]) -> set[str]:
     return later.union(names) if is_read else later.difference(names)
 
 
-def _takes_item(one: dis.Instruction) -> bool:
-    return one.opname == "BINARY_SUBSCR" or (one.opname == "BINARY_OP" and one.argrepr == "[]")
-
-
 # They change nothing of what comes next, or make a second reference for another target.
 _PASSED_OVER = {"UNPACK_SEQUENCE", "CACHE", "EXTENDED_ARG", "COPY", "DUP_TOP"}
 # Behind these comes what they jump to, or nothing.
@@ -130,4 +132,4 @@ _ENDING = {
     *("RETURN_VALUE", "RETURN_CONST", "RAISE_VARARGS", "RERAISE"),
 }
 # What is called by these may read all variables.
-_READING_ALL = {"locals", "vars", "dir", "eval", "exec"}
+_READING_ALL = {"locals", "vars", "dir", "eval", "exec", "f_locals", "_getframe", "currentframe"}

@@ -119,7 +119,9 @@ class Holding:
             return
         if lent is not None and not is_returned:
             given = _Given(args, kwargs or {}, are_kept, sys._getframe(1))
-            count -= given.references(lent) + _assigned_next(lent, given)
+            count -= given.references(lent)
+            if count > 0:
+                count -= _assigned_next(lent, given, count)
             if count <= 0:
                 return
         if lent is not None and is_returned and storages is not None:
@@ -275,15 +277,20 @@ class _Given:
         return self._each * self.times(one) + sum(item is one for items in inside for item in items)
 
 
-def _assigned_next(lent: torch.Tensor, given: _Given) -> int:
+def _assigned_next(lent: torch.Tensor, given: _Given, most: int) -> int:
     """How many references to a tensor are in what the result of this call is assigned to.
 
     As in any loop nobody can read these any more, nor what is in other local variables that are
     assigned before they are read, also of who has called the caller.
+
+    Args:
+        lent: The tensor.
+        given: The arguments of the call.
+        most: How many there may be.
     """
     count = 0
     frame, is_outer = user_frame(), False
-    while frame is not None:
+    while frame is not None and count < most:
         if not is_omitted(frame.f_code.co_filename):
             count += _unreadable(frame, lent, given, is_outer)
             is_outer = True
@@ -315,7 +322,9 @@ def _unreadable(frame: FrameType, lent: torch.Tensor, given: _Given, is_outer: b
     # Before Python 3.13 this was a copy that the frame keeps, and with it all that is in it; the
     # references are the frame's, this function's, and that of the question.
     is_copy = bool(frame.f_code.co_flags & inspect.CO_OPTIMIZED) and isinstance(variables, dict)
-    if is_copy and sys.getrefcount(variables) <= 3:
+    # Behind a trace function, Python assigns the variables from there.
+    is_traced = frame.f_trace is not None or sys.gettrace() is not None
+    if is_copy and not is_traced and sys.getrefcount(variables) <= 3:
         variables.clear()
         is_copy = False
     # The variable's, that of the list, and those of whoever looks.

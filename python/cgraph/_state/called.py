@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+import weakref
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,6 +28,9 @@ def come_to_parts(function: object, modules: Sequence[torch.nn.Module], reached:
     owner: Any = function.__self__ if isinstance(function, types.MethodType) else None
     is_module = isinstance(owner, torch.nn.Module)
     own = owner._modules if is_module else {} if owner is None else vars_of(owner)
+    parts = (part for one in modules for part in one.modules())
+    if owner is not None and any(_leads_to(owner, part) for part in parts):
+        reached.hand_on(type(owner))
     before: tuple[int, int] | None = None
     while before != reached.size:
         before = reached.size
@@ -41,5 +45,11 @@ def come_to_parts(function: object, modules: Sequence[torch.nn.Module], reached:
                 reached.call(part for one in parts for part in one.modules())
 
 
-# By these, code comes to all parts of a module.
+def _leads_to(owner: object, part: torch.nn.Module) -> bool:
+    """Whether a part has a weak reference to an object, which nobody follows."""
+    weak = (one for one in vars(part).values() if type(one) is weakref.ref)
+    return any(one() is owner for one in weak)
+
+
+# By these, too, code comes to parts of a module.
 _WHOLE = {"_modules", "apply", "children", "modules", "named_children", "named_modules"}

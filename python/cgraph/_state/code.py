@@ -21,6 +21,7 @@ from cgraph import _core, _torch
 from cgraph._state.instructions import ASKING, asked_of_itself, instructions_of
 from cgraph._state.stack import uses_in
 from cgraph._state.uses import Uses
+from cgraph._state.whose import OF_OBJECTS, are_of_users, is_installed, is_users
 
 __all__ = [
     "Loads",
@@ -35,9 +36,6 @@ __all__ = [
     "named_of_module",
     "names_of",
 ]
-
-# Their code and classes are not looked into: there is no end to what they refer to.
-_NOT_USERS = frozenset({*sys.stdlib_module_names, "torch", "cgraph"}) - {"__main__"}
 
 
 class Loads(NamedTuple):
@@ -95,6 +93,7 @@ class Reached:
         self.stores: set[str] = set()
         self.cells: set[int] = set()
         self.handed_on: set[type] = set()
+        self._whole: set[type] = set()
         # What was seen stays alive, as long as it is known by its number.
         self._seen: dict[tuple[int, type | None, bool], object] = {}
         self._members: dict[type, dict[str, list[Any]]] = {}
@@ -120,6 +119,12 @@ class Reached:
         """Come to the forward of modules."""
         kinds: dict[Any, None] = dict.fromkeys(map(type, modules))
         self._go([(kind.forward, kind) for kind in kinds])
+
+    def hand_on(self, kind: type) -> None:
+        """Somebody else than its own methods may have an object of a class."""
+        self.handed_on.add(kind)
+        self._whole.add(kind)
+        self.go_on((), [kind])
 
     def call_hooks(self) -> None:
         """Come to the hooks: of these there may be more than are gone through."""
@@ -175,6 +180,10 @@ class Reached:
             waiting += ((*called, is_in_break) for called in self._called_by(one, owner))
         self.reads = self.reads.joined(*loads)
         self.uses = self.uses.joined(*uses)
+        # Whoever gets the object may call what any code names of it.
+        if new := self.handed_on - self._whole:
+            self._whole |= new
+            self.go_on((), new)
 
     def _called_by(self, one: Any, owner: type | None) -> Iterator[tuple[object, type | None]]:
         """What a function or another callable may call, each with the class whose method it is."""
@@ -223,6 +232,8 @@ class Reached:
                 members = self._members_of(owner)
                 composes = uses_in(one.__code__).composes
                 asked = asked_of_itself(one.__code__)
+                if asked is not None and not are_of_users(owner, asked):
+                    asked = None
                 if asked is None:
                     self.handed_on.add(owner)
                 named = names if asked is None else asked
@@ -233,7 +244,9 @@ class Reached:
         elif issubclass(kind, torch.nn.Module):
             yield kind.forward, kind
         elif is_users(vars(kind).get("__module__")) and not issubclass(kind, type):
-            yield inspect.getattr_static(kind, "__call__", None), kind
+            # As a descriptor it may be asked for what others have.
+            for name in ("__call__", "__get__"):
+                yield inspect.getattr_static(kind, name, None), kind
 
     def _called_of(self, value: Any, names: frozenset[str]) -> Iterator[tuple[object, type | None]]:
         """What code with these names may call of a value, each with the class of a method."""
@@ -254,7 +267,7 @@ class Reached:
                 # Who names a class may make objects, and operators call their methods.
                 is_special = name.startswith("__") and name not in _NOT_CALLED - _MAKING
                 is_called = name in names or is_special or (of_autograd and name in _OF_AUTOGRAD)
-                if is_called and isinstance(member, _OF_OBJECTS):
+                if is_called and isinstance(member, OF_OBJECTS):
                     yield member, value
 
     def _members_of(self, kind: type) -> dict[str, list[Any]]:
@@ -319,23 +332,6 @@ def named_of_module(
 def asks_for_gradients(names: Iterable[str]) -> bool:
     """Whether code with these names may ask which tensors have gradients, or clear them."""
     return not _OF_GRADIENTS.isdisjoint(names)
-
-
-def is_users(module: object) -> bool:
-    """Whether a module's name is that of one of the user's."""
-    return isinstance(module, str) and module.partition(".")[0] not in _NOT_USERS
-
-
-@functools.lru_cache(maxsize=4096)
-def is_installed(module: object) -> bool:
-    """Whether a module, by its name, is of a library, and none that its user may be writing.
-
-    Hundreds of its constants may be named, which nobody changes.
-    """
-    if not isinstance(module, str):
-        return False
-    file = getattr(sys.modules.get(module), "__file__", None) or ""
-    return not _PLACES.isdisjoint(file.replace("\\", "/").split("/"))
 
 
 def is_looked_into(kind: type) -> bool:
@@ -447,11 +443,6 @@ _OF_GRADIENTS = frozenset(
 )
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 _MAKING = frozenset({"__init__", "__new__", "__post_init__"})
-_OF_OBJECTS = (
-    *(staticmethod, classmethod, types.FunctionType),
-    *(property, functools.cached_property, functools.partialmethod),
-    *(functools.singledispatchmethod, functools._lru_cache_wrapper),
-)
 _OF_AUTOGRAD = frozenset({"forward", "setup_context", "backward"})
 _FUNCTIONS = (types.FunctionType, types.MethodType, functools.partial)
 # No more are gone through: there is no end to some libraries.
@@ -464,7 +455,6 @@ _LONG = 100
 _LOADS = ("LOAD_GLOBAL", "LOAD_NAME", "STORE_GLOBAL")
 _ATTRIBUTES = ("LOAD_ATTR", "LOAD_SUPER_ATTR")
 _STORES = ("STORE_GLOBAL", "STORE_NAME", "STORE_ATTR", "DELETE_ATTR")
-_PLACES = frozenset({"site-packages", "dist-packages"})
 _UNASSIGNED = types.CellType()
 _NAMESPACES = (
     *(types.SimpleNamespace, argparse.Namespace, threading.local),

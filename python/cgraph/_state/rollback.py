@@ -151,6 +151,11 @@ class Rollback:
         """
         return self._watch.has_unseen
 
+    @property
+    def takes_probabilities(self) -> bool:
+        """Whether an operator takes only numbers from 0 to 1, and draws none by them."""
+        return self._watch.takes_probabilities
+
     def generators_of(self, device_type: str) -> list[torch.Generator]:
         """Those that operators got besides the default ones, and that are of a kind of device."""
         found = (generator for generator, _ in self._watch.generators)

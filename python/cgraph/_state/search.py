@@ -154,7 +154,7 @@ def found_tensors(
         found, functions, kinds = _found(function, parts, given, reached)
         # What methods name of objects that it may call them on leads further.
         before = reached.size
-        reached.go_on(functions, kinds)
+        reached.go_on(functions, kinds | reached.handed_on)
         come_to_parts(function, modules, reached)
         if reached.size == before:
             asks, takes = asks_for_gradients(reached.names), not _ITEMS.isdisjoint(reached.names)

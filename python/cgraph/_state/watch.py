@@ -20,6 +20,7 @@ __all__ = ["Watch"]
 # Arguments that kernels write although no schema says so: the statistics of a batch norm in
 # training, cuDNN's random state of a recurrent network.
 _UNDECLARED = {"running_mean", "running_var", "dropout_state"}
+_OF_PROBABILITIES = {torch.ops.aten.binary_cross_entropy.default}
 
 
 class Watch(_torch.Bystander):
@@ -41,6 +42,7 @@ class Watch(_torch.Bystander):
         devices: The GPUs whose tensors captured operators get.
         captures_backward: Whether a captured operator is of a backward pass.
         generators: Those that operators got, with their states before.
+        takes_probabilities: Whether one takes only numbers from 0 to 1, and draws none by them.
         over: The block has ended; where the mode could not be left, it does nothing.
         has_unseen: A capture writes storages that it has not made and that were not written before.
     """
@@ -61,6 +63,7 @@ class Watch(_torch.Bystander):
         self.captures_backward = False
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.over = False
+        self.takes_probabilities = False
         self.has_unseen = False
         self._is_capturing = is_capturing
         # A weak reference lets the memory go, but not the number: no other storage gets it.
@@ -82,6 +85,7 @@ class Watch(_torch.Bystander):
             return run()
         given = list(_tensors((args, kwargs)))
         written = list(_written(func, args, kwargs))
+        self.takes_probabilities |= func in _OF_PROBABILITIES
         with self._lock:
             for tensor in given:
                 if tensor.requires_grad and tensor.is_leaf:

@@ -36,6 +36,7 @@ def resized(
     size: int,
     pad: AnyPad,
     pad_of_floats: AnyPad | None = None,
+    keeps: bool = False,
 ) -> list[torch.Tensor]:
     """Tensors of another number of rows: cut, or padded.
 
@@ -46,17 +47,20 @@ def resized(
         pad: What the padding contains.
         pad_of_floats: What it contains where it cannot be a place, if that is something else: for
             tensors of floating point and of truth values.
+        keeps: Whether numbers from 0 to 1 are to stay so: they may be probabilities.
     """
     made = []
     for place, (tensor, dim) in enumerate(zip(tensors, found.dims, strict=True)):
         fill = pad if pad_of_floats is None or not _is_free(tensor) else pad_of_floats
         if isinstance(fill, Mixed):  # each tensor has numbers of its own
             fill = fill._replace(seed=fill.seed + _MIXED * place)
-        made.append(tensor if dim is None else padded(tensor, dim, size, fill))
+        made.append(tensor if dim is None else padded(tensor, dim, size, fill, keeps))
     return made
 
 
-def padded(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Tensor:
+def padded(
+    tensor: torch.Tensor, dim: int, size: int, pad: AnyPad, keeps: bool = False
+) -> torch.Tensor:
     """A tensor of so many rows: cut, or padded."""
     rows = tensor.shape[dim]
     if rows >= size:
@@ -66,7 +70,7 @@ def padded(tensor: torch.Tensor, dim: int, size: int, pad: AnyPad) -> torch.Tens
         shape[dim] = size
         return _checked(pad(tensor, size), tensor, shape)
     shape[dim] = size - rows
-    return torch.cat([tensor, _rows_of(tensor, dim, shape, pad)], dim)
+    return torch.cat([tensor, _rows_of(tensor, dim, shape, pad, keeps)], dim)
 
 
 def trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
@@ -94,6 +98,7 @@ def _rows_of(
     dim: int,
     shape: list[int],
     pad: Literal["zero", "repeat", "first", "again", "above", "below"] | Mixed,
+    keeps: bool,
 ) -> torch.Tensor:
     """So many rows of padding."""
     of_trial = isinstance(pad, Mixed) or pad in ("again", "above", "below")
@@ -103,7 +108,8 @@ def _rows_of(
     if pad in ("first", "repeat", "again"):
         row = 0 if pad == "first" else tensor.shape[dim] - 1
         return tensor.narrow(dim, row, 1).expand(shape)
-    lowest, highest = _bounds_of(tensor, is_wide=not isinstance(pad, Mixed) or pad.is_wide)
+    is_wide = not isinstance(pad, Mixed) or pad.is_wide
+    lowest, highest = _bounds_of(tensor, is_wide, keeps)
     if isinstance(pad, Mixed):
         # Of a generator of its own: the call draws as without padding.
         drawn = torch.rand(shape, generator=torch.Generator().manual_seed(pad.seed))
@@ -111,16 +117,18 @@ def _rows_of(
     return (highest if pad == "above" else lowest).to(tensor.dtype).expand(shape)
 
 
-def _bounds_of(tensor: torch.Tensor, *, is_wide: bool) -> tuple[torch.Tensor, torch.Tensor]:
+def _bounds_of(
+    tensor: torch.Tensor, is_wide: bool, keeps: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
     """What numbers of a trial lie between: single numbers.
 
-    Numbers from 0 to 1 may be probabilities: kernels that draw by others end the process's CUDA.
+    Kernels that take probabilities, as those that draw by them, end the process's CUDA at others.
     """
     numbers = tensor.float() if tensor.itemsize == 1 else tensor
     lowest, highest = torch.nan_to_num(numbers, nan=0, posinf=0, neginf=0).aminmax()
     if not is_wide:
         return lowest, highest
-    if lowest >= 0 and highest <= 1:
+    if keeps and lowest >= 0 and highest <= 1:
         return torch.zeros_like(lowest), torch.ones_like(highest)
     most = torch.finfo(tensor.dtype).max
     beyond = (torch.maximum(-lowest, highest).double() * 2 + 1).clamp(max=most).to(lowest)

@@ -213,7 +213,7 @@ class Padding:
         assert recorded is not None
         if isinstance(recorded, Trained):
             with torch.random.fork_rng(_torch.random_devices()), torch.no_grad():
-                leaves = _replayed(recorded, call, found, pad, pad)[0]
+                leaves = _replayed(recorded, call, found, pad, pad, False)[0]
         else:
             leaves = recorded.outputs
         dim = next(one for one in found.dims if one is not None)
@@ -259,6 +259,8 @@ class Padding:
                     eager, results, spec = run()
                     now = _random_states(devices)
                     draws = any(not torch.equal(*pair) for pair in zip(before, now, strict=True))
+                    draws |= bool(rollback.generators_of(_driver.current().device_type))
+                    keeps = draws or rollback.takes_probabilities
                     # Trials write the graph's inputs as well.
                     count = rollback.written
                     writes = Writes(rollback.buffers(count), callable(self._options.pad))
@@ -283,7 +285,7 @@ class Padding:
                     python.put_back()
                     with torch.random.fork_rng(devices):
                         try:
-                            return _replayed(recorded, call, found, *pads)
+                            return _replayed(recorded, call, found, *pads, keeps)
                         except _NOT_OF_CONTENT:
                             raise
                         except Exception as error:
@@ -406,11 +408,16 @@ def _like(tensors: Sequence[torch.Tensor], found: Fit) -> list[torch.Tensor]:
 
 
 def _replayed(
-    recorded: Recorded | Trained, call: Call, found: Fit, pad: AnyPad, pad_of_floats: AnyPad
+    recorded: Recorded | Trained,
+    call: Call,
+    found: Fit,
+    pad: AnyPad,
+    pad_of_floats: AnyPad,
+    keeps: bool,
 ) -> tuple[list[Any], Any]:
     """The leaves of a replay with this padding, as copies, and how they are put together."""
     assert found.size is not None
-    tensors = resized(call.tensors, found, found.size, pad, pad_of_floats)
+    tensors = resized(call.tensors, found, found.size, pad, pad_of_floats, keeps)
     if isinstance(recorded, Trained):
         args, kwargs = call.arguments(tensors)
         leaves, spec = tree_flatten(recorded.replay(*args, **kwargs))
