@@ -432,6 +432,8 @@ def test_a_replay_computes_in_the_dtypes_of_the_capture_under_autocast(lab: Lab)
 def test_norms_of_mixed_types_have_the_results_and_gradients_of_eager(
     lab: Lab, norm: nn.Module, is_mixed: bool
 ) -> None:
+    # Of those of CUDA only that of batches takes two types.
+    is_mixed &= lab.device == "cpu" or isinstance(norm, nn.BatchNorm1d)
     kind = torch.bfloat16
     mine = nn.Sequential(nn.Linear(6, 8), copy.deepcopy(norm), nn.Linear(8, 6)).to(lab.device)
     mine[0].to(kind)

@@ -42,15 +42,23 @@ class Lent:
         self._found += [(weakref.ref(grad), own) for grad, own in grads if grad is not None]
         self._loans = ()
 
-    def save(self, only_of: torch.Tensor | None = None) -> None:
-        """Give them memory of their own, or alone the one of this leaf."""
+    def save(self) -> None:
+        """Give them memory of their own."""
         for leaf, own in self._loans:
-            if only_of is None or leaf is only_of:
-                _save(leaf.grad, own)
-        wanted = None if only_of is None else only_of.grad
+            _save(leaf.grad, own)
         for reference, own in self._found:
-            grad = _torch.living(reference)
-            if grad is not None and (only_of is None or grad is wanted):
+            # Most are gone.
+            if reference() is not None:
+                _save(_torch.living(reference), own)
+
+    def save_of(self, leaf: torch.Tensor) -> None:
+        """The same for the gradient of a leaf."""
+        grad = leaf.grad
+        for one, own in self._loans:
+            if one is leaf:
+                _save(grad, own)
+        for reference, own in self._found:
+            if grad is not None and reference() is grad:
                 _save(grad, own)
 
 
@@ -130,7 +138,7 @@ class Order:
         """Give the gradient of a leaf memory of its own, if it lies in that of a graph."""
         lent = [one for order in list(cls._all.values()) for one in list(order._lent)]
         for _, one in lent:
-            one.save(leaf)
+            one.save_of(leaf)
 
     def number(self) -> int:
         """The number of the next capture."""
