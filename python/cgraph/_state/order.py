@@ -32,14 +32,15 @@ class Lent:
     ) -> None:
         self._loans = loans
         # Of what nobody has any more there is nothing to save.
-        self._found = [
-            (weakref.ref(one), own) for one, own in found if one is not None and own is not None
-        ]
+        ref = weakref.ref
+        self._found = [(ref(one), own) for one, own in found if one is not None and own is not None]
 
     def end(self) -> None:
         """The backward pass is through: somebody may keep what is the ``.grad`` of a leaf now."""
-        grads = [(leaf.grad, own) for leaf, own in self._loans]
-        self._found += [(weakref.ref(grad), own) for grad, own in grads if grad is not None]
+        ref = weakref.ref
+        self._found += [
+            (ref(grad), own) for leaf, own in self._loans if (grad := leaf.grad) is not None
+        ]
         self._loans = ()
 
     def save(self) -> None:
