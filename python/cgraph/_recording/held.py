@@ -290,17 +290,22 @@ def _assigned_next(lent: torch.Tensor, given: _Given, most: int) -> int:
     """
     count = 0
     frame, is_outer = user_frame(), False
+    if _torch.is_used_in_torch(lent) and not _torch.references_of_torch(lent):
+        # Older torch does not count that autograd has it too, which a variable would hide.
+        return 0 if frame is None else _unreadable(frame, lent, given, frozenset(), False)
     while frame is not None and count < most:
         if not is_omitted(frame.f_code.co_filename):
-            count += _unreadable(frame, lent, given, is_outer)
+            unread = unread_after(frame.f_code, frame.f_lasti)
+            count += _unreadable(frame, lent, given, unread, is_outer)
             is_outer = True
         frame = frame.f_back
     return count
 
 
-def _unreadable(frame: FrameType, lent: torch.Tensor, given: _Given, is_outer: bool) -> int:
+def _unreadable(
+    frame: FrameType, lent: torch.Tensor, given: _Given, unread: frozenset[str], is_outer: bool
+) -> int:
     """How many references are in variables of a frame, and what it assigns, of which that is so."""
-    unread = unread_after(frame.f_code, frame.f_lasti)
     variables = frame.f_locals
     scopes = {"STORE_GLOBAL": frame.f_globals}
 
