@@ -85,7 +85,8 @@ def trials(pad: Pad, rows: int) -> list[tuple[AnyPad, AnyPad]]:
         # One value in all places is the same to what takes differences or normalises, and what
         # keeps the largest of all rows shows only padding that comes to more than the call's rows.
         mixed = [Mixed(seed, is_wide=seed % 2 == 0) for seed in range(_MIXED)]
-        floats: list[AnyPad] = ["zero", "above", "below", "again", *mixed]
+        # The last two differ in whole numbers alone, which tells whether rows are written there.
+        floats: list[AnyPad] = ["zero", "above", "below", *mixed, "again"]
         return [*(("zero", one) for one in floats), ("again", "again")]
     return [("repeat", "repeat"), *([("first", "first")] if rows > 1 else [])]  # type: ignore[list-item]
 
