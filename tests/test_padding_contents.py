@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 import cgraph
+from cgraph._functions.padding.contents import trials
 from graphed_calls import near, numbers
 from lab import Lab, fresh
 
@@ -121,3 +122,10 @@ def test_a_call_whose_padding_raises_runs_eagerly_and_says_so(lab: Lab) -> None:
         for rows in (3, 2, 3):
             x = fresh(lab, rows, 5)
             assert torch.equal(repeated(x), x * 2 * 3)
+
+
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_last_two_trials_differ_in_whole_numbers_alone(rows: int) -> None:
+    (numbers, floats), (other_numbers, other_floats) = trials("zero", rows)[-2:]
+    assert numbers != other_numbers
+    assert floats == other_floats
