@@ -130,7 +130,8 @@ def graphed(
 
     Calls inside a transform of ``torch.func``, a mode of functions or of dispatch (but for a
     default device) or a tracer run eagerly: these have to see the operators. A second backward pass
-    through one call (``retain_graph=True``) and second derivatives are refused. Of several
+    through one call (``retain_graph=True``) and second derivatives are refused. Backward passes are
+    computed without autocast, as torch asks for, also where it is on around them. Of several
     decorators of a method this is the outermost one: below ``@property`` or ``@torch.no_grad()`` it
     would take the object for an argument.
 
