@@ -81,8 +81,8 @@ def make_graphed_callables(
     the next one; a second derivative is refused. Several callables of one pool are called in the
     order of the tuple, and their backward passes run in the reverse one; a backward pass whose
     saved tensors another replay has overwritten is refused. Gradients accumulate as in eager, and
-    are computed without autocast, as torch asks for. What a callable writes into its arguments does not reach those of the caller. A deep copy of a
-    graphed module is not graphed.
+    are computed without autocast, as torch asks for. What a callable writes into its arguments
+    does not reach those of the caller. A deep copy of a graphed module is not graphed.
     """
     return callables_on(
         _driver.current().new_stream(),
