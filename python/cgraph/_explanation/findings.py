@@ -171,7 +171,6 @@ _TEXTS = {
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED": "first use",
     "CUFFT_INTERNAL_ERROR": "first use",
 }
-# At its end no line of the user's is at work.
 _WHERE = "cgraph.explain(function, ...) names the operator and its line"
 _OPTIMIZERS = os.path.join("torch", "optim", "")
 _UNPINNED = "unless the CPU tensor is pinned"
@@ -280,8 +279,7 @@ def fix_of(error: BaseException) -> str | None:
     if found is not None:
         kind = found[0]
     elif isinstance(error, CaptureError):
-        # At its end, where no line of the user's is at work.
-        kind = next((kind for part, kind in _TEXTS.items() if part in str(error)), "unknown")
+        kind = _kind_at_end(error)
     else:
         return None
     if kind == "unknown":
@@ -291,8 +289,14 @@ def fix_of(error: BaseException) -> str | None:
 
 def blame_at_end(error: CaptureError) -> str | None:
     """What is wrong where a capture cannot end, and how to find the line; None if not known."""
-    kind = next((kind for part, kind in _TEXTS.items() if part in str(error)), None)
-    return None if kind is None else f"the function {KINDS[kind].what}: {KINDS[kind].fix}; {_WHERE}"
+    kind = _kind_at_end(error)
+    said = f"the function {KINDS[kind].what}: {KINDS[kind].fix}; {_WHERE}"
+    return None if kind == "unknown" else said
+
+
+def _kind_at_end(error: CaptureError) -> str:
+    """What is wrong where no line of the user's is at work."""
+    return next((kind for part, kind in _TEXTS.items() if part in str(error)), "unknown")
 
 
 def is_of_first_use(error: BaseException) -> bool:
