@@ -11,9 +11,9 @@ use crate::driver::handle::Address;
 use crate::driver::owned::{pages, relaxed};
 use crate::driver::sim::Sim;
 use crate::error::{Error, Result};
-use crate::inputs;
 use crate::pool::Bases;
 use crate::retain::{Limbo, Retained};
+use crate::transfer::{self, Direction};
 
 /// One GPU and all that is made on it. Clones are the same device.
 #[derive(Clone)]
@@ -29,8 +29,8 @@ struct Inner {
     /// How many captures are open: those that have a guard, and those that others have begun
     /// ([`Device::mark_capture`]).
     open: AtomicUsize,
-    /// The kernels of [`crate::Inputs`], loaded as long as there are some.
-    inputs_kernels: Mutex<Weak<inputs::Kernels>>,
+    /// The kernels of [`crate::Inputs`] and of [`crate::Outputs`], loaded as long as there are some.
+    kernels: [Mutex<Weak<transfer::Kernels>>; 2],
     /// Where pools lie.
     bases: Arc<Bases>,
 }
@@ -67,7 +67,7 @@ impl Device {
     /// A simulated device.
     #[must_use]
     pub fn sim(sim: &Sim) -> Self {
-        inputs::register(sim);
+        transfer::register(sim);
         Self::new(Arc::new(sim.clone()))
     }
 
@@ -160,7 +160,7 @@ impl Device {
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
                 open: AtomicUsize::new(0),
-                inputs_kernels: Mutex::default(),
+                kernels: Default::default(),
             }),
         }
     }
@@ -203,12 +203,14 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner) || self.inner.driver.id() == other.inner.driver.id()
     }
 
-    /// The kernels of [`crate::Inputs`]: those that are loaded, or else what `load` makes.
-    pub(crate) fn inputs_kernels(
+    /// The kernels of [`crate::Inputs`] or [`crate::Outputs`]: those that are loaded, or else what `load`
+    /// makes.
+    pub(crate) fn kernels(
         &self,
-        load: impl FnOnce(&Self) -> Result<inputs::Kernels>,
-    ) -> Result<Arc<inputs::Kernels>> {
-        let known = self.inner.inputs_kernels.lock();
+        direction: Direction,
+        load: impl FnOnce(&Self) -> Result<transfer::Kernels>,
+    ) -> Result<Arc<transfer::Kernels>> {
+        let known = self.inner.kernels[direction as usize].lock();
         let mut known = known.unwrap_or_else(PoisonError::into_inner);
         if let Some(kernels) = known.upgrade() {
             return Ok(kernels);

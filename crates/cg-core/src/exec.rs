@@ -12,11 +12,11 @@ use crate::driver::handle::{ExecHandle, NodeHandle};
 use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
 use crate::error::{Error, Result};
-use crate::inputs::{Bound, Feed, Shared};
 use crate::pool::Gates;
 use crate::retain::Retained;
 use crate::stream::Stream;
 use crate::template::{Node, Template};
+use crate::transfer::{Bound, Shared, Transfer};
 use crate::work::Work;
 
 /// A graph that can run and cannot change shape.
@@ -41,8 +41,8 @@ struct State {
     set: HashMap<NodeHandle, Vec<Retained>>,
     /// What [`Exec::retain`] was given.
     kept: Vec<Retained>,
-    /// The inputs that the template had when the exec was made.
-    inputs: Vec<Bound>,
+    /// The inputs and the outputs that the template had when the exec was made.
+    transfers: Vec<Bound>,
     /// Of the pools that the nodes' memory is from.
     gates: Gates,
     /// The stream of the last replay. Replays of one exec never overlap: where the last one has
@@ -57,7 +57,7 @@ impl Exec {
         owned: OwnedExec,
         device_bytes: u64,
         retained: Vec<Retained>,
-        inputs: Vec<Arc<Shared>>,
+        transfers: Vec<Arc<Shared>>,
     ) -> Self {
         Self {
             device: device.clone(),
@@ -70,7 +70,7 @@ impl Exec {
                 retained,
                 set: HashMap::new(),
                 kept: Vec::new(),
-                inputs: inputs.into_iter().map(Bound::new).collect(),
+                transfers: transfers.into_iter().map(Bound::new).collect(),
                 last: None,
             })),
         }
@@ -131,52 +131,57 @@ impl Exec {
         is_last: impl FnOnce(&Stream) -> bool,
         other: impl FnOnce() -> Result<Stream>,
     ) -> Result<()> {
-        self.launch(None, is_last, other)
+        self.launch(Transfer::default(), is_last, other)
     }
 
-    /// Enqueues one run that first copies and stores what `feed` says, as one step: a replay by
-    /// another thread comes before or after both. What is unchanged since the last replay costs
-    /// nothing. Only this run sees it: one without a feed copies and stores nothing.
+    /// Enqueues one run that first copies and stores what a [`crate::Feed`] says, last copies where a
+    /// [`crate::Delivery`] says, or both, as one step: a replay by another thread comes before or after
+    /// all of it. What is unchanged since the last replay costs nothing. Only this run sees it: one
+    /// without them copies and stores nothing.
     ///
     /// # Errors
-    /// As [`Self::replay`]; [`Error::Foreign`] for inputs of another template, inputs that the
-    /// template got after the exec was made, or inputs with a node that was removed;
-    /// [`Error::Invalid`] for a source that overlaps a slot or a store ([`crate::Inputs::conflicts`]).
-    /// After an error nothing was enqueued.
+    /// As [`Self::replay`]; [`Error::Foreign`] for inputs or outputs of another template, those that the
+    /// template got after the exec was made, or those with a node that was removed;
+    /// [`Error::Invalid`] for a source that overlaps a slot or a store ([`crate::Inputs::conflicts`]),
+    /// and for a destination that overlaps what is copied. After an error nothing was enqueued.
     #[doc(alias = "cuGraphExecKernelNodeSetParams")]
     #[inline]
-    pub fn replay_with(&self, feed: &Feed<'_>, stream: &Stream) -> Result<()> {
-        self.replay_with_on(feed, |last| last.is_same(stream), || Ok(stream.clone()))
+    pub fn replay_with<'a>(
+        &self,
+        transfer: impl Into<Transfer<'a>>,
+        stream: &Stream,
+    ) -> Result<()> {
+        self.replay_with_on(transfer, |last| last.is_same(stream), || Ok(stream.clone()))
     }
 
     /// [`Self::replay_with`] on a stream that is found as in [`Self::replay_on`].
     #[inline]
-    pub fn replay_with_on(
+    pub fn replay_with_on<'a>(
         &self,
-        feed: &Feed<'_>,
+        transfer: impl Into<Transfer<'a>>,
         is_last: impl FnOnce(&Stream) -> bool,
         other: impl FnOnce() -> Result<Stream>,
     ) -> Result<()> {
-        self.launch(Some(feed), is_last, other)
+        self.launch(transfer.into(), is_last, other)
     }
 
     #[inline]
     fn launch(
         &self,
-        feed: Option<&Feed<'_>>,
+        transfer: Transfer<'_>,
         is_last: impl FnOnce(&Stream) -> bool,
         other: impl FnOnce() -> Result<Stream>,
     ) -> Result<()> {
         let before = self.with(|state| {
             let State {
                 owned,
-                inputs,
+                transfers,
                 last,
                 gates,
                 ..
             } = state;
             let _open = gates.pass()?;
-            prepare(owned, inputs, feed, self.template)?;
+            prepare(owned, transfers, transfer, self.template)?;
             if let Some(last) = last.as_ref().filter(|last| is_last(last)) {
                 let launched = owned.launch(last.owned());
                 return launched
@@ -211,7 +216,7 @@ impl Exec {
                 let before = std::mem::replace(&mut state.retained, retained);
                 let set = std::mem::take(&mut state.set);
                 state.gates = Gates::of(state.retained.iter().chain(&state.kept));
-                state.inputs.iter_mut().for_each(Bound::forget);
+                state.transfers.iter_mut().for_each(Bound::forget);
                 Ok((before, set))
             })
         });
@@ -247,8 +252,8 @@ impl Exec {
             self.with(|state| {
                 state.owned.set_work(handle, work.spec())?;
                 state.gates.extend(work.retained());
-                let inputs = state.inputs.iter_mut();
-                inputs.for_each(|bound| bound.forget_node(handle));
+                let transfers = state.transfers.iter_mut();
+                transfers.for_each(|bound| bound.forget_node(handle));
                 Ok(state.set.insert(handle, work.retained().to_vec()))
             })
         });
@@ -335,27 +340,48 @@ impl Exec {
     }
 }
 
-/// Makes the input nodes do what the next launch is to do.
+/// Makes the nodes of inputs and outputs do what the next launch is to do.
 #[inline]
 fn prepare(
     exec: &OwnedExec,
-    inputs: &mut [Bound],
-    feed: Option<&Feed<'_>>,
+    transfers: &mut [Bound],
+    transfer: Transfer<'_>,
     template: u64,
 ) -> Result<()> {
-    let mut is_fed = feed.is_none();
-    for bound in inputs {
-        match feed {
-            Some(feed) if bound.takes(feed) => {
-                bound.feed(exec, feed)?;
-                is_fed = true;
-            }
-            _ => bound.rest(exec)?,
+    let Transfer { feed, delivery } = transfer;
+    let (mut feed, mut delivery) = (feed, delivery);
+    for bound in transfers {
+        if let Some(feed) = feed.take_if(|feed| bound.is(feed.inputs.shared())) {
+            bound.feed(exec, feed)?;
+        } else if let Some(to) = delivery.take_if(|to| bound.is(to.outputs.shared())) {
+            bound.deliver(exec, to)?;
+        } else {
+            bound.rest(exec)?;
         }
     }
-    match feed {
-        Some(feed) if !is_fed => Err(feed.foreign(template)),
-        _ => Ok(()),
+    if let Some(feed) = feed {
+        let (object, of) = (format!("{:?}", feed.inputs), feed.inputs.template());
+        return Err(foreign(object, of, template));
+    }
+    if let Some(to) = delivery {
+        let (object, of) = (format!("{:?}", to.outputs), to.outputs.template());
+        return Err(foreign(object, of, template));
+    }
+    Ok(())
+}
+
+/// The error of a replay of an exec that does not have these inputs or outputs.
+#[cold]
+fn foreign(object: String, found: &Template, template: u64) -> Error {
+    let expected = if found.id() == template {
+        format!("{found:?} when the exec was made, which was before they were added")
+    } else {
+        format!("template {template}, which the exec was made from")
+    };
+    Error::Foreign {
+        object,
+        found: format!("{found:?}"),
+        expected,
     }
 }
 
@@ -368,7 +394,7 @@ impl Drop for Exec {
             .take();
         if let Some(state) = state {
             let last = state.last.iter().map(|stream| Arc::clone(stream.owned()));
-            let named = (state.retained, state.set, state.kept, state.inputs);
+            let named = (state.retained, state.set, state.kept, state.transfers);
             let all = (state.owned, named);
             let limbo = self.device.limbo();
             limbo.park(last, Box::new(all));

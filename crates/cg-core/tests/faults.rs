@@ -10,8 +10,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use cg_core::{
-    Call, Capture, CaptureMode, Code, Device, Error, Event, Exec, Inputs, InstantiateFlags, Keep,
-    Live, Memory, Module, Pool, Result, Segments, Sim, Stream, Template, Tracker, Work,
+    Call, Capture, CaptureMode, Code, Destination, Device, Error, Event, Exec, Inputs,
+    InstantiateFlags, Keep, Live, Memory, Module, Outputs, Pool, Result, Segments, Sim, Stream,
+    Template, Tracker, Transfer, Work,
 };
 
 use support::kernels::{Kernels, PTX};
@@ -278,6 +279,41 @@ fn inputs_and_plain_replays() {
         expected[..400].copy_from_slice(&random(1)[..400]);
         expected[512..514].copy_from_slice(&[5, 0]);
         check(&f.y, &expected)
+    });
+}
+
+#[test]
+fn outputs_and_plain_replays() {
+    with_each_call_failing(|f| {
+        let template = Arc::new(Template::new(&f.device)?);
+        let (result, slot) = (f.y.slice(0..1024)?, f.y.slice(2048..2056)?);
+        let set = template.add(&Work::memset(&result, 3)?, &[])?;
+        let large = Memory::new(&f.device, 5 << 20)?;
+        template.add(&Work::memset(&large, 4)?, &[set])?;
+        let inputs = Inputs::add(&template, &[slot], &[])?;
+        let outputs = Outputs::add(&template, &[result, large])?;
+        let exec = template.instantiate(InstantiateFlags::default())?;
+        let to = [1024, 2048].map(|offset| Destination {
+            address: f.x.address().offset(offset),
+            bytes: 1024,
+        });
+        let sources = [f.x.address()];
+        let feed = raw::feed(&inputs, &sources, &[])?;
+        let delivery = raw::deliver(&outputs, &to)?;
+        exec.replay_with(Transfer::new(Some(&feed), Some(&delivery)), &f.stream)?;
+        f.stream.synchronize()?;
+        let mut expected = random(1);
+        expected[256..512].fill(3);
+        expected[512..768].fill(4);
+        check(&f.x, &expected)?;
+        f.x.write(&bytes(&random(1)))?;
+        exec.replay(&f.stream)?;
+        f.stream.synchronize()?;
+        check(&f.x, &random(1))?;
+        let mut after = random(2);
+        after[..256].fill(3);
+        after[512..514].copy_from_slice(&random(1)[..2]);
+        check(&f.y, &after)
     });
 }
 

@@ -1,6 +1,6 @@
 //! `Fed`: what a replay copies into the graph's memory and stores there, before its own work.
 
-use cg_core::{Address, Exec, Padding};
+use cg_core::{Address, Exec, Padding, Transfer};
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyTuple;
@@ -10,6 +10,7 @@ use crate::dispatch::Tensors;
 use crate::enter::enter;
 use crate::error::state;
 use crate::inputs::Inputs;
+use crate::outputs::Sent;
 use crate::raw::{self, Attached};
 
 /// The tensors of a replay.
@@ -69,8 +70,8 @@ impl Fed {
         random.try_for_each(|random| visit.call(&random.generator))
     }
 
-    /// Enqueues one replay on a stream, with these tensors or with what the static ones hold. The
-    /// random state is touched only once the tensors are found to fit.
+    /// Enqueues one replay on a stream, with these tensors or with what the static ones hold, and with
+    /// results sent where the caller says. The random state is touched only once the tensors are found to fit.
     #[inline]
     pub(crate) fn replay(
         &self,
@@ -78,6 +79,7 @@ impl Fed {
         exec: &Exec,
         stream: u64,
         given: Given<'_, '_>,
+        sent: Sent<'_>,
         random_step: Option<&Py<PyAny>>,
     ) -> PyResult<()> {
         let inputs = self.inputs.get();
@@ -103,8 +105,11 @@ impl Fed {
         };
         let launched = enter(py, || {
             let feed = raw::feed(inputs.core(), sources, values, padding)?;
+            let delivery = sent
+                .map(|(outputs, to)| raw::deliver(outputs, to))
+                .transpose()?;
             exec.replay_with_on(
-                &feed,
+                Transfer::new(Some(&feed), delivery.as_ref()),
                 |last| last.handle().0 == stream,
                 || raw::stream(exec.device(), stream),
             )

@@ -17,6 +17,7 @@ use crate::error::{state, to_py};
 use crate::fed::{Fed, Given};
 use crate::hook::{self, HookHandle, Hooks};
 use crate::inputs::Inputs;
+use crate::outputs::{Outputs, To, destinations};
 use crate::raw::CurrentWorkStream;
 use crate::replay::{Current, Ready};
 use crate::sim::Sim;
@@ -97,6 +98,7 @@ struct Environment {
     check: Option<Py<PyAny>>,
     random_step: Option<Py<PyAny>>,
     fed: Option<Arc<Fed>>,
+    outputs: Option<Py<Outputs>>,
     drive: Option<Py<Sim>>,
     /// Kept alive until the last stream has passed the last replay.
     retained: Arc<Py<PyAny>>,
@@ -125,12 +127,28 @@ impl Graph {
     /// hooks run, and one that raises prevents the replay. The replay-end hooks run also if the
     /// launch fails.
     fn replay(slf: &Bound<'_, Self>) -> PyResult<()> {
-        Self::run(slf, Given::Nothing, None)
+        Self::run(slf, Given::Nothing, None, None)
     }
 
     /// As [`Self::replay`], with each tensor copied into the static input of its place first.
     fn _replay_with(slf: &Bound<'_, Self>, tensors: &Bound<'_, PyTuple>) -> PyResult<()> {
-        Self::run(slf, Given::Tensors(tensors), None)
+        Self::run(slf, Given::Tensors(tensors), None, None)
+    }
+
+    /// As [`Self::_replay_with`], or without tensors as [`Self::replay`], and last each piece of memory of
+    /// the outputs is copied to its destination, an address and bytes. The caller has allocated these on
+    /// the current stream.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "pyo3 takes a vector out of any sequence"
+    )]
+    fn _replay_into(
+        slf: &Bound<'_, Self>,
+        tensors: Option<&Bound<'_, PyTuple>>,
+        to: Vec<(u64, u64)>,
+    ) -> PyResult<()> {
+        let given = tensors.map_or(Given::Nothing, Given::Tensors);
+        Self::run(slf, given, Some(&destinations(&to)), None)
     }
 
     /// Adds a hook of this graph.
@@ -183,10 +201,12 @@ impl Graph {
     /// `current` finds the stream of a replay: a `dlpack_exchange_api` capsule, or a callable that
     /// takes `ordinal`, or without `ordinal` one that returns a `Stream`. Before each replay
     /// `check` and then `random_step` are called, and `inputs` get seed and offset of each of the
-    /// `generators`, which is advanced by the number that comes with it. `sim` is driven after a
+    /// `generators`, which is advanced by the number that comes with it. `outputs` copy results to where
+    /// a replay says. `sim` is driven after a
     /// replay, and `retained` is kept until no replay is in flight.
     #[pyo3(signature = (
-        template, *, current, ordinal, check, random_step, inputs, generators, sim, retained
+        template, *, current, ordinal, check, random_step, inputs, generators, sim, retained,
+        outputs=None
     ))]
     #[expect(
         clippy::too_many_arguments,
@@ -204,6 +224,7 @@ impl Graph {
         generators: Vec<(Py<PyAny>, u64)>,
         sim: Option<Py<Sim>>,
         retained: Py<PyAny>,
+        outputs: Option<Py<Outputs>>,
     ) -> PyResult<()> {
         let id = enter(py, || template.core.graph_id())?;
         let fed = inputs
@@ -225,6 +246,7 @@ impl Graph {
                 check,
                 random_step,
                 fed: fed.map(Arc::new),
+                outputs,
                 drive: sim,
                 retained: Arc::new(retained),
             }),
@@ -338,12 +360,13 @@ impl Graph {
 }
 
 impl Graph {
-    /// Enqueues one run, with these tensors copied into the static inputs first. `stream` is the raw
-    /// handle of the stream that is current where the call began, if the caller has it.
+    /// Enqueues one run, with these tensors copied into the static inputs first, and results copied there
+    /// last. `stream` is the raw handle of the stream that is current where the call began, if the caller has it.
     #[inline]
     pub(crate) fn run(
         slf: &Bound<'_, Self>,
         given: Given<'_, '_>,
+        to: To<'_>,
         stream: Option<u64>,
     ) -> PyResult<()> {
         let (py, graph) = (slf.py(), slf.get());
@@ -353,14 +376,14 @@ impl Graph {
         };
         ready.check(py)?;
         if !graph.hooks.has(Phase::ReplayStart) && !graph.hooks.has(Phase::ReplayEnd) {
-            return ready.replay(py, given, stream);
+            return ready.replay(py, given, to, stream);
         }
         graph.hooks.run(Phase::ReplayStart, slf)?;
         // A hook may have instantiated the graph again, or reset it.
         let ready = graph.ready();
         let ready = ready.ok_or_else(|| state("a replay-start hook has reset the graph"))?;
         // It may have made another stream the current one.
-        let replayed = ready.replay(py, given, None);
+        let replayed = ready.replay(py, given, to, None);
         let ended = graph.hooks.run(Phase::ReplayEnd, slf);
         match (replayed, ended) {
             (Err(error), Err(of_hook)) => {
@@ -399,6 +422,7 @@ impl Graph {
             check: environment.check.as_ref().map(|check| check.clone_ref(py)),
             random_step: environment.random_step.as_ref().map(|s| s.clone_ref(py)),
             fed: environment.fed.clone(),
+            outputs: environment.outputs.as_ref().map(|one| one.clone_ref(py)),
             drive: environment.drive.as_ref().map(|sim| sim.clone_ref(py)),
         };
         let before = locked.ready.replace(Arc::new(ready));

@@ -9,9 +9,11 @@ mod dispatch;
 mod enter;
 mod error;
 mod fed;
+mod fresh;
 mod graph;
 mod hook;
 mod inputs;
+mod outputs;
 mod padded;
 mod pool;
 mod quick;
@@ -37,15 +39,19 @@ mod _core {
     use super::device::{CaptureMark, Device, begin_exit, version};
     #[pymodule_export]
     use super::dispatch::{
-        Contents, Dispatcher, Entry, Fixed, Flags, Lane, Neighbours, Storage, Turn, enter_busy,
-        is_any_busy, leave_busy, set_driver,
+        Dispatcher, Entry, Guards, Lane, Turn, enter_busy, is_any_busy, leave_busy, set_driver,
+        watches_dictionaries,
     };
+    #[pymodule_export]
+    use super::fresh::Fresh;
     #[pymodule_export]
     use super::graph::{Graph, instantiate_all};
     #[pymodule_export]
     use super::hook::{HookHandle, register_for_all};
     #[pymodule_export]
     use super::inputs::Inputs;
+    #[pymodule_export]
+    use super::outputs::Outputs;
     #[pymodule_export]
     use super::padded::PaddedGraph;
     #[pymodule_export]

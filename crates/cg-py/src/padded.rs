@@ -7,6 +7,7 @@ use crate::dispatch::Tensors;
 use crate::enter::enter;
 use crate::error::argument;
 use crate::fed::Given;
+use crate::fresh::{New, call_with};
 use crate::graph::Graph;
 use crate::inputs::Inputs;
 
@@ -16,7 +17,8 @@ pub(crate) struct PaddedGraph {
     graph: Py<Graph>,
     inputs: Py<Inputs>,
     padding: cg_core::Padding,
-    /// Replays with tensors that only torch can copy; it takes a tuple of them.
+    /// Replays with tensors that only torch can copy; it takes a tuple of them, and where there are new
+    /// results, where these go and the tensors.
     otherwise: Py<PyAny>,
 }
 
@@ -61,18 +63,19 @@ impl PaddedGraph {
 }
 
 impl PaddedGraph {
-    /// Replays with tensors that fit the rows; `stream` is as for [`Graph::run`].
+    /// Replays with tensors that fit the rows, and new results if there are some; `stream` is as for [`Graph::run`].
     #[inline]
-    pub(crate) fn run(
+    pub(crate) fn run<'py>(
         &self,
-        py: Python<'_>,
-        tensors: Tensors<'_, '_>,
+        py: Python<'py>,
+        tensors: Tensors<'_, 'py>,
+        new: Option<&New<'py>>,
         stream: Option<u64>,
     ) -> PyResult<()> {
         if self.inputs.get().can_copy(tensors) {
             let given = Given::Padded(tensors, &self.padding);
-            return Graph::run(self.graph.bind(py), given, stream);
+            return Graph::run(self.graph.bind(py), given, new.map(New::to), stream);
         }
-        self.otherwise.call1(py, (tensors.to_tuple(py)?,)).map(drop)
+        call_with(self.otherwise.bind(py), tensors, new).map(drop)
     }
 }

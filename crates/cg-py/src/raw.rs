@@ -7,17 +7,21 @@
 mod attached;
 mod by_fields;
 mod dlpack;
+mod empty;
 mod fields;
+mod inside;
 mod plain;
 mod stable;
+mod versions;
+mod watchers;
 
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::ptr::null_mut;
 
 use cg_core::{
-    Address, Device, Error, Feed, GraphHandle, Memory, Padding, Result, Stream, StreamHandle,
-    Template, Tracker,
+    Address, Delivery, Destination, Device, Error, Feed, GraphHandle, Memory, Outputs, Padding,
+    Result, Stream, StreamHandle, Template, Tracker,
 };
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -27,9 +31,13 @@ use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 pub(crate) use attached::{Attached, count};
 pub(crate) use by_fields::{ByFields, Known, Member};
 pub(crate) use dlpack::{CurrentWorkStream, ReadTensor};
+pub(crate) use empty::Empty;
 pub(crate) use fields::Words;
+pub(crate) use inside::{ClassReader, entry_at, item_address, position_of, slot, value_at};
 pub(crate) use plain::{ReadPlain, Seen, Spot};
 pub(crate) use stable::Form;
+pub(crate) use versions::Versions;
+pub(crate) use watchers::{Change, Watchers};
 
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: u64 = 2;
@@ -75,10 +83,10 @@ pub(crate) fn new_nodes(
     Ok(nodes.into_iter().map(|node| node.0).collect())
 }
 
-/// Memory of a tensor that replays copy to, or words of device memory.
+/// Memory of a tensor that replays copy to or from, or words of device memory.
 pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
-    // SAFETY: the range is a tensor's, which the template and its execs retain, or that of words
-    // that the caller of `cgraph._core.Inputs` keeps as long as them, or of one that the driver has
+    // SAFETY: the range is a tensor's, which the template and its execs retain, or that of words or
+    // of results that the caller of `cgraph._core.Inputs` or `Outputs` keeps as long as them, or of one that the driver has
     // just found to be mapped and that the caller of `cgraph._core.Device.word` keeps so.
     unsafe { Memory::from_raw(device, Address(address), bytes) }
 }
@@ -97,6 +105,15 @@ pub(crate) fn feed<'a>(
     // it. Each is the slot's own address, or one that `crate::inputs::Inputs` has found not to conflict,
     // and the destinations of inputs never change.
     unsafe { inputs.feed_checked(sources, values, padding) }
+}
+
+/// Where a replay copies results to.
+#[inline]
+pub(crate) fn deliver<'a>(outputs: &'a Outputs, to: &'a [Destination]) -> Result<Delivery<'a>> {
+    // SAFETY: each destination is memory of its own that `crate::fresh::Fresh` has allocated for the call,
+    // or that the caller of `_replay_into` has. As for any work that torch enqueues, whoever frees it does
+    // so in the order of the stream that it was allocated on, which is that of the replay.
+    unsafe { outputs.deliver(to) }
 }
 
 /// A function of torch's that tells a mode of the thread. It may be called at any time.
@@ -183,21 +200,14 @@ pub(crate) fn attributes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py,
     Ok(dict.cast_into::<PyDict>()?)
 }
 
-/// Whether a dictionary has just these items, the very same objects in the same order.
+/// Whether the attributes of an object, which is no class, are this dictionary.
 #[inline]
-pub(crate) fn has_just(dict: &Bound<'_, PyDict>, items: &[(Py<PyAny>, Py<PyAny>)]) -> bool {
-    let (mut place, mut key, mut value) = (0, null_mut(), null_mut());
-    let mut next = || {
-        // SAFETY: the dictionary is alive and the interpreter is held, as `dict` shows; the others
-        // are valid for one write each. Between the calls no Python code runs that might change the
-        // dictionary: its keys and values are compared as addresses.
-        let is_there = unsafe {
-            pyo3::ffi::PyDict_Next(dict.as_ptr(), &raw mut place, &raw mut key, &raw mut value)
-        };
-        (is_there != 0).then_some((key, value))
-    };
-    let mut known = items.iter();
-    known.all(|(name, then)| next() == Some((name.as_ptr(), then.as_ptr()))) && next().is_none()
+pub(crate) fn has_attributes(object: &Bound<'_, PyAny>, attributes: &Bound<'_, PyDict>) -> bool {
+    // SAFETY: as in `attributes`.
+    let dict = unsafe { pyo3::ffi::PyObject_GenericGetDict(object.as_ptr(), null_mut()) };
+    // SAFETY: as in `attributes`.
+    let dict = unsafe { Bound::from_owned_ptr_or_err(object.py(), dict) };
+    dict.is_ok_and(|dict| dict.is(attributes))
 }
 
 /// Whether an item of a dictionary is this very object.
@@ -207,27 +217,7 @@ pub(crate) fn is_item(
     name: &Bound<'_, PyString>,
     value: &Bound<'_, PyAny>,
 ) -> bool {
-    item(dict, name) == Some(value.as_ptr())
-}
-
-/// The same, where None stands for an item that is not there, too.
-#[inline]
-pub(crate) fn is_item_or_none(
-    dict: &Bound<'_, PyDict>,
-    name: &Bound<'_, PyString>,
-    value: &Bound<'_, PyAny>,
-) -> bool {
-    item(dict, name)
-        .is_some_and(|item| item == value.as_ptr() || (item.is_null() && value.is_none()))
-}
-
-/// The address of an item, null where there is none; none if the look-up has failed, as by a key of the
-/// user's that is compared with the name.
-#[inline]
-fn item(dict: &Bound<'_, PyDict>, name: &Bound<'_, PyString>) -> Option<*mut pyo3::ffi::PyObject> {
-    // SAFETY: both are alive and the interpreter is held. What is found is compared as an address.
-    let found = unsafe { pyo3::ffi::PyDict_GetItemWithError(dict.as_ptr(), name.as_ptr()) };
-    (!found.is_null() || PyErr::take(dict.py()).is_none()).then_some(found)
+    item_address(dict, name) == Some(value.as_ptr().addr())
 }
 
 /// How many references an object has.

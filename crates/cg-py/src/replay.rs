@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use cg_core::Transfer;
 use pyo3::prelude::*;
 use pyo3::{PyTraverseError, PyVisit};
 
@@ -9,6 +10,7 @@ use crate::dispatch::Tensors;
 use crate::enter::enter;
 use crate::error::state;
 use crate::fed::{Fed, Given};
+use crate::outputs::{Outputs, Sent, To, sent};
 use crate::raw::{self, CurrentWorkStream};
 use crate::sim::Sim;
 use crate::stream::Stream;
@@ -44,6 +46,8 @@ pub(crate) struct Ready {
     pub(crate) random_step: Option<Py<PyAny>>,
     /// What is copied and stored first; none in most graphs.
     pub(crate) fed: Option<Arc<Fed>>,
+    /// What is copied last; none in most graphs.
+    pub(crate) outputs: Option<Py<Outputs>>,
     /// The simulator whose replays are driven to their end; none on a GPU.
     pub(crate) drive: Option<Py<Sim>>,
 }
@@ -65,17 +69,19 @@ impl Ready {
         }
     }
 
-    /// Enqueues one replay on the current stream, with these tensors copied to the static inputs.
-    /// `handle` is that stream's, where the caller has it.
+    /// Enqueues one replay on the current stream, with these tensors copied to the static inputs, and
+    /// the results copied there. `handle` is that stream's, where the caller has it.
     #[inline]
     pub(crate) fn replay(
         &self,
         py: Python<'_>,
         given: Given<'_, '_>,
+        to: To<'_>,
         handle: Option<u64>,
     ) -> PyResult<()> {
+        let sent = sent(self.outputs.as_ref(), to)?;
         let handle = match (&*self.current, handle) {
-            (Current::Object(current), _) => return self.replay_on_object(py, current),
+            (Current::Object(current), _) => return self.replay_on_object(py, current, sent),
             (_, Some(handle)) => handle,
             (Current::Dlpack(current), None) => current.get(py)?,
             (Current::Raw(current, ordinal), None) => {
@@ -85,31 +91,44 @@ impl Ready {
         match (&self.fed, given) {
             (Some(fed), given) => {
                 let step = self.random_step.as_ref();
-                fed.replay(py, &self.exec, handle, given, step)
+                fed.replay(py, &self.exec, handle, given, sent, step)
             }
             (None, Given::Nothing | Given::Found(Tensors::Each([]))) => {
                 if let Some(step) = &self.random_step {
                     step.call0(py)?;
                 }
-                enter(py, || self.launch(handle))
+                enter(py, || self.launch(sent, handle))
             }
             (None, _) => Err(state("the graph was captured without static inputs")),
         }
     }
 
-    fn launch(&self, handle: u64) -> cg_core::Result<()> {
-        self.exec.replay_on(
+    fn launch(&self, sent: Sent<'_>, handle: u64) -> cg_core::Result<()> {
+        let delivery = sent
+            .map(|(outputs, to)| raw::deliver(outputs, to))
+            .transpose()?;
+        self.exec.replay_with_on(
+            Transfer::new(None, delivery.as_ref()),
             |last| last.handle().0 == handle,
             || raw::stream(self.exec.device(), handle),
         )
     }
 
-    fn replay_on_object(&self, py: Python<'_>, current: &Py<PyAny>) -> PyResult<()> {
+    fn replay_on_object(
+        &self,
+        py: Python<'_>,
+        current: &Py<PyAny>,
+        sent: Sent<'_>,
+    ) -> PyResult<()> {
         let stream: Py<Stream> = current.call0(py)?.extract(py)?;
         let stream = &stream.get().core;
         let captures = enter(py, || {
             let captures = stream.is_capturing()?;
-            self.exec.replay(stream)?;
+            let delivery = sent
+                .map(|(outputs, to)| raw::deliver(outputs, to))
+                .transpose()?;
+            let transfer = Transfer::new(None, delivery.as_ref());
+            self.exec.replay_with(transfer, stream)?;
             Ok(captures)
         })?;
         let Some(sim) = self.drive.as_ref().filter(|_| !captures) else {

@@ -9,6 +9,7 @@ use pyo3::{PyTraverseError, PyVisit};
 use crate::error::{argument, state};
 use crate::fed::Given;
 use crate::graph::Graph;
+use crate::outputs::{To, destinations};
 
 /// Graphs, and what runs eagerly between them, in order.
 ///
@@ -86,12 +87,28 @@ impl Segments {
     /// Replays the graphs on the current stream and calls the callables, each in its turn. What a
     /// step raises stops the run; the next replay begins with the first step.
     fn replay(&self, py: Python<'_>) -> PyResult<()> {
-        self.run(py, Given::Nothing)
+        self.run(py, Given::Nothing, None)
     }
 
     /// As `replay`, with each tensor copied into the static input of its place in the first graph.
     fn _replay_with(&self, py: Python<'_>, tensors: &Bound<'_, PyTuple>) -> PyResult<()> {
-        self.run(py, Given::Tensors(tensors))
+        self.run(py, Given::Tensors(tensors), None)
+    }
+
+    /// As `_replay_with`, or without tensors as `replay`, and the last graph copies its outputs to these
+    /// destinations.
+    #[expect(
+        clippy::needless_pass_by_value,
+        reason = "pyo3 takes a vector out of any sequence"
+    )]
+    fn _replay_into(
+        &self,
+        py: Python<'_>,
+        tensors: Option<&Bound<'_, PyTuple>>,
+        to: Vec<(u64, u64)>,
+    ) -> PyResult<()> {
+        let given = tensors.map_or(Given::Nothing, Given::Tensors);
+        self.run(py, given, Some(&destinations(&to)))
     }
 
     /// Whether a replay is under way, as seen from a step or another thread.
@@ -123,21 +140,25 @@ impl Segments {
 }
 
 impl Segments {
-    /// Enqueues one run of all steps; the first graph is given the tensors.
-    pub(crate) fn run(&self, py: Python<'_>, given: Given<'_, '_>) -> PyResult<()> {
+    /// Enqueues one run of all steps; the first graph is given the tensors, and the last one where the
+    /// results go.
+    pub(crate) fn run(&self, py: Python<'_>, given: Given<'_, '_>, to: To<'_>) -> PyResult<()> {
         let steps = Arc::clone(&self.lock());
         if steps.is_empty() {
             return Err(state(
                 "replay() without a step: nothing was captured, or it was reset",
             ));
         }
+        let is_graph = |step: &Step| matches!(step, Step::Graph(_));
+        let last = to.and_then(|_| steps.iter().rposition(is_graph));
         let mut given = Some(given);
         let mut now = None;
-        for step in steps.iter() {
+        for (number, step) in steps.iter().enumerate() {
             match step {
                 Step::Graph(graph) => {
                     let given = given.take().unwrap_or(Given::Nothing);
-                    Graph::run(graph.bind(py), given, None)?;
+                    let to = to.filter(|_| last == Some(number));
+                    Graph::run(graph.bind(py), given, to, None)?;
                 }
                 Step::Call(call) => drop(call.call0(py)?),
                 Step::Plain(plain) => {

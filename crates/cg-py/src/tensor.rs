@@ -155,20 +155,22 @@ impl TensorReader {
         Some(plain.spot(tensor, address, extents.ok()?))
     }
 
-    /// Whether tensors are there; none where only Python can tell.
+    /// Whether a tensor, maybe another one, is there and laid out as it was there; none where that cannot be
+    /// said by what tells where it is.
     #[inline]
-    pub(crate) fn are_at(
-        &self,
-        py: Python<'_>,
-        tensors: &[(Py<PyAny>, Option<Spot>)],
-    ) -> Option<bool> {
-        let plain = self.plain.as_ref()?;
-        for (tensor, spot) in tensors {
-            if !plain.is_at(tensor.bind(py), spot.as_ref()?)? {
-                return Some(false);
-            }
+    pub(crate) fn is_laid_out_at(&self, tensor: &Bound<'_, PyAny>, spot: &Spot) -> Option<bool> {
+        self.plain.as_ref()?.is_laid_out_at(tensor, spot)
+    }
+
+    /// Where a tensor's memory is.
+    pub(crate) fn address(&self, tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let plain = self.plain.as_ref();
+        match plain.and_then(|plain| plain.address(tensor)) {
+            Some(address) => Ok(address),
+            None => tensor
+                .call_method0(intern!(tensor.py(), "data_ptr"))?
+                .extract(),
         }
-        Some(true)
     }
 
     /// What [`Self::look`] compares others with; none if it could not tell of them.

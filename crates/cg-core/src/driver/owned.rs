@@ -456,12 +456,12 @@ impl OwnedExec {
 
     /// Changes what a node does; the caller retains what `work` names and holds the node's graph.
     pub(crate) fn set_work(&self, node: NodeHandle, work: &WorkSpec) -> Result<()> {
-        // SAFETY: `Exec` calls this from `Template::with_node`, so `node` is one of a live graph, and
-        // retains what `work` names.
+        // SAFETY: `Exec` calls this from `Template::with_node`, and `Bound` as for `set_parameter`, so
+        // `node` is one of a live graph; both retain what `work` names, as far as not promised there.
         unsafe { self.driver.exec_set_work(self.handle, node, work) }
     }
 
-    /// Changes a kernel node's grid and block and its one argument, as `inputs::Bound` does.
+    /// Changes a kernel node's grid and block and its one argument, as `transfer::Bound` does.
     #[inline]
     pub(crate) fn set_parameter(
         &self,
@@ -471,8 +471,8 @@ impl OwnedExec {
         bytes: &[u8],
     ) -> Result<()> {
         let (driver, exec) = (&self.driver, self.handle);
-        // SAFETY: `Bound` locks the node's graph, keeps the function loaded, passes as many bytes as
-        // its kernel declares, and retains what they name but for what `Inputs::feed` is promised.
+        // SAFETY: `Bound` locks the node's graph, keeps the function loaded, passes what the kernel
+        // declares, and retains what it names but for what `feed` and `deliver` are promised.
         unsafe { driver.exec_set_parameter(exec, node, function, extents, bytes) }
     }
 

@@ -1,32 +1,21 @@
 //! [`Inputs`]: root nodes that copy sources into a template's memory and store words, set and
 //! launched at each replay by one call.
 
-mod bound;
-mod layout;
 mod padding;
-mod places;
-mod simulate;
 
 use std::fmt;
-use std::ops::Range;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
-use crate::device::Device;
-use crate::driver::handle::{Address, FunctionHandle, NodeHandle};
-use crate::driver::owned::{relaxed, same_driver};
-use crate::driver::spec::{NodeSpec, WorkSpec};
+use crate::driver::handle::Address;
+use crate::driver::owned::same_driver;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::ranges::Ranges;
 use crate::retain::Retained;
 use crate::template::Template;
-use crate::work::{Function, Module};
+use crate::transfer::{self, Direction, Nodes, Shared};
 
-pub(crate) use bound::Bound;
-use layout::{KERNELS, PTX, Parameter, THREADS};
 pub use padding::{Fill, Padding};
-pub(crate) use simulate::register;
 
 /// Nodes at the root of a template that copy what a replay is given into the template's memory.
 ///
@@ -64,42 +53,13 @@ pub struct Inputs {
 /// What one replay copies and stores; made by [`Inputs::feed`].
 #[derive(Debug, Clone, Copy)]
 pub struct Feed<'a> {
-    inputs: &'a Inputs,
-    sources: &'a [Address],
-    values: &'a [u64],
+    pub(crate) inputs: &'a Inputs,
+    pub(crate) sources: &'a [Address],
+    pub(crate) values: &'a [u64],
     /// Which sources have fewer rows than their slots.
-    padding: Option<&'a Padding>,
+    pub(crate) padding: Option<&'a Padding>,
     /// Whether the caller has seen that no source conflicts.
-    is_checked: bool,
-}
-
-/// The kernels of all inputs of a device: a node has the smallest that does its copies and stores.
-pub(crate) type Kernels = Vec<Function>;
-
-/// What the template and its execs know of the inputs.
-pub(crate) struct Shared {
-    parts: Vec<Part>,
-    /// Where each slot is, and its bytes.
-    slots: Vec<(Address, u64)>,
-    stores: usize,
-    /// What the nodes write: what they copy must not lie there, since nothing orders the two.
-    destinations: Ranges,
-    /// Whether the template still has all nodes. It changes only while [`Self::in_use`] is locked.
-    is_live: AtomicBool,
-    /// Locked while the driver uses a node.
-    in_use: Mutex<()>,
-    /// The memory and the kernels.
-    _named: Vec<Retained>,
-}
-
-/// One node.
-pub(crate) struct Part {
-    node: NodeHandle,
-    function: FunctionHandle,
-    copies: Range<usize>,
-    stores: Range<usize>,
-    /// The parameter that the template's node has: it changes nothing.
-    neutral: Parameter,
+    pub(crate) is_checked: bool,
 }
 
 impl Inputs {
@@ -130,30 +90,24 @@ impl Inputs {
             let expected = "memory that no other slot or store writes";
             Error::invalid("destination", &given, expected)
         })?;
-        let kernels = template.device().inputs_kernels(load)?;
+        let kernels = transfer::kernels(template.device(), Direction::In)?;
         let owners = slots.iter().chain(stores).filter_map(Memory::owner);
         let mut named: Vec<Retained> = owners.cloned().collect();
         named.push(Arc::clone(&kernels) as Retained);
-        let mut parts = parts(&kernels, slots, stores);
-        let specs: Vec<NodeSpec> = parts.iter().map(Part::spec).collect();
-        let shared = template.add_roots(&specs, &named, |nodes| {
-            for (part, node) in parts.iter_mut().zip(nodes) {
-                part.node = *node;
-            }
-            Arc::new(Shared {
-                parts,
-                slots: slots.iter().map(|m| (m.address(), m.bytes())).collect(),
-                stores: stores.len(),
-                destinations,
-                is_live: AtomicBool::new(true),
-                in_use: Mutex::default(),
-                _named: named.clone(),
-            })
+        let own: Vec<_> = slots.iter().map(|m| (m.address(), m.bytes())).collect();
+        let stores: Vec<Address> = stores.iter().map(Memory::address).collect();
+        let nodes = Nodes::new(&kernels, &own, &stores);
+        let shared = template.add_roots(&nodes.specs(), &named, |handles| {
+            Arc::new(nodes.shared(handles, own, destinations, named.clone()))
         })?;
         Ok(Self {
             template: Arc::clone(template),
             shared,
         })
+    }
+
+    pub(crate) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
     }
 
     /// The template that they were added to.
@@ -165,13 +119,13 @@ impl Inputs {
     /// How many slots there are.
     #[must_use]
     pub fn slots(&self) -> usize {
-        self.shared.slots.len()
+        self.shared.own().len()
     }
 
     /// How many stores there are.
     #[must_use]
     pub fn stores(&self) -> usize {
-        self.shared.stores
+        self.shared.stores()
     }
 
     /// Whether a slot cannot be copied from this address, since the bytes there are themselves
@@ -181,8 +135,8 @@ impl Inputs {
     /// If there is no such slot.
     #[must_use]
     pub fn conflicts(&self, slot: usize, source: Address) -> bool {
-        let (own, bytes) = self.shared.slots[slot];
-        source != own && self.shared.destinations.overlap(source, bytes)
+        let (own, bytes) = self.shared.own()[slot];
+        source != own && self.shared.overlaps(source, bytes)
     }
 
     /// What a replay is to copy, an address for each slot, and store, a value for each store. The
@@ -277,83 +231,4 @@ impl fmt::Debug for Inputs {
         write!(f, "Inputs({slots} slots and {stores} stores of ")?;
         write!(f, "{:?})", self.template)
     }
-}
-
-impl Feed<'_> {
-    /// The error of a replay of an exec that does not have these inputs.
-    #[cold]
-    pub(crate) fn foreign(&self, template: u64) -> Error {
-        let found = &self.inputs.template;
-        let expected = if found.id() == template {
-            format!("{found:?} when the exec was made, which was before they were added")
-        } else {
-            format!("template {template}, which the exec was made from")
-        };
-        Error::Foreign {
-            object: format!("{:?}", self.inputs),
-            found: format!("{found:?}"),
-            expected,
-        }
-    }
-}
-
-impl Shared {
-    /// Whether one of the nodes is this one.
-    pub(crate) fn has(&self, node: NodeHandle) -> bool {
-        self.parts.iter().any(|part| part.node == node)
-    }
-
-    /// Whether the template still has the nodes.
-    pub(crate) fn is_live(&self) -> bool {
-        self.is_live.load(Ordering::Acquire)
-    }
-
-    /// Until the result is dropped no node goes.
-    pub(crate) fn hold(&self) -> MutexGuard<'_, ()> {
-        self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Notes that the template has lost a node, which nobody uses.
-    pub(crate) fn lose(&self, _held: &MutexGuard<'_, ()>) {
-        self.is_live.store(false, Ordering::Release);
-    }
-}
-
-impl Part {
-    fn spec(&self) -> NodeSpec {
-        NodeSpec::Work(WorkSpec::Kernel {
-            function: self.function,
-            grid: self.neutral.grid(self.stores.len()).into(),
-            block: THREADS.into(),
-            shared_bytes: 0,
-            args: Arc::new([self.neutral.as_bytes().into()]),
-        })
-    }
-}
-
-/// The nodes, without handles yet.
-fn parts(kernels: &Kernels, slots: &[Memory], stores: &[Memory]) -> Vec<Part> {
-    let split = layout::split(slots.len(), stores.len()).into_iter();
-    let part = |(copies, to): (Range<usize>, Range<usize>)| {
-        let own = &slots[copies.clone()];
-        let entries: Vec<_> = own.iter().map(|m| (m.address(), m.bytes())).collect();
-        let addresses: Vec<Address> = stores[to.clone()].iter().map(Memory::address).collect();
-        let neutral = Parameter::new(&entries, &addresses);
-        Part {
-            node: NodeHandle(0),
-            function: kernels[neutral.kernel()].handle(),
-            copies,
-            stores: to,
-            neutral,
-        }
-    };
-    split.map(part).collect()
-}
-
-fn load(device: &Device) -> Result<Kernels> {
-    // Loading is no reason to break a capture of another thread.
-    relaxed(&**device.driver(), || {
-        let module = Module::load(device, PTX.as_bytes())?;
-        KERNELS.iter().map(|k| module.function(k.name)).collect()
-    })
 }

@@ -3,8 +3,9 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{Feed, Inputs, Shared};
+use super::{Feed, Inputs};
 use crate::error::{Error, Result};
+use crate::transfer::Shared;
 
 /// What a replay writes to the rows of a slot that its source does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -19,15 +20,15 @@ pub enum Fill {
 pub struct Padding {
     shared: Arc<Shared>,
     has_rows: Box<[bool]>,
-    pub(super) rows: u32,
-    pub(super) of: u32,
-    pub(super) fill: Fill,
+    pub(crate) rows: u32,
+    pub(crate) of: u32,
+    pub(crate) fill: Fill,
 }
 
 impl Padding {
     /// Whether each of these slots has rows.
     #[inline]
-    pub(super) fn have_rows(&self, slots: Range<usize>) -> &[bool] {
+    pub(crate) fn have_rows(&self, slots: Range<usize>) -> &[bool] {
         &self.has_rows[slots]
     }
 
@@ -95,7 +96,7 @@ impl Inputs {
             let expected = format!("1 to {of}");
             return Err(Error::invalid("number of rows", &rows, expected));
         }
-        let padded = self.shared.slots.iter().zip(&has_rows).filter(|one| *one.1);
+        let padded = self.shared.own().iter().zip(&has_rows).filter(|one| *one.1);
         for ((address, bytes), _) in padded {
             if *bytes == 0 || !bytes.is_multiple_of(u64::from(of)) {
                 let given = format!("{bytes} bytes at {:#x}", address.0);
@@ -116,7 +117,7 @@ impl Inputs {
 impl Feed<'_> {
     /// How many bytes a source has, of a slot that has so many.
     #[inline]
-    pub(super) fn bytes(&self, slot: usize, bytes: u64) -> u64 {
+    pub(crate) fn bytes(&self, slot: usize, bytes: u64) -> u64 {
         let padding = self.padding;
         padding.map_or(bytes, |padding| padding.bytes(slot, bytes))
     }

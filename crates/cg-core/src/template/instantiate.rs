@@ -13,14 +13,14 @@ use crate::driver::handle::NodeHandle;
 use crate::driver::owned::{OwnedExec, OwnedGraph, relaxed, same_driver};
 use crate::error::{Error, Result};
 use crate::exec::Exec;
-use crate::inputs::Shared;
 use crate::retain::Retained;
+use crate::transfer::Shared;
 
 /// What an exec is made of.
 struct Made {
     owned: OwnedExec,
     retained: Vec<Retained>,
-    inputs: Vec<Arc<Shared>>,
+    transfers: Vec<Arc<Shared>>,
 }
 
 impl Template {
@@ -105,13 +105,20 @@ impl Template {
         Ok(Made {
             owned,
             retained: state.all_retained(),
-            inputs: state.inputs.clone(),
+            transfers: state.transfers.clone(),
         })
     }
 
     fn exec(&self, made: Made, bytes: u64) -> Exec {
-        let (retained, inputs) = (made.retained, made.inputs);
-        Exec::new(&self.device, self.id, made.owned, bytes, retained, inputs)
+        let (retained, transfers) = (made.retained, made.transfers);
+        Exec::new(
+            &self.device,
+            self.id,
+            made.owned,
+            bytes,
+            retained,
+            transfers,
+        )
     }
 }
 

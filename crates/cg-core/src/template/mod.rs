@@ -12,9 +12,9 @@ use crate::driver::handle::{GraphHandle, NodeHandle};
 use crate::driver::owned::{OwnedGraph, same_driver};
 use crate::driver::spec::{EdgeSpec, NodeDetail, NodeIds, NodeSpec};
 use crate::error::{Error, Result};
-use crate::inputs::Shared;
 use crate::retain::Retained;
 use crate::stream::Event;
+use crate::transfer::Shared;
 use crate::work::Work;
 
 /// A node of one template: a `Copy` id, valid in that template until it is removed.
@@ -57,8 +57,8 @@ struct State {
     added: HashMap<NodeHandle, Vec<Retained>>,
     /// Nodes that were removed, so that a stale [`Node`] is found.
     removed: HashSet<NodeHandle>,
-    /// The inputs whose nodes are all there.
-    inputs: Vec<Arc<Shared>>,
+    /// The inputs and the outputs whose nodes are all there.
+    transfers: Vec<Arc<Shared>>,
 }
 
 impl Template {
@@ -196,22 +196,22 @@ impl Template {
     pub fn remove(&self, node: Node) -> Result<()> {
         let mut state = self.state();
         let handle = self.own(&state, node)?;
-        let position = state.inputs.iter().position(|inputs| inputs.has(handle));
-        let inputs = position.map(|position| Arc::clone(&state.inputs[position]));
+        let position = state.transfers.iter().position(|one| one.has(handle));
+        let transfer = position.map(|position| Arc::clone(&state.transfers[position]));
         {
             // No exec may be setting the node while it goes.
-            let held = inputs.as_ref().map(|inputs| (inputs, inputs.hold()));
+            let held = transfer.as_ref().map(|one| (one, one.hold()));
             state.graph.remove_node(handle)?;
-            if let Some((inputs, held)) = &held {
-                inputs.lose(held);
+            if let Some((transfer, held)) = &held {
+                transfer.lose(held);
             }
         }
         state.removed.insert(handle);
         let named = state.added.remove(&handle);
-        let forgotten = position.map(|position| state.inputs.swap_remove(position));
+        let forgotten = position.map(|position| state.transfers.swap_remove(position));
         drop(state);
         // Dropping runs foreign code: the lock is open.
-        drop((named, inputs, forgotten));
+        drop((named, transfer, forgotten));
         Ok(())
     }
 
@@ -321,7 +321,7 @@ impl Template {
                 retained,
                 added: HashMap::new(),
                 removed: HashSet::new(),
-                inputs: Vec::new(),
+                transfers: Vec::new(),
             }),
         }
     }
@@ -336,24 +336,31 @@ impl Template {
     ) -> Result<Arc<Shared>> {
         let mut state = self.state();
         let roots = state.graph.roots()?;
-        let mut nodes = Vec::new();
-        if let Err(error) = add_before(&state.graph, &roots, specs, &mut nodes) {
-            for node in nodes {
-                if state.graph.remove_node(node).is_err() {
-                    // It stays and does nothing, but what it names must live.
-                    state.added.insert(node, named.to_vec());
-                }
-            }
-            return Err(error);
-        }
-        for node in &nodes {
-            state.added.insert(*node, named.to_vec());
-            // The driver may give a removed node's handle again.
-            state.removed.remove(node);
-        }
-        let inputs = make(&nodes);
-        state.inputs.push(Arc::clone(&inputs));
-        Ok(inputs)
+        add_all(&mut state, specs, named, make, |graph, node| {
+            roots
+                .iter()
+                .try_for_each(|root| graph.add_edge(node, *root))
+        })
+    }
+
+    /// Adds nodes that come after all nodes there are, and the outputs that `make` makes of them.
+    /// After an error, none of them is there.
+    pub(crate) fn add_leaves(
+        &self,
+        specs: &[NodeSpec],
+        named: &[Retained],
+        make: impl FnOnce(&[NodeHandle]) -> Arc<Shared>,
+    ) -> Result<Arc<Shared>> {
+        let mut state = self.state();
+        let mut leaves = state.graph.nodes()?;
+        let edges = state.graph.edges()?;
+        let inner: HashSet<NodeHandle> = edges.iter().map(|edge| edge.from).collect();
+        leaves.retain(|node| !inner.contains(node));
+        add_all(&mut state, specs, named, make, |graph, node| {
+            leaves
+                .iter()
+                .try_for_each(|leaf| graph.add_edge(*leaf, node))
+        })
     }
 
     /// Runs `with` on the graph and what its nodes name.
@@ -435,21 +442,37 @@ impl fmt::Debug for Template {
     }
 }
 
-/// Adds nodes before others; `added` are those that there are, also after an error.
-fn add_before(
-    graph: &OwnedGraph,
-    later: &[NodeHandle],
+/// Adds nodes, each joined to others by `join`, and what `make` makes of them.
+fn add_all(
+    state: &mut State,
     specs: &[NodeSpec],
-    added: &mut Vec<NodeHandle>,
-) -> Result<()> {
-    for spec in specs {
-        let node = graph.add_node(&[], spec)?;
-        added.push(node);
-        for later in later {
-            graph.add_edge(node, *later)?;
+    named: &[Retained],
+    make: impl FnOnce(&[NodeHandle]) -> Arc<Shared>,
+    join: impl Fn(&OwnedGraph, NodeHandle) -> Result<()>,
+) -> Result<Arc<Shared>> {
+    let mut nodes = Vec::new();
+    let added = specs.iter().try_for_each(|spec| {
+        let node = state.graph.add_node(&[], spec)?;
+        nodes.push(node);
+        join(&state.graph, node)
+    });
+    if let Err(error) = added {
+        for node in nodes {
+            if state.graph.remove_node(node).is_err() {
+                // It stays and does nothing, but what it names must live.
+                state.added.insert(node, named.to_vec());
+            }
         }
+        return Err(error);
     }
-    Ok(())
+    for node in &nodes {
+        state.added.insert(*node, named.to_vec());
+        // The driver may give a removed node's handle again.
+        state.removed.remove(node);
+    }
+    let shared = make(&nodes);
+    state.transfers.push(Arc::clone(&shared));
+    Ok(shared)
 }
 
 fn allocates(graph: &OwnedGraph) -> Result<bool> {

@@ -40,6 +40,8 @@ mod input_sizes;
 mod inputs;
 mod memory;
 mod node;
+mod output_rules;
+mod outputs;
 mod pages;
 mod pool;
 mod segments;

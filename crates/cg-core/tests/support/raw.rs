@@ -4,8 +4,8 @@
 use cg_core::driver::handle::{GraphHandle, NodeHandle};
 use cg_core::driver::{CaptureInfo, CaptureStatus};
 use cg_core::{
-    Address, CaptureMode, Device, Feed, Inputs, Padding, Result, Stream, StreamHandle, Template,
-    Tracker,
+    Address, CaptureMode, Delivery, Destination, Device, Feed, Inputs, Outputs, Padding, Result,
+    Stream, StreamHandle, Template, Tracker,
 };
 
 /// The legacy default stream.
@@ -115,6 +115,13 @@ pub(crate) fn feed_padded<'a>(
 ) -> Result<Feed<'a>> {
     // SAFETY: as for `feed`; tests give sources that have the rows of the padding.
     unsafe { inputs.feed_padded(sources, values, padding) }
+}
+
+/// Where one replay copies to.
+pub(crate) fn deliver<'a>(outputs: &'a Outputs, to: &'a [Destination]) -> Result<Delivery<'a>> {
+    // SAFETY: the tests keep the memory of their destinations until the replays have passed, and
+    // give none that overlaps another one.
+    unsafe { outputs.deliver(to) }
 }
 
 /// What this thread's capture mode is.

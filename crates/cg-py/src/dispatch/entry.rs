@@ -6,19 +6,17 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::fixed::Fixed;
-use super::flags::Flags;
-use super::found::{Argument, Found, FoundAll, Tensors};
+use super::found::{Argument, Found, FoundAll};
 use super::front::Front;
-use super::held::Arguments;
+use super::guards::Guards;
 use super::lane::Lane;
 use super::modes::Mode;
 use super::outputs::{Outputs, Returned};
 use super::pattern::{Pattern, all_fit, fits_dict, has_order};
 use super::turn::{Taken, Turn};
 use super::written::Written;
-use crate::error::state;
 use crate::fed::Given;
+use crate::fresh::{New, call_with};
 use crate::graph::Graph;
 use crate::padded::PaddedGraph;
 use crate::raw;
@@ -35,10 +33,8 @@ pub(crate) struct Entry {
     /// Whether keyword arguments must come in this order.
     is_in_order: bool,
     mode: Mode,
-    /// Modules, and whether they were training at the capture.
-    flags: Py<Flags>,
-    /// Tensors of modules, which must be where they were.
-    fixed: Option<Py<Fixed>>,
+    /// What must be as it was, outside of the arguments and in objects among them.
+    guards: Option<Py<Guards>>,
     /// Where an argument must not lie.
     written: Option<Written>,
     /// Whether Python code of the user's runs between segments of it.
@@ -67,7 +63,8 @@ enum Work {
     Padded(Py<PaddedGraph>, Outputs),
     /// The same for a graph with breaks.
     Segments(Py<Segments>, Outputs),
-    /// The same by a callable that takes a tuple of tensors, and returns `True` if it did not replay.
+    /// The same by a callable that takes a tuple of tensors, and for fresh results where these go and the
+    /// new tensors, and returns `True` if it did not replay.
     Feed(Py<PyAny>, Outputs),
     /// Calls what takes the arguments as they are, and returns the result.
     Call(Py<PyAny>),
@@ -78,13 +75,14 @@ impl Entry {
     /// `args` and `kwargs` are patterns, see [`Pattern::parse`]. `modes` is `(grad, inference,
     /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
-    /// held, neighbours)`, see [`Outputs::new`]. `written` are start and end of each piece of memory
+    /// warn)`, see [`Outputs::new`]. `guards` look into what the function finds outside of
+    /// the arguments, and into objects among them. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `turn`
     /// several threads may make a call at a time. `has_breaks` says whether Python code of the user's
     /// runs in between. `is_open` tells whether a backward pass may still read what its last call left,
     /// which the next one would overwrite.
     #[new]
-    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, flags, fixed, work, outputs, lane, turn, written=Vec::new(), has_breaks=false, is_open=None))]
+    #[pyo3(signature = (args, kwargs, *, is_in_order, modes, work, outputs, lane, turn, guards=None, written=Vec::new(), has_breaks=false, is_open=None))]
     #[expect(
         clippy::too_many_arguments,
         reason = "keywords, given once for each capture"
@@ -95,12 +93,11 @@ impl Entry {
         kwargs: &Bound<'_, PyList>,
         is_in_order: bool,
         modes: (bool, bool, Option<Py<PyAny>>),
-        flags: Py<Flags>,
-        fixed: Option<Py<Fixed>>,
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
         lane: Option<Py<Lane>>,
         turn: Option<Py<Turn>>,
+        guards: Option<Py<Guards>>,
         written: Vec<(u64, u64)>,
         has_breaks: bool,
         is_open: Option<Py<PyAny>>,
@@ -112,8 +109,8 @@ impl Entry {
         });
         let work = match (outputs, work.cast::<Graph>()) {
             (None, _) => Work::Call(work.unbind()),
-            (Some((leaves, build, held, neighbours)), graph) => {
-                let outputs = Outputs::new(&leaves, &build, held, neighbours)?;
+            (Some((leaves, build, warn)), graph) => {
+                let outputs = Outputs::new(&leaves, &build, warn)?;
                 if let Ok(graph) = graph {
                     Work::Graph(graph.clone().unbind(), outputs)
                 } else if let Ok(padded) = work.cast::<PaddedGraph>() {
@@ -137,8 +134,7 @@ impl Entry {
             kwargs,
             is_in_order,
             mode: Mode::new(modes),
-            flags,
-            fixed,
+            guards,
             written: Written::new(written, &bytes),
             has_breaks,
             is_open,
@@ -165,31 +161,7 @@ impl Entry {
             .map(Argument::Held)
             .map(|tensor| Found { tensor, fit })
             .collect();
-        let entry = slf.get();
-        let is_in_place = entry.has_breaks && entry.is_in_place(slf.py())?;
-        Self::run(slf, args, Some(kwargs), &mut found, is_in_place)
-    }
-
-    /// Tells of results that a caller still has, as a replay does.
-    fn release(&self, py: Python<'_>) -> PyResult<()> {
-        match &self.work {
-            Work::Graph(_, outputs)
-            | Work::Padded(_, outputs)
-            | Work::Segments(_, outputs)
-            | Work::Feed(_, outputs) => {
-                let (args, kwargs, tensors) = (&PyTuple::empty(py), None, Tensors::Each(&[]));
-                outputs.release(
-                    py,
-                    Arguments {
-                        args,
-                        kwargs,
-                        tensors,
-                        returned: &[],
-                    },
-                )
-            }
-            Work::Call(_) => Ok(()),
-        }
+        Self::run(slf, args, Some(kwargs), &mut found)
     }
 
     /// How many calls it has answered.
@@ -215,8 +187,7 @@ impl Entry {
         for (_, pattern) in &self.kwargs {
             pattern.traverse(&visit)?;
         }
-        visit.call(&self.flags)?;
-        visit.call(&self.fixed)?;
+        visit.call(&self.guards)?;
         match &self.work {
             Work::Graph(graph, outputs) => {
                 visit.call(graph)?;
@@ -273,20 +244,13 @@ impl Entry {
         if !kwargs_fit {
             return Ok(false);
         }
-        if !self.flags.get().are_same(py)
-            || self
-                .written
-                .as_ref()
-                .is_some_and(|written| written.meets(found.tensors(args)))
-            || self.is_open(py)?
-        {
+        let written = self.written.as_ref();
+        if written.is_some_and(|written| written.meets(found.tensors(args))) || self.is_open(py)? {
             return Ok(false);
         }
         self.front.note(py, found);
-        match &self.fixed {
-            Some(fixed) => fixed.get().is_in_place(py, mode.grad, true),
-            None => Ok(true),
-        }
+        let guards = self.guards.as_ref();
+        Ok(guards.is_none_or(|guards| guards.get().fits(py, found.objects())))
     }
 
     /// Gives back what it has put into `found`, for calls to come.
@@ -327,32 +291,16 @@ impl Entry {
         turn.is_some_and(|turn| turn.get().is_replaying())
     }
 
-    /// Whether what it reads outside of the arguments is where it lay, so far as that can be told.
-    fn is_in_place(&self, py: Python<'_>) -> PyResult<bool> {
-        let fixed = self.fixed.as_ref();
-        fixed.map_or(Ok(true), |fixed| fixed.get().are_found(py))
-    }
-
-    /// Replays, and returns what the function would. The caller has the turn. `is_in_place` says of
-    /// one with breaks whether what it reads outside of the arguments is where it lay.
+    /// Replays, and returns what the function would. The caller has the turn.
     #[inline]
     pub(super) fn run<'py>(
         slf: &Bound<'py, Self>,
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
         found: &mut FoundAll<'_, 'py>,
-        is_in_place: bool,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
         let tensors = found.tensors(args);
-        let given = Arguments {
-            args,
-            kwargs,
-            tensors,
-            returned: &[],
-        };
-        // Where the capture itself has moved something, the next call captures anew.
-        let may_move = entry.has_breaks && is_in_place;
         let turn = entry.turn.as_ref().filter(|_| entry.has_breaks);
         let _replaying = turn.map(|turn| turn.get().replays());
         let enter_lane = || match &entry.lane {
@@ -363,29 +311,34 @@ impl Entry {
         let result = match &entry.work {
             Work::Graph(graph, outputs) => {
                 let stream = enter_lane()?;
-                outputs.release(py, given)?;
-                Graph::run(graph.bind(py), Given::Found(tensors), stream)?;
-                outputs.result(py, tensors)?
+                outputs.tell(py)?;
+                let new = outputs.new_results(py)?;
+                let to = new.as_ref().map(New::to);
+                Graph::run(graph.bind(py), Given::Found(tensors), to, stream)?;
+                outputs.result(py, tensors, new.as_ref())?
             }
             Work::Padded(padded, outputs) => {
                 let stream = enter_lane()?;
-                outputs.release(py, given)?;
-                padded.get().run(py, tensors, stream)?;
-                outputs.result(py, tensors)?
+                outputs.tell(py)?;
+                let new = outputs.new_results(py)?;
+                padded.get().run(py, tensors, new.as_ref(), stream)?;
+                outputs.result(py, tensors, new.as_ref())?
             }
             Work::Segments(segments, outputs) => {
                 enter_lane()?;
-                outputs.release(py, given)?;
-                segments.get().run(py, Given::Found(tensors))?;
-                outputs.result(py, tensors)?
+                outputs.tell(py)?;
+                let new = outputs.new_results(py)?;
+                let to = new.as_ref().map(New::to);
+                segments.get().run(py, Given::Found(tensors), to)?;
+                outputs.result(py, tensors, new.as_ref())?
             }
             Work::Feed(feed, outputs) => {
                 enter_lane()?;
-                outputs.release(py, given)?;
-                is_eager = feed
-                    .call1(py, (tensors.to_tuple(py)?,))?
-                    .is(PyBool::new(py, true));
-                outputs.result(py, tensors)?
+                outputs.tell(py)?;
+                let new = outputs.new_results(py)?;
+                let answer = call_with(feed.bind(py), tensors, new.as_ref())?;
+                is_eager = answer.is(PyBool::new(py, true));
+                outputs.result(py, tensors, new.as_ref())?
             }
             Work::Call(call) => {
                 enter_lane()?;
@@ -393,13 +346,6 @@ impl Entry {
             }
         };
         entry.give_back(py, found);
-        if may_move && !entry.is_in_place(py)? {
-            return Err(state(
-                "a break has moved or replaced a tensor that the graph reads where it lay, and the \
-                 segments behind it have read it there: let breaks write to tensors in place, or \
-                 move them before the call",
-            ));
-        }
         raw::count(if is_eager {
             &entry.eager_calls
         } else {

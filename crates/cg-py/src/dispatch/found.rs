@@ -26,6 +26,8 @@ pub(crate) enum Argument<'a, 'py> {
 /// The tensors of a call that are copied, in order.
 pub(crate) struct FoundAll<'a, 'py> {
     each: Each<'a, 'py>,
+    /// The objects that guards look into, in order.
+    objects: SmallVec<[Bound<'py, PyAny>; 4]>,
     /// Where they lie instead, if they are the first arguments and some that lay there have fitted. No
     /// others are added then.
     again: Option<Vec<Address>>,
@@ -59,6 +61,7 @@ impl<'a, 'py> FoundAll<'a, 'py> {
     pub(super) fn new() -> Self {
         Self {
             each: Each::new(),
+            objects: SmallVec::new(),
             again: None,
         }
     }
@@ -67,6 +70,7 @@ impl<'a, 'py> FoundAll<'a, 'py> {
     #[inline]
     pub(super) fn clear(&mut self) {
         self.each.clear();
+        self.objects.clear();
         self.again = None;
     }
 
@@ -74,6 +78,17 @@ impl<'a, 'py> FoundAll<'a, 'py> {
     pub(super) fn push(&mut self, found: Found<'a, 'py>) {
         debug_assert!(self.again.is_none(), "these are all tensors");
         self.each.push(found);
+    }
+
+    #[inline]
+    pub(super) fn push_object(&mut self, object: Bound<'py, PyAny>) {
+        self.objects.push(object);
+    }
+
+    /// The objects of [`Pattern::Object`](super::pattern::Pattern::Object).
+    #[inline]
+    pub(super) fn objects(&self) -> &[Bound<'py, PyAny>] {
+        &self.objects
     }
 
     /// Each of them; none where it is known where they lie.
@@ -116,6 +131,7 @@ impl<'a, 'py> FromIterator<Found<'a, 'py>> for FoundAll<'a, 'py> {
     fn from_iter<T: IntoIterator<Item = Found<'a, 'py>>>(all: T) -> Self {
         Self {
             each: all.into_iter().collect(),
+            objects: SmallVec::new(),
             again: None,
         }
     }
@@ -128,11 +144,6 @@ impl<'a, 'py> Tensors<'a, 'py> {
             Self::Each(found) => found.len(),
             Self::Again(_, addresses) => addresses.len(),
         }
-    }
-
-    #[inline]
-    pub(crate) fn is_empty(self) -> bool {
-        self.len() == 0
     }
 
     /// One of them.
@@ -155,30 +166,6 @@ impl<'a, 'py> Tensors<'a, 'py> {
             Self::Again(_, addresses) if addresses[place] == own => Match::Same,
             Self::Again(_, addresses) => Match::Copy(addresses[place].0),
         }
-    }
-
-    /// How many of them are this one.
-    #[inline]
-    pub(crate) fn count(self, tensor: &Bound<'_, PyAny>) -> i64 {
-        let is = |one: &Bound<'_, PyAny>| i64::from(one.is(tensor));
-        match self {
-            Self::Each(found) => found.iter().map(|one| is(&one.tensor)).sum(),
-            Self::Again(args, addresses) => {
-                let args = args.iter_borrowed().take(addresses.len());
-                args.map(|one| is(&one)).sum()
-            }
-        }
-    }
-
-    /// How many references to a tensor are theirs.
-    pub(crate) fn references(self, tensor: &Bound<'_, PyAny>) -> i64 {
-        let Self::Each(found) = self else {
-            return 0;
-        };
-        let held = found
-            .iter()
-            .filter(|one| matches!(one.tensor, Argument::Held(_)));
-        held.map(|one| i64::from(one.tensor.is(tensor))).sum()
     }
 
     /// As Python takes them.

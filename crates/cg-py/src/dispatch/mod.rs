@@ -1,19 +1,14 @@
 //! `Dispatcher`: finds the entry that a call fits, and replays it, in one native call.
 
-mod contents;
 mod entry;
-mod fixed;
-mod flags;
 mod followers;
 mod found;
 mod front;
-mod held;
+mod guards;
 mod lane;
 mod modes;
-mod neighbours;
 mod outputs;
 mod pattern;
-mod step;
 mod turn;
 mod written;
 
@@ -24,18 +19,14 @@ use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-pub(crate) use contents::Contents;
 pub(crate) use entry::Entry;
-pub(crate) use fixed::Fixed;
-pub(crate) use flags::Flags;
 use followers::Followers;
 use found::FoundAll;
 pub(crate) use found::Tensors;
-pub(crate) use held::Storage;
+pub(crate) use guards::{Guards, note_change, watches_dictionaries};
 pub(crate) use lane::{Lane, enter_busy, is_any_busy, leave_busy};
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
-pub(crate) use neighbours::Neighbours;
 pub(crate) use turn::Turn;
 
 use crate::raw::Attached;
@@ -110,8 +101,7 @@ impl Dispatcher {
                     if place > 0 {
                         this.put_first(&entry)?;
                     }
-                    // That it fits says that all is where it lay.
-                    return Entry::run(&entry, args, kwargs, &mut found, true);
+                    return Entry::run(&entry, args, kwargs, &mut found);
                 }
                 // The thread that has it may take the entry out.
                 Err(turn) => turn.wait(py)?,

@@ -1,35 +1,28 @@
 //! `Outputs`: what an entry returns.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pyo3::intern;
 use pyo3::prelude::*;
-use pyo3::types::{PyList, PyTuple};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::contents::items_of;
 use super::found::Tensors;
-use super::held::{Arguments, Callbacks, Held, Lent, Storage};
-use super::neighbours::{Loan, Neighbours};
 use crate::error::argument;
-use crate::raw::{self, WeakReferences};
+use crate::fresh::{Fresh, New};
+use crate::raw::{self, Attached, WeakReferences};
 use crate::signature::{Match, Signature};
 
 /// The result of a replay.
 pub(crate) struct Outputs {
     leaves: Vec<Leaf>,
-    /// The places of the arguments among them.
-    returned: Box<[usize]>,
+    /// Makes the new tensors among them, if there are some.
+    fresh: Option<Py<Fresh>>,
     build: Build,
-    held: Option<Arc<Held>>,
-    /// The graphs of the same pool, and the number of this one among them.
-    neighbours: Py<Neighbours>,
-    number: u64,
-    /// Whether it may overwrite what they have returned.
-    overwrites: bool,
-    /// Whether the neighbours know of what was returned.
-    is_noted: Arc<AtomicBool>,
+    /// Called once when a call overwrites what the call before last has returned, and a caller still
+    /// has that.
+    warn: Option<Py<PyAny>>,
+    has_warned: AtomicBool,
 }
 
 enum Leaf {
@@ -37,8 +30,12 @@ enum Leaf {
     Static(Output),
     /// A tensor of the graph, returned as a copy.
     Copied(Py<PyAny>),
+    /// A new tensor: that of this number among the fresh ones.
+    Fresh(usize),
     /// The tensor that the caller gave at this place.
     Argument(usize),
+    /// What a callable makes of that.
+    View(usize, Py<PyAny>),
     Constant(Py<PyAny>),
 }
 
@@ -55,33 +52,31 @@ struct Output {
     own: Py<PyAny>,
     signature: Py<Signature>,
     weak_references: WeakReferences,
-    lent: Arc<Lent>,
-    storage: Py<Storage>,
-    /// To its storage, of the two tensors here.
-    references: i64,
+    lent: Attached<Lent>,
 }
 
-/// What Python gives for the outputs: leaves, build, who is told of held ones, and the neighbours with
-/// the graph's number among them and whether it may overwrite what they have returned.
-pub(crate) type Returned<'py> = (
-    Bound<'py, PyList>,
-    Bound<'py, PyAny>,
-    Option<Callbacks>,
-    (Py<Neighbours>, u64, bool),
-);
+/// What the last two calls have returned. One is returned again that the caller has let go as it was: a
+/// new tensor costs more.
+#[derive(Default)]
+struct Lent {
+    last: Option<Py<PyAny>>,
+    /// Of the call before the last one; none where that returned what the last one has returned again.
+    before: Option<Py<PyAny>>,
+}
 
-/// Tensors that an [`Output`] has: `own` and `lent`.
-const TENSORS: i64 = 2;
+/// What Python gives for the outputs: leaves, build, and who is told of one that is still held.
+pub(crate) type Returned<'py> = (Bound<'py, PyList>, Bound<'py, PyAny>, Option<Py<PyAny>>);
 
 impl Outputs {
-    /// Reads leaves: `("static", tensor, signature, storage)`, `("copied", tensor)`, `("argument",
-    /// place)` or `("constant", value)`, each tensor an object of its own. `build` is `"single"`,
-    /// `"tuple"` or a callable that takes a list of leaves.
+    /// Reads leaves: `("static", tensor, signature)`, `("copied", tensor)`, `("fresh", number, fresh)`
+    /// with one object for all of these, `("argument", place)`, `("view", place, make)` or `("constant",
+    /// value)`, each tensor an object of its own. `build` is `"single"`, `"tuple"` or a callable that takes
+    /// a list of leaves. `warn` is called before the replay of the first call at which somebody has what
+    /// the call before last has returned of a static one.
     pub(crate) fn new(
         given: &Bound<'_, PyList>,
         build: &Bound<'_, PyAny>,
-        held: Option<Callbacks>,
-        (neighbours, number, overwrites): (Py<Neighbours>, u64, bool),
+        warn: Option<Py<PyAny>>,
     ) -> PyResult<Self> {
         let leaves: PyResult<Vec<Leaf>> = given.iter().map(|leaf| Leaf::parse(&leaf)).collect();
         let leaves = leaves?;
@@ -90,118 +85,49 @@ impl Outputs {
             Ok("tuple") => Build::Tuple,
             _ => Build::Other(build.clone().unbind()),
         };
-        if let Some((somebody, ..)) = &held {
-            neighbours.get().know(somebody.bind(given.py()));
-        }
-        let returned = leaves.iter().filter_map(|leaf| match leaf {
-            Leaf::Argument(place) => Some(*place),
-            Leaf::Static(_) | Leaf::Copied(_) | Leaf::Constant(_) => None,
-        });
+        let has_static = leaves.iter().any(|leaf| matches!(leaf, Leaf::Static(_)));
         Ok(Self {
-            returned: returned.collect(),
+            fresh: fresh_of(given)?,
             leaves,
             build,
-            held: held.map(|callbacks| Arc::new(Held::new(callbacks))),
-            neighbours,
-            number,
-            overwrites,
-            is_noted: Arc::default(),
+            warn: warn.filter(|_| has_static),
+            has_warned: AtomicBool::new(false),
         })
     }
 
-    /// Tells Python of each result that is still held, which the next replay overwrites.
+    /// Tells Python if somebody still has what the call before last has returned, which the next replay
+    /// overwrites.
     #[inline]
-    pub(crate) fn release(&self, py: Python<'_>, given: Arguments<'_, '_>) -> PyResult<()> {
-        let given = Arguments {
-            // Where a result is only about to go, nothing is returned.
-            returned: if given.tensors.is_empty() {
-                &[]
-            } else {
-                &self.returned
-            },
-            ..given
-        };
-        let call = self.held.as_ref().map(|held| {
-            let call = held.next_call();
-            (held, call, held.is_close(call))
-        });
-        let neighbours = self.neighbours.get();
-        if let Some((held, ..)) = call {
-            self.keep_returned(py, held, given)?;
-        }
-        if !self.overwrites {
-            neighbours.note_harmless();
-        } else if !neighbours.is_last(self.number) {
-            let closely = call.is_none_or(|(_, _, closely)| closely);
-            neighbours.release(py, self.number, given, closely)?;
-        }
-        let Some((held, call, closely)) = call else {
-            return Ok(());
-        };
-        for (place, leaf) in self.leaves.iter().enumerate() {
-            let Leaf::Static(output) = leaf else {
-                continue;
-            };
-            let storage = output.storage.get();
-            let others = storage.others(&output.lent);
-            let mut is_told = false;
-            for lent in others.iter().chain([&output.lent]) {
-                is_told |= held.look(py, place, lent, given, closely, true)?;
-            }
-            if closely && !is_told && storage.is_held(py)? {
-                held.tell(py, place, &output.lent, None, given, true)?;
-            }
-        }
-        if held.is_close(call + 1) {
-            let site = held.site(py)?;
-            for leaf in &self.leaves {
-                if let Leaf::Static(output) = leaf {
-                    let (code, instruction) = &site;
-                    let copy = (code.clone_ref(py), instruction.clone_ref(py));
-                    output.lent.put_site(py, Some(copy));
-                }
-            }
-        } else if closely {
-            for leaf in &self.leaves {
-                if let Leaf::Static(output) = leaf {
-                    output.lent.put_site(py, None);
-                }
-            }
+    pub(crate) fn tell(&self, py: Python<'_>) -> PyResult<()> {
+        if let Some(warn) = &self.warn
+            && !self.has_warned.load(Ordering::Relaxed)
+            && self.leaves.iter().any(|leaf| leaf.is_held(py))
+        {
+            self.has_warned.store(true, Ordering::Relaxed);
+            warn.call0(py)?;
         }
         Ok(())
     }
 
-    /// Gives arguments that the call returns memory of their own where they lie in results that it
-    /// overwrites.
+    /// New tensors for the results of the next replay, allocated on the current stream; none where there
+    /// are no fresh ones.
     #[inline]
-    fn keep_returned(&self, py: Python<'_>, held: &Held, given: Arguments<'_, '_>) -> PyResult<()> {
-        for place in given.returned {
-            let tensor = given.tensors.get(*place);
-            let storage = tensor.call_method0(intern!(py, "untyped_storage"))?;
-            let storage = storage.getattr(intern!(py, "_cdata"))?.extract()?;
-            let is_own = self.leaves.iter().any(|leaf| match leaf {
-                Leaf::Static(output) => output.storage.get().is(storage),
-                Leaf::Copied(_) | Leaf::Argument(_) | Leaf::Constant(_) => false,
-            });
-            if is_own || self.neighbours.get().have_lent(storage) {
-                held.tell_late(py, *place, &tensor, None, 0, given)?;
-            }
-        }
-        Ok(())
+    pub(crate) fn new_results<'py>(&self, py: Python<'py>) -> PyResult<Option<New<'py>>> {
+        let fresh = self.fresh.as_ref();
+        fresh.map(|fresh| fresh.get().make(py)).transpose()
     }
 
     /// What the call returns.
     #[inline]
-    pub(crate) fn result(&self, py: Python<'_>, tensors: Tensors<'_, '_>) -> PyResult<Py<PyAny>> {
-        if let Some(held) = &self.held
-            && !self.is_noted.load(Ordering::Relaxed)
-        {
-            self.is_noted.store(true, Ordering::Relaxed);
-            self.neighbours.get().note(self.loans(py, held));
-        }
-        let all = || self.leaves.iter().map(|leaf| leaf.lend(py, tensors));
+    pub(crate) fn result(
+        &self,
+        py: Python<'_>,
+        tensors: Tensors<'_, '_>,
+        new: Option<&New<'_>>,
+    ) -> PyResult<Py<PyAny>> {
+        let all = || self.leaves.iter().map(|leaf| leaf.lend(py, tensors, new));
         match &self.build {
-            Build::Single => self.leaves[0].lend(py, tensors),
+            Build::Single => self.leaves[0].lend(py, tensors, new),
             Build::Tuple => {
                 let leaves: Vec<_> = all().collect::<PyResult<_>>()?;
                 Ok(PyTuple::new(py, leaves)?.into_any().unbind())
@@ -213,58 +139,20 @@ impl Outputs {
         }
     }
 
-    fn loans<'a>(&'a self, py: Python<'a>, held: &'a Arc<Held>) -> impl Iterator<Item = Loan> + 'a {
-        let leaves = self.leaves.iter().enumerate();
-        leaves.filter_map(move |(place, leaf)| match leaf {
-            Leaf::Static(output) => Some(Loan {
-                number: self.number,
-                place,
-                lent: Arc::downgrade(&output.lent),
-                storage: output.storage.clone_ref(py),
-                held: Arc::downgrade(held),
-                is_noted: Arc::clone(&self.is_noted),
-            }),
-            Leaf::Copied(_) | Leaf::Argument(_) | Leaf::Constant(_) => None,
-        })
-    }
-
     /// Shows the garbage collector what this owns. Tensors that no caller gets refer to nothing.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         if let Build::Other(build) = &self.build {
             visit.call(build)?;
         }
-        if let Some(held) = &self.held {
-            held.traverse(visit)?;
-        }
+        visit.call(&self.warn)?;
         self.leaves.iter().try_for_each(|leaf| match leaf {
-            Leaf::Constant(constant) => visit.call(constant),
-            Leaf::Static(output) => output.lent.traverse(visit),
-            Leaf::Copied(_) | Leaf::Argument(_) => Ok(()),
+            Leaf::Constant(one) | Leaf::View(_, one) => visit.call(one),
+            Leaf::Static(output) => output.lent.traverse(visit, |lent, visit| {
+                visit.call(&lent.last)?;
+                visit.call(&lent.before)
+            }),
+            Leaf::Copied(_) | Leaf::Fresh(_) | Leaf::Argument(_) => Ok(()),
         })
-    }
-}
-
-impl Drop for Outputs {
-    /// Results that a caller still has stay what other graphs may overwrite.
-    fn drop(&mut self) {
-        let Some(held) = self.held.take() else {
-            return;
-        };
-        // Without the interpreter, at its end, nothing is replayed any more.
-        Python::try_attach(|py| {
-            // Only then may tensors go, which may run any code: all locks are open.
-            let mut lent = Vec::new();
-            for (place, leaf) in self.leaves.iter().enumerate() {
-                if let Leaf::Static(output) = leaf {
-                    let (tensor, site) = output.lent.take(py);
-                    lent.extend(tensor.map(|tensor| (place, tensor, site)));
-                }
-            }
-            for (place, tensor, site) in lent {
-                let neighbours = self.neighbours.get();
-                neighbours.orphan(tensor.bind(py), self.number, place, site, &held);
-            }
-        });
     }
 }
 
@@ -273,67 +161,126 @@ impl Leaf {
         let kind: String = from.get_item(0)?.extract()?;
         let value = from.get_item(1)?;
         Ok(match kind.as_str() {
-            "static" => {
-                let storage: Py<Storage> = from.get_item(3)?.extract()?;
-                let (py, shared) = (from.py(), storage.get());
-                let before = shared.references(py)?;
-                let lent = Arc::new(Lent::default());
-                lent.put(py, value.call_method0("detach")?.unbind());
-                // A tensor of a class derived from torch's has a second one inside it, which `own`
-                // was made with as well. Python code of the class may have let others go meanwhile.
-                let references = TENSORS * (shared.references(py)? - before).max(1);
-                shared.add(&lent, references);
-                Self::Static(Output {
-                    weak_references: WeakReferences::of(&value.get_type())?,
-                    lent,
-                    references,
-                    own: value.unbind(),
-                    signature: from.get_item(2)?.extract()?,
-                    storage,
-                })
-            }
+            "static" => Self::Static(Output {
+                weak_references: WeakReferences::of(&value.get_type())?,
+                own: value.unbind(),
+                signature: from.get_item(2)?.extract()?,
+                lent: Attached::default(),
+            }),
             "copied" => Self::Copied(value.unbind()),
+            "fresh" => Self::Fresh(value.extract()?),
             "argument" => Self::Argument(value.extract()?),
+            "view" => Self::View(value.extract()?, from.get_item(2)?.unbind()),
             "constant" => Self::Constant(value.unbind()),
             _ => {
-                let expected = "static, copied, argument or constant";
+                let expected = "static, copied, fresh, argument, view or constant";
                 return Err(argument("the kind of an output", &kind, expected));
             }
         })
     }
 
+    /// Whether somebody has what the call before last has returned of a static one.
     #[inline]
-    fn lend(&self, py: Python<'_>, tensors: Tensors<'_, '_>) -> PyResult<Py<PyAny>> {
+    fn is_held(&self, py: Python<'_>) -> bool {
+        matches!(self, Self::Static(output) if output.is_held(py))
+    }
+
+    #[inline]
+    fn lend(
+        &self,
+        py: Python<'_>,
+        tensors: Tensors<'_, '_>,
+        new: Option<&New<'_>>,
+    ) -> PyResult<Py<PyAny>> {
         match self {
             Self::Static(output) => output.lend(py),
             Self::Copied(own) => own.call_method0(py, intern!(py, "clone")),
+            Self::Fresh(number) => {
+                let new = new.expect("there are new tensors where a leaf is one");
+                Ok(new.get(*number).unbind())
+            }
             Self::Argument(place) => Ok(tensors.get(*place).to_owned().unbind()),
+            Self::View(place, make) => make.call1(py, (tensors.get(*place),)),
             Self::Constant(value) => Ok(value.clone_ref(py)),
         }
     }
 }
 
 impl Output {
+    #[inline]
+    fn is_held(&self, py: Python<'_>) -> bool {
+        let lent = self.lent.take(py);
+        let is_held = is_held(py, lent.before.as_ref());
+        // What was there is the default, whose end runs nothing.
+        drop(self.lent.replace(py, lent));
+        is_held
+    }
+
     /// An alias that no caller has and that is as it was made.
     #[inline]
     fn lend(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
-        let lent = self.lent.take_tensor(py);
-        if let Some(lent) = lent.map(|lent| lent.into_bound(py)) {
-            let signature = self.signature.get();
-            let is_free = raw::references(&lent) == 1
-                && signature.matches(&lent, false)? == Some(Match::Same)
-                && is_as_given(&lent, self.own.bind(py))?
-                && !self.weak_references.may_be_there(&lent)
-                && signature.reader().get().is_untouched(&lent)?;
-            if is_free {
-                self.lent.put(py, lent.clone().unbind());
-                return Ok(lent.unbind());
-            }
-        }
-        let new = self.own.call_method0(py, intern!(py, "detach"))?;
-        self.lent.put(py, new.clone_ref(py));
-        Ok(new)
+        let Lent { last, before } = self.lent.take(py);
+        let (lent, before) = if let Some(free) = self.free(py, before)? {
+            (free, last)
+        } else if is_held(py, last.as_ref()) {
+            (self.alias(py)?, last)
+        } else {
+            let free = self.free(py, last)?;
+            (free.map_or_else(|| self.alias(py), Ok)?, None)
+        };
+        let last = Some(lent.clone_ref(py));
+        drop(self.lent.replace(py, Lent { last, before }));
+        Ok(lent)
     }
+
+    fn alias(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
+        self.own.call_method0(py, intern!(py, "detach"))
+    }
+
+    /// One that was lent, if no caller has it and it is as it was made.
+    #[inline]
+    fn free(&self, py: Python<'_>, lent: Option<Py<PyAny>>) -> PyResult<Option<Py<PyAny>>> {
+        let Some(lent) = lent.map(|lent| lent.into_bound(py)) else {
+            return Ok(None);
+        };
+        let signature = self.signature.get();
+        let is_free = raw::references(&lent) == 1
+            && signature.matches(&lent, false)? == Some(Match::Same)
+            && is_as_given(&lent, self.own.bind(py))?
+            && !self.weak_references.may_be_there(&lent)
+            && signature.reader().get().is_untouched(&lent)?;
+        Ok(is_free.then(|| lent.unbind()))
+    }
+}
+
+/// Whether somebody else has an object as well.
+#[inline]
+fn is_held(py: Python<'_>, object: Option<&Py<PyAny>>) -> bool {
+    object.is_some_and(|object| raw::references(object.bind(py)) > 1)
+}
+
+/// What makes the fresh ones of these leaves: the same for all.
+fn fresh_of(leaves: &Bound<'_, PyList>) -> PyResult<Option<Py<Fresh>>> {
+    let mut found: Option<Bound<'_, Fresh>> = None;
+    for leaf in leaves.iter() {
+        let kind: String = leaf.get_item(0)?.extract()?;
+        if kind != "fresh" {
+            continue;
+        }
+        let (number, fresh): (usize, Bound<'_, Fresh>) =
+            (leaf.get_item(1)?.extract()?, leaf.get_item(2)?.extract()?);
+        let count = fresh.get().results();
+        if number >= count || found.as_ref().is_some_and(|other| !other.is(&fresh)) {
+            let given = format!("{number} of {count}");
+            return Err(argument(
+                "a fresh result",
+                &given,
+                "one of those of all leaves",
+            ));
+        }
+        found = Some(fresh);
+    }
+    Ok(found.map(Bound::unbind))
 }
 
 /// Whether a tensor has the class of another one, and no attributes that a caller has given it.
@@ -347,11 +294,12 @@ fn is_as_given(tensor: &Bound<'_, PyAny>, own: &Bound<'_, PyAny>) -> PyResult<bo
         return Ok(true);
     }
     // Those of a class derived from torch's.
-    Ok(raw::has_just(&given, &items_of(&raw::attributes(own)?)))
+    Ok(have_same_items(&given, &raw::attributes(own)?))
 }
 
-impl Drop for Output {
-    fn drop(&mut self) {
-        self.storage.get().remove(&self.lent, self.references);
-    }
+/// Whether two dictionaries have the very same objects, in the same order.
+fn have_same_items(one: &Bound<'_, PyDict>, other: &Bound<'_, PyDict>) -> bool {
+    let mut pairs = one.iter().zip(other.iter());
+    let are_same = pairs.all(|((key, value), (its, other))| key.is(&its) && value.is(&other));
+    are_same && one.len() == other.len()
 }

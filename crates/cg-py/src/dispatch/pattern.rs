@@ -29,6 +29,8 @@ pub(crate) enum Pattern {
     Named(Py<PyType>, Vec<Self>),
     /// An object of a class that has these attributes and no others.
     Record(Py<PyType>, Vec<(Py<PyAny>, Self)>),
+    /// An object of just this class, which guards look into.
+    Object(Py<PyType>),
 }
 
 /// What a tensor is compared with.
@@ -47,7 +49,7 @@ impl Pattern {
     /// Reads what Python has put together: `("tensor", signature, requires_grad, is_leaf,
     /// class)`, `("fixed", signature, requires_grad, is_leaf, class)`, `("constant", value)`,
     /// `("same", value)`, `("tuple", patterns)`, `("list", patterns)`, `("dict", [(key, pattern)])`,
-    /// `("named", patterns, class)` or `("record", [(name, pattern)], class)`.
+    /// `("named", patterns, class)`, `("record", [(name, pattern)], class)` or `("object", class)`.
     pub(crate) fn parse(from: &Bound<'_, PyAny>) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
         let value = from.get_item(1)?;
@@ -87,14 +89,16 @@ impl Pattern {
             "dict" => Self::Dict(pairs(&value)?),
             "named" => Self::Named(class(2)?.unbind(), all(&value)?),
             "record" => Self::Record(class(2)?.unbind(), pairs(&value)?),
+            "object" => Self::Object(class(1)?.unbind()),
             _ => {
-                let expected = "tensor, fixed, constant, same, tuple, list, dict, named or record";
+                let expected =
+                    "tensor, fixed, constant, same, tuple, list, dict, named, record or object";
                 return Err(argument("the kind of a pattern", &kind, expected));
             }
         })
     }
 
-    /// Whether a value fits. Tensors that are copied are added to `found`, in order.
+    /// Whether a value fits. Tensors that are copied are added to `found`, and objects, in order.
     #[inline]
     pub(crate) fn fits<'a, 'py>(
         &self,
@@ -168,6 +172,13 @@ impl Pattern {
                     _ => Ok(false),
                 }
             }
+            Self::Object(class) => {
+                let fits = value.get_type_ptr().cast() == class.as_ptr();
+                if fits {
+                    found.push_object((*value).clone());
+                }
+                Ok(fits)
+            }
             Self::Named(..) | Self::Record(..) => Ok(false),
         }
     }
@@ -186,7 +197,7 @@ impl Pattern {
     pub(crate) fn add_bytes(&self, bytes: &mut Vec<u64>) {
         match self {
             Self::Tensor(slot) => bytes.push(slot.signature.get().nbytes()),
-            Self::Fixed(_) | Self::Constant(_) | Self::Same(_) => {}
+            Self::Fixed(_) | Self::Constant(_) | Self::Same(_) | Self::Object(_) => {}
             Self::Tuple(patterns) | Self::List(patterns) | Self::Named(_, patterns) => {
                 for pattern in patterns {
                     pattern.add_bytes(bytes);
@@ -205,6 +216,7 @@ impl Pattern {
         match self {
             Self::Tensor(slot) | Self::Fixed(slot) => visit.call(&slot.class),
             Self::Constant(value) | Self::Same(value) => visit.call(value),
+            Self::Object(class) => visit.call(class),
             Self::Tuple(patterns) | Self::List(patterns) => traverse_all(patterns, visit),
             Self::Dict(patterns) => traverse_pairs(patterns, visit),
             Self::Named(class, patterns) => {

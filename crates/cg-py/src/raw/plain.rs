@@ -181,10 +181,10 @@ impl ReadPlain {
         spot
     }
 
-    /// Whether a tensor is there, and laid out as it was where that is known; none for classes that are
-    /// derived from `torch.Tensor`.
+    /// Whether a tensor, maybe another one, is there and laid out as it was; none where that cannot be said
+    /// in this way.
     #[inline]
-    pub(crate) fn is_at(&self, tensor: &Bound<'_, PyAny>, spot: &Spot) -> Option<bool> {
+    pub(crate) fn is_laid_out_at(&self, tensor: &Bound<'_, PyAny>, spot: &Spot) -> Option<bool> {
         if let Some((form, extents)) = &spot.like {
             return match self.look(tensor, form, extents) {
                 Seen::At(now, _) => Some(now == spot.address),
@@ -192,13 +192,11 @@ impl ReadPlain {
                 Seen::Unknown => None,
             };
         }
-        let (before, now) = (spot.placement, self.placement(tensor));
-        if before.is_some() && now == before {
+        let (before, now) = (spot.placement?, self.placement(tensor)?);
+        if now == before {
             return Some(true);
         }
-        if let (Some(before), Some(now)) = (before, now)
-            && before.form != now.form
-        {
+        if now.form != before.form {
             return Some(false);
         }
         self.address(tensor).map(|now| now == spot.address)

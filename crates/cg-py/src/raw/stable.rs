@@ -48,6 +48,14 @@ pub(crate) struct Form {
     device_index: i32,
 }
 
+impl Form {
+    /// torch's numbers for dtype and device: type and index.
+    #[inline]
+    pub(super) fn codes(&self) -> (i32, i32, i32) {
+        (self.scalar_type, self.device_type, self.device_index)
+    }
+}
+
 impl Functions {
     /// By their names and where they are; none if some are missing.
     pub(super) fn find(known: &HashMap<String, usize>) -> Option<Self> {

@@ -1,25 +1,27 @@
-//! [`Bound`]: what an exec's input nodes do now.
+//! [`Bound`]: what an exec's nodes of inputs or outputs do now.
 
 use std::sync::Arc;
 
+use super::Shared;
 use super::layout::{Parameter, THREADS};
-use super::{Feed, Shared};
 use crate::driver::handle::{Address, NodeHandle};
 use crate::driver::owned::OwnedExec;
 use crate::error::{Error, Result};
+use crate::inputs::Feed;
+use crate::outputs::{Delivery, Destination};
 use crate::template::Template;
 
-/// The inputs of one exec, and what its nodes were last set to.
+/// The inputs or the outputs of one exec, and what its nodes were last set to.
 pub(crate) struct Bound {
     shared: Arc<Shared>,
-    /// The template, from the first feed on: as long as nodes may have to be set back.
+    /// The template, from the first time on that nodes may have to be set back.
     template: Option<Arc<Template>>,
     nodes: Vec<Setting>,
     /// Whether a node may copy or store something.
-    fed: bool,
+    is_used: bool,
 }
 
-/// One node of the exec.
+/// One kernel node of the exec.
 struct Setting {
     parameter: Parameter,
     /// Whether the driver has this parameter.
@@ -27,7 +29,7 @@ struct Setting {
 }
 
 impl Bound {
-    /// The inputs of an exec that was made just now.
+    /// Those of an exec that was made just now.
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let setting = |part: &super::Part| Setting {
             parameter: part.neutral.clone(),
@@ -37,31 +39,29 @@ impl Bound {
             nodes: shared.parts.iter().map(setting).collect(),
             shared,
             template: None,
-            fed: false,
+            is_used: false,
         }
     }
 
-    /// Whether the feed is for these inputs.
+    /// Whether they are these.
     #[inline]
-    pub(crate) fn takes(&self, feed: &Feed<'_>) -> bool {
-        Arc::ptr_eq(&self.shared, &feed.inputs.shared)
+    pub(crate) fn is(&self, shared: &Arc<Shared>) -> bool {
+        Arc::ptr_eq(&self.shared, shared)
     }
 
     /// Makes the next launch copy and store what the feed says. Only nodes that do not do so yet
     /// are set.
     #[inline]
     pub(crate) fn feed(&mut self, exec: &OwnedExec, feed: &Feed<'_>) -> Result<()> {
-        if self.template.is_none() {
-            self.template = Some(Arc::clone(&feed.inputs.template));
-        }
+        self.keep(feed.inputs.template());
         if !feed.is_checked {
-            self.check(feed)?;
+            self.check_sources(feed)?;
         }
         let shared = &self.shared;
         for (part, node) in shared.parts.iter().zip(&mut self.nodes) {
             let sources = &feed.sources[part.copies.clone()];
             let values = &feed.values[part.stores.clone()];
-            let mut changes = node.parameter.set_sources(sources);
+            let mut changes = node.parameter.set_others(sources);
             changes |= node.parameter.set_stores(values.len());
             changes |= match feed.padding {
                 Some(padding) => node.parameter.pad(padding, part.copies.clone()),
@@ -75,14 +75,39 @@ impl Bound {
         self.set(exec)
     }
 
+    /// Makes the next launch copy where the delivery says.
+    #[inline]
+    pub(crate) fn deliver(&mut self, exec: &OwnedExec, delivery: &Delivery<'_>) -> Result<()> {
+        self.keep(delivery.outputs.template());
+        let (shared, to) = (&self.shared, delivery.to);
+        for (place, to) in to.iter().enumerate() {
+            shared.check_destination(place, *to)?;
+        }
+        for (part, node) in shared.parts.iter().zip(&mut self.nodes) {
+            for (i, to) in to[part.copies.clone()].iter().enumerate() {
+                let changes = node.parameter.set_other(i, to.address);
+                node.is_set &= !(changes | node.parameter.set_bytes(i, to.bytes));
+            }
+        }
+        self.set(exec)
+    }
+
+    /// Keeps the template as long as nodes may have to be set back.
+    #[inline]
+    fn keep(&mut self, template: &Arc<Template>) {
+        if self.template.is_none() {
+            self.template = Some(Arc::clone(template));
+        }
+    }
+
     /// Fails if a slot cannot be copied from its source, as far as that is not known from before.
-    fn check(&self, feed: &Feed<'_>) -> Result<()> {
+    fn check_sources(&self, feed: &Feed<'_>) -> Result<()> {
         for (part, node) in self.shared.parts.iter().zip(&self.nodes) {
             // Which bytes an address stands for depends on the padding, too.
             let is_padded = feed.padding.is_some() || node.parameter.padding().is_some();
             for (i, slot) in part.copies.clone().enumerate() {
                 let source = feed.sources[slot];
-                if is_padded || node.parameter.source(i) != source {
+                if is_padded || node.parameter.other(i) != source {
                     self.shared.check_source(slot, source, feed)?;
                 }
             }
@@ -93,7 +118,7 @@ impl Bound {
     /// Makes the next launch copy and store nothing.
     #[inline]
     pub(crate) fn rest(&mut self, exec: &OwnedExec) -> Result<()> {
-        if !self.fed {
+        if !self.is_used {
             return Ok(());
         }
         for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
@@ -103,14 +128,14 @@ impl Bound {
             }
         }
         self.set(exec)?;
-        self.fed = false;
+        self.is_used = false;
         Ok(())
     }
 
     /// The exec took over another template: what its nodes do is that template's affair.
     pub(crate) fn forget(&mut self) {
         self.nodes.iter_mut().for_each(|node| node.is_set = false);
-        self.fed = false;
+        self.is_used = false;
     }
 
     /// Somebody else set a node.
@@ -127,9 +152,10 @@ impl Bound {
         if !self.shared.is_live() {
             return Err(self.removed());
         }
+        // Also where only some of the nodes can be set.
+        self.is_used |= !is_set;
         for (part, node) in self.shared.parts.iter().zip(&mut self.nodes) {
             if !node.is_set {
-                self.fed = true;
                 let grid = part.neutral.grid(part.stores.len());
                 let extents = [grid.into(), THREADS.into()];
                 let bytes = node.parameter.as_bytes();
@@ -145,7 +171,7 @@ impl Bound {
         let template = self.template.as_ref();
         let template = template.map_or_else(String::new, |template| format!("{template:?}"));
         Error::Foreign {
-            object: "a node of the inputs".to_owned(),
+            object: "a node of the inputs or the outputs".to_owned(),
             found: "no template: it was removed".to_owned(),
             expected: template,
         }
@@ -156,15 +182,28 @@ impl Shared {
     /// Fails if a slot cannot be copied from there.
     #[inline]
     fn check_source(&self, slot: usize, source: Address, feed: &Feed<'_>) -> Result<()> {
-        let (own, whole) = self.slots[slot];
+        let (own, whole) = self.own[slot];
         let bytes = feed.bytes(slot, whole);
-        if source == own || !self.destinations.overlap(source, bytes) {
+        if source == own || !self.overlaps(source, bytes) {
             return Ok(());
         }
         Err(Error::invalid(
             format!("source {slot}"),
             &format!("{bytes} bytes at {:#x}", source.0),
             "memory that overlaps no slot and no store: copy it before the replay",
+        ))
+    }
+
+    /// Fails if a result cannot be copied there.
+    #[inline]
+    fn check_destination(&self, place: usize, to: Destination) -> Result<()> {
+        if to.address == self.own[place].0 || !self.overlaps(to.address, to.bytes) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            format!("destination {place}"),
+            &format!("{} bytes at {:#x}", to.bytes, to.address.0),
+            "memory that overlaps none that is copied from",
         ))
     }
 }

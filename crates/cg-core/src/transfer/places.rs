@@ -5,16 +5,16 @@ pub(super) const HEADER: usize = 16;
 pub(super) const WORD: usize = 8;
 /// Half an address.
 pub(super) const HALF: usize = 4;
-/// Destination, source, and extent: bytes, first block and whether it has rows in one.
+/// Own side, other side, and extent: bytes, first block and whether it has rows in one.
 pub(super) const COPY_WORDS: usize = 3;
 /// Destination and value.
 pub(super) const STORE_WORDS: usize = 2;
 
-/// In parameters up to this size the lower halves of all sources stand side by side, and then the upper
-/// ones, which hardly ever change.
+/// In parameters up to this size the lower halves of all other sides stand side by side, and then the
+/// upper ones, which hardly ever change.
 ///
 /// What a launch costs after a change goes by how far the first byte that was changed is from the last
-/// one, up to some 100 bytes: four sources among the other words took 1.2 µs more than an unchanged
+/// one, up to some 100 bytes: four sources of inputs among the other words took 1.2 µs more than an unchanged
 /// launch, their lower halves 0.6 (H100, where that took 2.3). In larger parameters that gains less than
 /// the driver takes to compare the bytes behind them, 0.8 ns each.
 const MOST_BYTES_TOGETHER: usize = 256;
@@ -23,7 +23,7 @@ const MOST_BYTES_TOGETHER: usize = 256;
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Places {
     copies: usize,
-    /// Whether the sources stand together.
+    /// Whether the other sides stand together.
     are_together: bool,
 }
 
@@ -37,21 +37,21 @@ impl Places {
         }
     }
 
-    /// The lower and the upper half of the `i`-th source.
+    /// The lower and the upper half of the `i`-th other side.
     #[inline]
-    pub(super) fn source(self, i: usize) -> (usize, usize) {
+    pub(super) fn other(self, i: usize) -> (usize, usize) {
         if self.are_together {
             let lower = HEADER + i * HALF;
             (lower, lower + self.copies * HALF)
         } else {
-            let lower = self.destination(i) + WORD;
+            let lower = self.own(i) + WORD;
             (lower, lower + HALF)
         }
     }
 
-    /// The destination of the `i`-th copy.
+    /// The own side of the `i`-th copy.
     #[inline]
-    pub(super) fn destination(self, i: usize) -> usize {
+    pub(super) fn own(self, i: usize) -> usize {
         let word = if self.are_together {
             self.copies + (COPY_WORDS - 1) * i
         } else {
@@ -64,7 +64,7 @@ impl Places {
     #[inline]
     pub(super) fn extent(self, i: usize) -> usize {
         let words = if self.are_together { 1 } else { 2 };
-        self.destination(i) + words * WORD
+        self.own(i) + words * WORD
     }
 
     /// The destination of the `i`-th store.
@@ -79,10 +79,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_lower_halves_of_up_to_four_sources_are_sixteen_bytes_side_by_side() {
+    fn the_lower_halves_of_up_to_four_other_sides_are_sixteen_bytes_side_by_side() {
         for copies in 1..=4 {
             let places = Places::new(128, copies);
-            let lower: Vec<usize> = (0..copies).map(|i| places.source(i).0).collect();
+            let lower: Vec<usize> = (0..copies).map(|i| places.other(i).0).collect();
             assert_eq!(lower, [16, 20, 24, 28][..copies]);
         }
     }
@@ -91,8 +91,8 @@ mod tests {
     fn no_two_things_have_the_same_place() {
         for (bytes, copies, stores) in [(128, 4, 1), (256, 10, 0), (256, 3, 10), (512, 20, 1)] {
             let places = Places::new(bytes, copies);
-            let halves = (0..copies).flat_map(|i| [places.source(i).0, places.source(i).1]);
-            let words = (0..copies).flat_map(|i| [places.destination(i), places.extent(i)]);
+            let halves = (0..copies).flat_map(|i| [places.other(i).0, places.other(i).1]);
+            let words = (0..copies).flat_map(|i| [places.own(i), places.extent(i)]);
             let of_stores = (0..stores).flat_map(|i| [places.store(i), places.store(i) + WORD]);
             let words = words.chain(of_stores).flat_map(|at| [at, at + HALF]);
             let mut all: Vec<usize> = halves.chain(words).collect();
