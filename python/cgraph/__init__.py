@@ -23,7 +23,7 @@ from cgraph.callables import make_graphed_callables
 from cgraph.cudagraph import CUDAGraph
 from cgraph.cudagraph import end_all as _end_all
 from cgraph.data import export_dot, export_graph_data, graph_data
-from cgraph.errors import CgraphError
+from cgraph.errors import CgraphError, CgraphWarning
 from cgraph.graphs import graph, graph_pool_handle, is_current_stream_capturing
 from cgraph.hooks import (
     register_graph_capture_end_hook,
@@ -40,6 +40,7 @@ from cgraph.patch import patch_torch
 __all__ = [
     "CUDAGraph",
     "CgraphError",
+    "CgraphWarning",
     "MemPool",
     "SegmentedGraph",
     "annotate",

@@ -9,24 +9,22 @@ __all__ = [
     "Block",
     "Capture",
     "CaptureMark",
-    "Contents",
     "Device",
     "Dispatcher",
     "Entry",
     "Event",
-    "Fixed",
-    "Flags",
+    "Fresh",
     "Graph",
+    "Guards",
     "HookHandle",
     "Inputs",
     "Lane",
-    "Neighbours",
+    "Outputs",
     "PaddedGraph",
     "Pool",
     "Segments",
     "Signature",
     "Sim",
-    "Storage",
     "Stream",
     "Template",
     "TensorReader",
@@ -44,6 +42,7 @@ __all__ = [
     "settle_pools",
     "take_refusal",
     "version",
+    "watches_dictionaries",
 ]
 
 def begin_exit() -> None:
@@ -57,6 +56,9 @@ def take_refusal(bytes: int) -> BaseException | None:
 
 def version() -> str:
     """The version of the native half."""
+
+def watches_dictionaries() -> bool:
+    """Whether Python tells of changes of dictionaries, so that guards need not look at all."""
 
 def begin_and_hand_over(stream: Stream) -> None:
     """Begin a relaxed capture that somebody else ends. It has a node that does nothing."""
@@ -222,6 +224,9 @@ class Graph:
     def replay(self) -> None:
         """Enqueue one run of the graph on the current stream and return."""
     def _replay_with(self, tensors: tuple[Any, ...]) -> None: ...
+    def _replay_into(
+        self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]
+    ) -> None: ...
     _keep_graph: bool
     def _adopt(
         self,
@@ -235,6 +240,7 @@ class Graph:
         generators: Sequence[tuple[Any, int]],
         sim: Sim | None,
         retained: object,
+        outputs: Outputs | None = None,
     ) -> None: ...
     def _register(self, phase: str, hook: Callable[..., object]) -> HookHandle: ...
     def _run_hooks(self, phase: str) -> None: ...
@@ -353,6 +359,32 @@ class Inputs:
         """
 
 @final
+class Outputs:
+    """Last nodes of a template that copy its memory to where each replay says."""
+
+    def __new__(cls, template: Template, storages: Sequence[tuple[int, int]]) -> Self: ...
+    def __len__(self) -> int: ...
+
+@final
+class Fresh:
+    """Makes new tensors that are like the results of a graph."""
+
+    def __new__(
+        cls,
+        storages: Sequence[tuple[int, int]],
+        results: Sequence[tuple[int, Any]],
+        reader: TensorReader,
+        empty_strided: Callable[..., Any],
+        functions: dict[str, int],
+    ) -> Self:
+        """Take the memory that replays copy, and for each result its place there and a tensor."""
+    @property
+    def is_native(self) -> bool:
+        """Whether torch's C functions make them."""
+    def make(self) -> tuple[list[Any], list[tuple[int, int]]]:
+        """New tensors, and address and bytes of where each piece of memory is to be copied to."""
+
+@final
 class PaddedGraph:
     """Replays of a graph whose tensors have fewer rows than its static inputs."""
 
@@ -364,7 +396,7 @@ class PaddedGraph:
         of: int,
         fill: str,
         has_rows: Sequence[bool],
-        otherwise: Callable[[tuple[Any, ...]], object],
+        otherwise: Callable[..., object],
     ) -> Self: ...
 
 @disjoint_base
@@ -390,6 +422,8 @@ class Segments:
         """
     def _replay_with(self, tensors: tuple[Any, ...]) -> None:
         """As ``replay``, with each tensor copied into its static input of the first graph."""
+    def _replay_into(self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]) -> None:
+        """As ``_replay_with`` or ``replay``, and the last graph copies its outputs there."""
     @property
     def _is_running(self) -> bool:
         """Whether a replay is under way, as seen from a step or another thread."""
@@ -530,20 +564,25 @@ class Entry:
         *,
         is_in_order: bool,
         modes: tuple[bool, bool, object],
-        flags: Flags,
-        fixed: Fixed | None,
         work: object,
-        outputs: tuple[list[Any], object, object, tuple[Neighbours, int, bool]] | None,
+        outputs: tuple[list[Any], object, Callable[[], object] | None] | None,
         lane: Lane | None,
         turn: Turn | None,
+        guards: Guards | None = None,
         written: Sequence[tuple[int, int]] = ...,
         has_breaks: bool = False,
         is_open: Callable[[], bool] | None = None,
-    ) -> Self: ...
+    ) -> Self:
+        """``outputs`` is ``(leaves, build, warn)``; without, ``work`` returns the result.
+
+        A leaf is ``("static", tensor, signature)``, ``("copied", tensor)``, ``("fresh", number,
+        fresh)``, ``("argument", place)``, ``("view", place, make)`` or ``("constant", value)``:
+        ``make`` takes the tensor that the caller gave at that place, and returns a view of it.
+        ``build`` is ``"single"``, ``"tuple"`` or takes a list of leaves. ``warn`` is called once,
+        before the replay that overwrites a static result of the call before last that lives.
+        """
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
         """Serve a call whose tensors were found, however they are laid out."""
-    def release(self) -> None:
-        """Tell of results that a caller still has, which a replay is about to overwrite."""
     @property
     def replays(self) -> int:
         """How many calls it has served."""
@@ -555,42 +594,38 @@ class Entry:
         """When it was made or replayed last: the later, the larger."""
 
 @final
-class Contents:
-    """What dictionaries held when this was made."""
+class Guards:
+    """What a function finds outside of its arguments, and in objects among them, as it must be.
 
-    def __new__(cls, dictionaries: Sequence[dict[str, Any]]) -> Self: ...
-    def changed(self) -> list[tuple[dict[str, Any], dict[str, Any]]]:
-        """Those that do not hold the very same objects now, each with what it held."""
+    A place is ``(parent, step, check)``. Parents come first; that of a root is -1. A step is
+    ``("root", object)``, ``("object", k)`` for one that the caller of ``fits`` gives, ``("attr",
+    name)`` of the object's own dictionary, ``("class", name)`` of its class without descriptors,
+    ``("slot", member_descriptor)``, ``("item", key)``, ``("cell",)`` or ``("grad",)`` of a leaf.
 
-@final
-class Fixed:
-    """Dictionaries of modules, as they were, and where their tensors lay."""
+    A check is ``("plain", value)``, ``("is", object)``, ``("missing",)``, ``("kind", class)``,
+    ``("list", class, length)``, ``("dict", class, length or None, absent)``, ``("object", class,
+    absent)``, ``("set", class, members)`` or ``("tensor", tensor)``: what lies where the tensor
+    lies now, is laid out so, and requires a gradient or not, as it does. Names in the frozen sets
+    ``absent`` must not be there.
+
+    No code of the user's runs in a comparison, and what cannot be looked up is not there. What is
+    found in an object of the caller's is held only once the same one has come twice in a row.
+    """
 
     def __new__(
         cls,
-        holders: Sequence[tuple[Any, str, Any, tuple[Any, ...]]],
-        owners: Sequence[dict[Any, Any]],
-        hooks: tuple[object, Sequence[tuple[dict[str, Any], str, dict[int, Any]]]],
-        tensors: list[Any],
-        addresses: list[int],
-        reader: TensorReader,
-        are_equal: Callable[..., bool],
+        places: Sequence[tuple[int, tuple[Any, ...], tuple[Any, ...]]],
+        reader: TensorReader | None = None,
     ) -> Self: ...
-    def is_in_place(self, grad: bool, hooks: bool = True) -> bool:
-        """Whether all is as it was."""
-    def moved_holders(self) -> list[int]:
-        """The places of those holders where something else is."""
+    def fits(self, objects: Sequence[object] = ...) -> bool:
+        """Whether all places are as they must be."""
+    def changed(
+        self, objects: Sequence[object] = ..., *, all: bool = False
+    ) -> list[tuple[int, Any, bool]]:
+        """The first place that differs: its number, what is there, and whether anything is.
 
-@final
-class Flags:
-    """Modules, and whether each was training when this was made."""
-
-    def __new__(cls, modules: Sequence[dict[str, Any]]) -> Self: ...
-    @property
-    def values(self) -> tuple[bool, ...]:
-        """Whether each was training."""
-    def are_same(self) -> bool:
-        """Whether the modules are training or not as they were."""
+        With ``all`` each one whose parents do not differ.
+        """
 
 @final
 class Lane:
@@ -599,14 +634,6 @@ class Lane:
     def __new__(
         cls, device: Device, current: object, ordinal: int, switch: Callable[[int, int], object]
     ) -> Self: ...
-
-@final
-class Neighbours:
-    """The graphs of one pool, of which one may overwrite what a later one has returned."""
-
-    def __new__(cls) -> Self: ...
-    def number(self) -> int:
-        """The number of a graph that was captured just now; the first one is 1."""
 
 @final
 class Turn:
@@ -618,15 +645,3 @@ class Turn:
         """Whether a replay with breaks is under way; only the thread that has the turn asks."""
     def __enter__(self) -> None: ...
     def __exit__(self, *_error: object) -> None: ...
-
-@final
-class Storage:
-    """A storage of torch's, and how many references it has while no caller has one."""
-
-    def __new__(cls, address: int, use_count: Callable[[int], int], weak: object) -> Self: ...
-    @property
-    def is_held(self) -> bool:
-        """Whether somebody has a reference that is not ours."""
-    @property
-    def is_held_still(self) -> bool:
-        """The same where what was lent has got memory of its own."""

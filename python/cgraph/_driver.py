@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
     from cgraph._captures.footprint import Footprint, PoolState
     from cgraph._captures.labels import LabelRecorder
+    from cgraph._captures.results import Results
     from cgraph.mempool import MemPool
 
 __all__ = [
@@ -56,6 +57,10 @@ class Captured:
         inputs: Nodes that copy to the static inputs and store the state of ``generators``.
         generators: The generators that a replay draws from, and how far it moves their offsets.
         feed: Copies tensors to the static inputs before a replay, where ``inputs`` does not.
+        results: The memory that replays copy to new tensors; None if there is none.
+        outputs: Nodes that copy it.
+        deliver: Copies it after a replay, where ``outputs`` does not: to these addresses, so many
+            bytes each, which belong to these tensors.
         sim: The simulator that a replay drives.
         retained: Kept alive until no replay is in flight.
         labels: Where the template's nodes come from, by raw node.
@@ -74,6 +79,9 @@ class Captured:
         inputs: _core.Inputs | None = None,
         generators: Sequence[tuple[Any, int]] = (),
         feed: Callable[[tuple[Any, ...]], None] | None = None,
+        results: Results | None = None,
+        outputs: _core.Outputs | None = None,
+        deliver: Callable[[Sequence[tuple[int, int]], Sequence[Any]], None] | None = None,
         sim: _core.Sim | None = None,
         retained: object = None,
         labels: dict[int, Label] | None = None,
@@ -89,13 +97,22 @@ class Captured:
         self.inputs = inputs
         self.generators = generators
         self.feed = feed
+        self.results = results
+        self.outputs = outputs
+        self.deliver = deliver
         self.sim = sim
         self.retained = retained
         self.labels = labels or {}
 
 
 class Recording(Protocol):
-    """An open capture."""
+    """An open capture.
+
+    Attributes:
+        results: The tensors that replays copy to new memory; set before the end.
+    """
+
+    results: Sequence[Any]
 
     @property
     def pool(self) -> Handle:

@@ -15,7 +15,6 @@ from cgraph._text import short_place
 
 __all__ = [
     "Place",
-    "calling_frame",
     "directories",
     "is_omitted",
     "levels_to_user",
@@ -63,12 +62,6 @@ def user_place(inner: FrameType | None = None) -> Place | None:
 def user_frame() -> FrameType | None:
     """The innermost frame outside torch and cgraph."""
     return next(_frames(None), None)
-
-
-def calling_frame() -> FrameType | None:
-    """The same, for who is called by native code and mostly by the user's."""
-    frame = sys._getframe(1)
-    return user_frame() if is_omitted(frame.f_code.co_filename) else frame
 
 
 def place_of(error: BaseException) -> str | None:

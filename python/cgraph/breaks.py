@@ -92,8 +92,7 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     What it returns is bridged:
 
     - Tensors, also in containers that pytree knows, must keep shape, type and device. The first
-      result is copied into memory that stays, and each later one into the same. A tensor in the
-      memory of an argument is passed on as it is, and must stay at its place.
+      result is copied into memory that stays, and each later one into the same.
     - Everything else has become a constant of the segments behind the break, as has a tensor of
       another type of device: it must stay equal. Objects that hide tensors from pytree are refused.
 
@@ -104,11 +103,10 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     does: they read it where it lay. Behind a backward pass inside of a graphed function it finds
     the gradients of that call in ``.grad``, and may write to them in place, as collectives and
     clipping do; what it keeps of them it is to clone. A break that is called by another one just
-    runs. The warm-up calls of a graphed function call it as well: what it changes in each
-    of them is put back, as tensors that it assigns, numbers and texts that its code names, also in
-    lists, and random numbers of Python. What it sets up once stays, and so does what it adds to
-    lists and dictionaries or takes from an iterator. What it reads of
-    the variables of its caller it finds as they were left by the last call of the capture.
+    runs. What it reads of the variables of its caller it finds as the capture left them. In a
+    graphed function nothing guards what only it reads, and what it changes is its own affair. It
+    runs once in each call, but for the call that captures while gradients are recorded: in that one
+    it runs in the capture and again in the replay.
 
     Gradients get back through a break, in the backward pass of what a graphed function returns and
     in one inside of the captured function: each call of the break has a history of its own, and its

@@ -21,7 +21,7 @@ from cgraph._callables.graphed import Graphed, Sample
 from cgraph._callables.passes import Captures, DividedCaptures, name_of, parameters_of, warm_up
 from cgraph._driver import Pool
 from cgraph._source import levels_to_user
-from cgraph.errors import ArgumentError, CallableError, StateError
+from cgraph.errors import ArgumentError, CallableError, CgraphWarning, StateError
 from cgraph.graphs import graph_pool_handle
 
 __all__ = ["callables_on", "make_graphed_callables"]
@@ -112,12 +112,17 @@ def callables_on(
     sample_kwargs: Any,
     preserve_state: bool,
     clone_outputs: bool,
+    clone_gradients: bool | None = None,
     is_divided: bool = False,
+    tells_of_hooks: bool = True,
 ) -> Any:
     """:func:`make_graphed_callables` with captures on a stream, whose memory it uses again.
 
-    ``is_divided`` lets breaks divide them.
+    ``is_divided`` lets breaks divide them; ``tells_of_hooks`` warns of hooks of submodules.
+    ``clone_gradients`` says of gradients what ``clone_outputs`` says of results, as by default of
+    both.
     """
+    clone_gradients = clone_outputs if clone_gradients is None else clone_gradients
     driver = _driver.current()
     if torch.is_autocast_enabled(driver.device_type) and torch.is_autocast_cache_enabled():
         raise StateError(
@@ -127,6 +132,8 @@ def callables_on(
     functions, samples, single = _normalised(callables, sample_args, sample_kwargs)
     for function, sample in zip(functions, samples, strict=True):
         _check(function, sample, driver.device_type)
+        if tells_of_hooks:
+            _tell_of_hooks(function)
         sample.separate(parameters_of(function))
     if not isinstance(num_warmup_iters, int) or num_warmup_iters < 0:
         raise ArgumentError(f"num_warmup_iters is {num_warmup_iters!r}, expected a number >= 0")
@@ -150,7 +157,7 @@ def callables_on(
         for one in reversed(passes):
             capture.backward(one, allow_unused_input)
     graphed = [
-        _installed(function, Graphed(one, clone_outputs))
+        _installed(function, Graphed(one, clone_outputs, clone_gradients))
         for function, one in zip(functions, passes, strict=True)
     ]
     return graphed[0] if single else tuple(graphed)
@@ -199,6 +206,19 @@ def _normalised(
     return functions, samples, single
 
 
+def _tell_of_hooks(function: Any) -> None:
+    """Warn of a module whose submodules have hooks."""
+    modules = function.named_modules() if isinstance(function, torch.nn.Module) else ()
+    hooked = [name for name, module in modules if name and _has_hooks(module)]
+    if hooked:
+        warnings.warn(
+            f"submodules of {name_of(function)} have hooks ({', '.join(hooked)}): their work on"
+            " the device becomes part of the graph, and their Python does not run in replays",
+            CgraphWarning,
+            stacklevel=levels_to_user(),
+        )
+
+
 def _check(function: Any, sample: Sample, device_type: str) -> None:
     """Raise if a callable cannot be graphed with a sample."""
     tensors = [(f"sample argument {path}", t) for path, t in sample.named_tensors()]
@@ -215,13 +235,6 @@ def _check(function: Any, sample: Sample, device_type: str) -> None:
                     f"{name_of(function)}: only parameters may be trainable. All buffers must have"
                     f" requires_grad=False, and {name} has True"
                 )
-        hooked = [name for name, module in function.named_modules() if name and _has_hooks(module)]
-        if hooked:
-            warnings.warn(
-                f"submodules of {name_of(function)} have hooks ({', '.join(hooked)}): their work on"
-                " the device becomes part of the graph, and their Python does not run in replays",
-                stacklevel=levels_to_user(),
-            )
         tensors += [(f"parameter {name}", p) for name, p in function.named_parameters()]
         # A buffer on the host may count something that only the host looks at.
         tensors += [

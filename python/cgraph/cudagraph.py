@@ -19,6 +19,7 @@ from cgraph.labels import Label
 if TYPE_CHECKING:
     from typing_extensions import Self
 
+    from cgraph._captures.results import FreshFeed
     from cgraph.ledger import GraphMemory
 
 __all__ = ["CUDAGraph", "end_all", "living", "require_mode"]
@@ -75,6 +76,9 @@ class CUDAGraph(_core.Graph):
     """Records the labels of the next capture."""
     _statics: Sequence[Any]
     """The tensors that replays of the next capture copy to; see ``_feeder()``."""
+    _results: Sequence[Any]
+    """The tensors that replays of the open capture copy to new memory, set before its end; see
+    ``_replay_fresh()``."""
     _resumes: Recording | None
     """A capture that has ended, whose dispatch modes the next one goes on with."""
     _may_be_empty: bool
@@ -90,6 +94,7 @@ class CUDAGraph(_core.Graph):
         self._labels = {}
         self._recorder = None
         self._statics = ()
+        self._results = ()
         self._resumes = None
         self._may_be_empty = False
         return self
@@ -170,6 +175,7 @@ class CUDAGraph(_core.Graph):
         recording = self._require_recording()
         self._recording = None
         try:
+            self._give_results(recording)
             captured = recording.finish()
         except CaptureError as error:
             from cgraph._explanation.findings import blame_at_end
@@ -187,6 +193,7 @@ class CUDAGraph(_core.Graph):
             check=captured.check,
             random_step=captured.random_step,
             inputs=captured.inputs,
+            outputs=captured.outputs,
             generators=captured.generators,
             sim=captured.sim,
             retained=captured.retained,
@@ -387,10 +394,29 @@ class CUDAGraph(_core.Graph):
 
         return replay
 
+    def _fresh_feeder(self) -> FreshFeed:
+        """What replays the graph as :meth:`_feeder` does, and copies results to new memory."""
+        from cgraph._captures.results import fresh_feed
+
+        assert self._captured is not None
+        return fresh_feed(self, self._captured, self._captured)
+
+    def _replay_fresh(self, tensors: tuple[Any, ...] = ()) -> list[Any]:
+        """Replay with tensors in the places of the static inputs; new tensors like the results."""
+        from cgraph._captures.results import replay_fresh
+
+        return replay_fresh(self, self._captured, self._captured, tensors)
+
+    def _give_results(self, recording: Recording) -> None:
+        """Tell a capture which tensors replays copy; it keeps none of them."""
+        if self._results:
+            recording.results, self._results = self._results, ()
+
     def _capture_ends(self) -> None:
         """End a capture, and leave it to :meth:`capture_end_pre` what is made of it."""
         recording = self._require_recording()
         try:
+            self._give_results(recording)
             recording.end()
         except BaseException:
             self._recording = None

@@ -13,20 +13,19 @@ from __future__ import annotations
 import functools
 import sys
 import time
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any, TextIO
 
-from cgraph import _driver
+import torch
+
+from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._captures.footprint import record_memory
-from cgraph._recording.capture import again_compiled
-from cgraph._state.gradients import Gradients
-from cgraph._state.rollback import Rollback
-from cgraph._state.stepping import Steps
-from cgraph._state.surroundings import tensors_of
+from cgraph._operators.rollback import Rollback
+from cgraph._python.places import named_by
 from cgraph._text import in_units
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError
@@ -126,13 +125,13 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
 
 def _run(driver: _driver.Driver, function: functools.partial[object], warmup: int) -> DryRun:
     captured = CUDAGraph(keep_graph=True)
-    leaves = [tensor for tensor in tensors_of(function) if tensor.is_leaf]
-    rollback = Rollback(leaves=leaves, is_capturing=driver.is_capturing)
+    found = named_by(function.func, function.args, function.keywords)
+    rollback = Rollback(leaves=found.leaves, is_capturing=driver.is_capturing)
     # What is put back is copied on another stream than the one that may still write it.
     driver.synchronize()
     with ExitStack() as last:
         last.callback(rollback.undo)
-        last.enter_context(Steps(function).watched(leaves_settings=False))
+        last.enter_context(_optimizers_kept())
         last.callback(captured.reset)
         with rollback, record_memory():
             warm = time.perf_counter()
@@ -141,28 +140,43 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
                     function()
                 driver.synchronize()
             warm = time.perf_counter() - warm
-            gradients = Gradients(leaves)
-            gradients.captures_now()
-            with graph(captured):
-                # Alive until the end of the capture: what a caller would keep counts as held.
-                _result = function()
-            if warmup and driver.captures_compiled and rollback.has_uncompiled:
-                del _result
-
-                def again() -> None:
-                    captured.reset()
-                    gradients.captures_again()
+            gradients = [(leaf, leaf.grad) for leaf in found.leaves]
+            # What torch compiles is captured compiled; calls before have shown what it writes.
+            is_compiled = warmup and driver.captures_compiled and rollback.has_uncompiled
+            with rollback.aside() if is_compiled else nullcontext():
+                if is_compiled:
                     rollback.rewind()
-
-                def capture() -> object:
                     with driver.stream(driver.new_stream()):
                         function()
                         driver.synchronize()
-                    with graph(captured):
-                        return function()
-
-                _result = again_compiled(capture, rollback, again, "the function")
+                with graph(captured):
+                    # Alive until the end of the capture: what a caller would keep counts as held.
+                    _result = function()
+            for leaf, gradient in gradients:
+                leaf.grad = gradient
         began = time.perf_counter()
         captured.instantiate()
         instantiated = time.perf_counter() - began
         return DryRun(captured.memory(), warm, instantiated)
+
+
+@contextmanager
+def _optimizers_kept() -> Iterator[None]:
+    """A block behind which optimizers that step in it have the states and settings of before."""
+    before: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any], list[dict[str, Any]]]] = {}
+
+    def note(optimizer: torch.optim.Optimizer, *_: object) -> None:
+        if id(optimizer) not in before:
+            state = {key: dict(value) for key, value in optimizer.state.items()}
+            before[id(optimizer)] = optimizer, state, [dict(g) for g in optimizer.param_groups]
+
+    try:
+        with _torch.steps_noted(note):
+            yield
+    finally:
+        for optimizer, state, groups in before.values():
+            optimizer.state.clear()
+            optimizer.state.update(state)
+            for group, known in zip(optimizer.param_groups, groups, strict=True):
+                group.clear()
+                group.update(known)

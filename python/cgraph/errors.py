@@ -7,13 +7,17 @@ __all__ = [
     "CallableError",
     "CaptureError",
     "CgraphError",
+    "CgraphWarning",
     "CompareError",
     "DriverError",
+    "EagerWarning",
     "ForeignError",
     "InstantiateError",
     "LivenessError",
     "NoDriverError",
     "OutOfMemoryError",
+    "PlacesWarning",
+    "ResultWarning",
     "StateError",
     "TorchError",
     "UpdateError",
@@ -94,6 +98,22 @@ class NoDriverError(CgraphError):
     The simulator is never taken in its place; choose it by name: ``CGRAPH_DRIVER=sim`` or
     ``with cgraph.sim.use():``.
     """
+
+
+class CgraphWarning(UserWarning):
+    """The base of all warnings of cgraph's."""
+
+
+class EagerWarning(CgraphWarning):
+    """Calls of a graphed function run eagerly; the text says where, why and what to do."""
+
+
+class PlacesWarning(CgraphWarning):
+    """A graphed function reads more places than are compared; the text names the first beyond."""
+
+
+class ResultWarning(CgraphWarning):
+    """A static result is still held that the next call overwrites."""
 
 
 def add_note(error: BaseException, note: str) -> None:

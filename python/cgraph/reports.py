@@ -1,13 +1,13 @@
-"""Reports of graphed functions: what was captured, what was not and why, and what it saves.
+"""Reports of graphed functions: what was captured, what was not and why.
 
 A key is what the calls that share one graph have in common: shapes, dtypes, constants and modes.
 
 >>> fast = KeyReport(
-...     "x: float32[8]", "captured", None, None, (), 1000, 1, 0.02, 12, 2 << 20, (), 8e-6, 48e-6
+...     "x: float32[8]", "captured", None, None, (), 1000, 1, 0.02, 12, 2 << 20, ()
 ... )
 >>> report = FunctionReport("decode", "model.py:12", (fast,))
->>> report.replays, round(report.saved_seconds, 3), fast.advice
-(1000, 0.04, None)
+>>> report.replays, report.captured, fast.advice
+(1000, 1, None)
 >>> report.to_dict()["keys"][0]["nodes"]
 12
 """
@@ -21,13 +21,13 @@ from os import PathLike
 from typing import Any, Literal, TextIO
 
 from cgraph._reports import text
-from cgraph._reports.advice import FIXES, advice
+from cgraph._reports.advice import advice
 from cgraph._reports.page import fragment, page
 
-__all__ = ["FIXES", "FunctionReport", "KeyReport", "Report", "Rerecording", "State"]
+__all__ = ["FunctionReport", "KeyReport", "Report", "Rerecording", "State"]
 
-State = Literal["captured", "eager", "evicted"]
-"""What calls of a key do: replay its graph, run eagerly, or capture anew."""
+State = Literal["captured", "eager", "observed"]
+"""What calls of a key do: replay its graph, run eagerly, or run eagerly until they are captured."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Rerecording:
     """Why a key was captured again.
 
     Attributes:
-        reason: What happened: ``moved`` (an argument that is read where it lies), ``evicted``.
-        argument: The argument that it happened to, if it was one.
+        reason: What happened, as ``is another object`` or ``evicted``.
+        argument: The place that it happened to, if it was one.
         where: The line of the call, as ``model.py:31``.
         count: How many times.
     """
@@ -55,20 +55,16 @@ class KeyReport:
         key: What its calls have in common, as ``x: float32[8, 16], mask: None, no grad``.
         state: What calls of it do now.
         reason: Why they run eagerly, or why the last one did that could not be a replay of the
-            graph that its key has. If all run eagerly and it begins with one of :data:`FIXES`, the
-            advice is its fix, unless ``fix`` is given, or ``has_sizes`` says more.
+            graph that its key has.
         where: The line that is the reason.
         rerecorded: Why it was captured again.
         replays: How many calls were a replay, the one after the capture included.
-        eager_calls: How many calls ran eagerly, warm-ups left out.
-        capture_seconds: Of all its captures, warm-up and instantiation included.
+        eager_calls: How many calls ran eagerly, the first one included.
+        capture_seconds: Of all its captures, instantiation included.
         nodes: How many nodes the graph has.
         memory_bytes: Of the device: what it holds of the pool, and the exec.
         breaks: The eager breaks of a call, in order.
-        graph_seconds: Of one replay, measured on this machine when the key was captured; with
-            gradients of both passes. None where it was not measured: with breaks, whose Python
-            would run, or while the backward pass of another call might follow.
-        eager_seconds: Of one eager call, measured likewise in the warm-up.
+        frozen: The memory that it reads and that nothing guards: it stays as at the capture.
         fix: What to do about a capture that failed, where that is known.
         has_sizes: Whether the function has ``sizes``, so that it cannot be the advice to give some.
     """
@@ -84,22 +80,9 @@ class KeyReport:
     nodes: int | None
     memory_bytes: int | None
     breaks: tuple[str, ...]
-    graph_seconds: float | None
-    eager_seconds: float | None
+    frozen: tuple[str, ...] = ()
     fix: str | None = None
     has_sizes: bool = False
-
-    @property
-    def saved_seconds(self) -> float | None:
-        """What one replay saves; negative if eager is faster, None if it was not measured."""
-        if self.graph_seconds is None or self.eager_seconds is None:
-            return None
-        return self.eager_seconds - self.graph_seconds
-
-    @property
-    def total_saved_seconds(self) -> float | None:
-        """What all replays have saved, captures not counted; None if it was not measured."""
-        return None if self.saved_seconds is None else self.saved_seconds * self.replays
 
     @property
     def advice(self) -> str | None:
@@ -112,8 +95,7 @@ class KeyReport:
             **asdict(self),
             "rerecorded": [asdict(one) for one in self.rerecorded],
             "breaks": list(self.breaks),
-            "saved_seconds": self.saved_seconds,
-            "total_saved_seconds": self.total_saved_seconds,
+            "frozen": list(self.frozen),
             "advice": self.advice,
         }
 
@@ -184,11 +166,6 @@ class FunctionReport(_Shown):
         """Of the device, for all keys whose bytes are known."""
         return sum(key.memory_bytes or 0 for key in self.keys)
 
-    @property
-    def saved_seconds(self) -> float:
-        """What all replays of the keys that were measured have saved, captures not counted."""
-        return sum(key.total_saved_seconds or 0.0 for key in self.keys)
-
     def to_dict(self) -> dict[str, Any]:
         """All numbers and words by name, fit for JSON; seconds and bytes."""
         return {
@@ -198,7 +175,6 @@ class FunctionReport(_Shown):
             "replays": self.replays,
             "capture_seconds": self.capture_seconds,
             "memory_bytes": self.memory_bytes,
-            "saved_seconds": self.saved_seconds,
             "keys": [key.to_dict() for key in self.keys],
         }
 

@@ -17,6 +17,7 @@ from cgraph import _core, _driver, _torch
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._breaks.sessions import Break, RandomState, Session
 from cgraph._captures.collector import collections_held_off
+from cgraph._captures.results import FreshFeed, fresh_feed, replay_fresh
 from cgraph._driver import Handle, Pool
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
@@ -31,6 +32,11 @@ if TYPE_CHECKING:
 __all__ = ["SegmentedGraph"]
 
 R = TypeVar("R")
+
+
+def _none(result: object) -> Sequence[torch.Tensor]:
+    """No tensor of a result."""
+    return ()
 
 
 class SegmentedGraph(_core.Segments):
@@ -153,8 +159,21 @@ class SegmentedGraph(_core.Segments):
 
     @classmethod
     def _made(
-        cls, session: Session, body: Callable[[], R], statics: Sequence[torch.Tensor]
+        cls,
+        session: Session,
+        body: Callable[[], R],
+        statics: Sequence[torch.Tensor],
+        results: Callable[[R], Sequence[torch.Tensor]] = _none,
     ) -> tuple[SegmentedGraph, R]:
+        """Run and capture a function.
+
+        Args:
+            session: The capture, which has not begun.
+            body: The function.
+            statics: As for :meth:`capture`.
+            results: Gives the tensors that :meth:`_replay_fresh` copies to new memory, of what the
+                function has returned.
+        """
         driver, stream = session.driver, session.stream
         before = driver.current_stream()
         context = driver.stream(stream)
@@ -168,7 +187,7 @@ class SegmentedGraph(_core.Segments):
                 session.begin(statics)
                 with on_one_thread():
                     result = body()
-                made = cls(session.finish())
+                made = cls(session.finish(results(result)))
                 session.close()
             _wait(before, stream)
         except BaseException as error:
@@ -237,6 +256,19 @@ class SegmentedGraph(_core.Segments):
             self.replay()
 
         return replay
+
+    def _fresh_feeder(self) -> FreshFeed:
+        """As of a :class:`cgraph.CUDAGraph`, with the results of the last segment."""
+        segments = self._require("a replay with new results")
+        first, last = segments[0]._captured, segments[-1]._captured
+        assert first is not None
+        assert last is not None
+        return fresh_feed(self, first, last)
+
+    def _replay_fresh(self, tensors: tuple[torch.Tensor, ...] = ()) -> list[torch.Tensor]:
+        """Replay with tensors in the places of the static inputs; new tensors like the results."""
+        segments = self._require("a replay with new results")
+        return replay_fresh(self, segments[0]._captured, segments[-1]._captured, tensors)
 
     def _require(self, what: str) -> tuple[CUDAGraph, ...]:
         if not self.segments:

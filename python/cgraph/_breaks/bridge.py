@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 
 from cgraph import _torch
-from cgraph._state.constants import Constant, as_now
-from cgraph._state.hidden import hides_tensors
+from cgraph._python.values import is_array, is_same, tensors_behind
 from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
 from cgraph.errors import CaptureError
 
@@ -31,7 +32,7 @@ class Bridge:
         self._name = name
         self._device_type = device_type
         self._of_arguments = {_storage(t) for t in tree_iter(arguments) if _is_tensor(t)} - {None}
-        self._leaves: list[_Constant | _Passed | _Kept] = []
+        self._leaves: list[_Constant | _Kept] = []
         self._spec: Any = None
 
     def first(self, call: Callable[[], Any]) -> Any:
@@ -83,20 +84,14 @@ class Bridge:
         It has written to a copy: theirs would have changed in eager.
         """
         for leaf in self._leaves:
-            if isinstance(leaf, _Passed) and leaf.is_written():
-                raise CaptureError(
-                    f"{self._name} has returned a tensor in the memory of an argument, and the code"
-                    " behind it has written there in place: gradients would get back as if it had"
-                    " not. Return a clone()"
-                )
             if isinstance(leaf, _Kept) and leaf.is_shared and leaf.is_written():
                 raise CaptureError(
-                    f"{self._name} has returned a tensor that others hold as well, or two of the"
-                    " same memory, and the code behind it has written to it in place: what a break"
-                    " returns is copied. Return a clone(), or pass the tensor as an argument"
+                    f"{self._name} has returned a tensor that others hold as well, as an argument,"
+                    " or two of the same memory, and the code behind it has written to it in place:"
+                    " what a break returns is copied. Return a clone(), or write to it in the break"
                 )
 
-    def _leaf(self, value: Any, storage: int | None) -> tuple[_Constant | _Passed | _Kept, Any]:
+    def _leaf(self, value: Any, storage: int | None) -> tuple[_Constant | _Kept, Any]:
         """How later values get into the place of one leaf, and what stands there."""
         if not _is_tensor(value) or value.device.type != self._device_type:
             if _is_tensor(value) and value.requires_grad:
@@ -104,7 +99,7 @@ class Bridge:
                     f"{self._name} has returned {_brief(value)}, which requires a gradient and is a"
                     " constant of what follows: detach it, or move it to the device"
                 )
-            if hides_tensors(value):
+            if any(True for _ in tensors_behind(value)):
                 raise CaptureError(
                     f"{self._name} has returned a {type(value).__qualname__}, whose tensors pytree"
                     " does not know: return tensors, or tuples, lists or dictionaries of them"
@@ -116,8 +111,6 @@ class Bridge:
                 f" layout {value.layout}, which cannot be copied into at each replay: return"
                 " strided tensors"
             )
-        if storage in self._of_arguments:
-            return _Passed(value), value.detach() if value.requires_grad else value
         kept = _Kept(value)
         stands, kept.tensor = kept.tensor, kept.tensor.detach()
         return kept, stands
@@ -135,35 +128,22 @@ class _Constant:
     """What must stay equal."""
 
     def __init__(self, value: Any) -> None:
-        self._value = value.clone() if _is_tensor(value) else as_now(value)
-        self._constant = Constant(self._value)
+        # What can be changed in place stays as it is now.
+        can_change = is_array(value) or isinstance(value, set)
+        self._value = (
+            value.clone() if _is_tensor(value) else copy.copy(value) if can_change else value
+        )
 
     def put(self, value: Any) -> str | None:
         """Say what was expected if the value is another one."""
         constant = self._value
         if _is_tensor(constant):
-            is_same = _equal(value, constant)
+            is_equal = _equal(value, constant)
+        elif is_array(constant):
+            is_equal = is_array(value) and np.array_equal(value, constant)
         else:
-            is_same = Constant(value) == self._constant
-        return None if is_same else _brief(constant)
-
-
-class _Passed:
-    """A tensor in the memory of an argument."""
-
-    def __init__(self, tensor: torch.Tensor) -> None:
-        has_history = tensor.requires_grad
-        self._version = (tensor.detach(), tensor._version) if has_history else None
-        self._layout = _layout(tensor)
-        self._text = f"{_brief(tensor)} in the memory of an argument, at the same place"
-
-    def put(self, value: Any) -> str | None:
-        """Say what was expected if the value is not there."""
-        return None if _is_tensor(value) and _layout(value) == self._layout else self._text
-
-    def is_written(self) -> bool:
-        """Whether an operator has written to the memory, and gradients get back from it."""
-        return self._version is not None and self._version[0]._version != self._version[1]
+            is_equal = is_same(value, constant)
+        return None if is_equal else _brief(constant)
 
 
 class _Kept:
@@ -207,10 +187,6 @@ def _storage(tensor: torch.Tensor) -> int | None:
 
 def _type(tensor: torch.Tensor) -> tuple[Any, ...]:
     return tensor.shape, tensor.dtype, tensor.device
-
-
-def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
-    return tensor.data_ptr(), tensor.stride(), *_type(tensor)
 
 
 def _is_tensor(value: Any) -> bool:

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._state.gradients import with_own_memory
-from cgraph._state.history import leaves_behind, nodes_behind
+from cgraph._autograd.gradients import with_own_memory
+from cgraph._autograd.history import leaves_behind, nodes_behind
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.breaks import Breakable, Work
 from cgraph.errors import CallableError, CaptureError

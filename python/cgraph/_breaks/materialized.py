@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._state.history import leaves_behind
-from cgraph._state.surroundings import modules_of
+from cgraph._autograd.history import leaves_behind
+from cgraph._python.places import named_by
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["materialized"]
@@ -38,8 +38,8 @@ def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
         used = {id(leaf) for leaf in leaves_behind(leaves[place] for place in places)}
         unused = {
             id(one): one
-            for module in modules_of((fn, args, kwargs))
-            for one in module.parameters()
+            for module in named_by(fn, args, kwargs).modules
+            for one in module.parameters(recurse=False)
             if one.requires_grad and id(one) not in used
         }
         if not places or not unused:

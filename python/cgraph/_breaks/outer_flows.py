@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from cgraph._autograd.history import nodes_behind
 from cgraph._breaks.flows import Flow, no_way_back, requires_gradient
-from cgraph._state.history import nodes_behind
 from cgraph.breaks import Breakable, Work
 from cgraph.errors import CaptureError
 

@@ -18,7 +18,6 @@ from cgraph._breaks.modes import Modes
 from cgraph._captures.sim_pools import SimMemPool
 from cgraph._driver import Pool, Recording
 from cgraph._source import user_line
-from cgraph._state.gradients import AtBreak
 from cgraph._torch import tree_iter, tree_map
 from cgraph.breaks import Work
 from cgraph.cudagraph import CUDAGraph
@@ -36,8 +35,9 @@ class Session:
         mode: Their error mode.
         generators: What random numbers are drawn from besides the default generator.
         flow: How gradients get back through breaks.
-        at_break: Gives what a break finds of gradients, to which the capture comes.
+        at_break: Lets what a break does find the gradients of the present replay.
         in_break: Gives the blocks in which breaks run.
+        may_be_empty: Whether a capture of nothing is no mistake.
 
     Attributes:
         driver: The driver in force.
@@ -54,8 +54,10 @@ class Session:
         mode: str,
         generators: Sequence[torch.Generator],
         flow: type[Flow] = InnerFlow,
-        at_break: Callable[[], AtBreak] | None = None,
+        at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
         in_break: Callable[[], AbstractContextManager[None]] | None = None,
+        *,
+        may_be_empty: bool = False,
     ) -> None:
         self.driver = _driver.current()
         self.stream = stream
@@ -72,6 +74,7 @@ class Session:
         self._flow = flow
         self._at_break = at_break
         self._around = in_break or nullcontext
+        self._may_be_empty = may_be_empty
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -97,14 +100,11 @@ class Session:
                 with _torch.modes_aside(self._modes_inside):
                     self._end(is_last=False)
                 is_own = work.is_pause or work.is_backward
-                there = None if is_own or self._at_break is None else self._at_break()
-                if there is not None:
-                    work = replace(work, fn=there.work(work.fn))
+                if not is_own and self._at_break is not None:
+                    work = replace(work, fn=self._at_break(work.fn))
                 found = self._new_break(work, args, kwargs)
                 with self._around():
                     result = found.first()
-                if there is not None:
-                    there.end()
                 self._steps.append(found)
                 # The capture's own modes lie below those that the function is in.
                 with _torch.modes_aside(self._modes_outside):
@@ -116,6 +116,30 @@ class Session:
             self._in_break = False
         return result
 
+    def stop(self) -> None:
+        """End the capture here: what was captured is launched, and what follows runs eagerly.
+
+        A break that does not end. It may come inside of an operator.
+        """
+        self._in_break = True
+        with self.driver.stream(self.stream):
+            self._end(is_last=True)
+
+    def leave_modes(self) -> None:
+        """Leave the dispatch modes of a capture that was ended inside of an operator."""
+        if self._last is not None:
+            self._last.leave_modes()
+
+    @property
+    def has_broken(self) -> bool:
+        """Whether a break has run, and what comes before it."""
+        return any(isinstance(step, Break) for step in self._steps)
+
+    @property
+    def kept(self) -> Sequence[Any]:
+        """What breaks keep for their replays."""
+        return [step.arguments for step in self._steps if isinstance(step, Break)]
+
     def _new_break(self, work: Work, args: Any, kwargs: Any) -> Break:
         given, streams = (args, kwargs), tuple(self.forks.streams)
         if work.is_pause or work.is_backward:
@@ -125,13 +149,15 @@ class Session:
         self.flows.append(flow)
         return Break(self.driver, work, given, streams, flow)
 
-    def finish(self) -> list[CUDAGraph | Break]:
-        """End the last segment; the steps of a replay."""
+    def finish(self, results: Sequence[torch.Tensor] = ()) -> list[CUDAGraph | Break]:
+        """End the last segment, which copies these results; the steps of a replay."""
         if self._failure is not None:
             raise CaptureError(
                 "the function went on after a break or its backward pass had raised, and what"
                 " followed was not captured: let the exception out, or catch it inside the break"
             ) from self._failure
+        if results and self._open is not None:
+            self._open._results = results
         self._end(is_last=True)
         for step in self._steps:
             if isinstance(step, Break):
@@ -177,7 +203,7 @@ class Session:
         assert segment is not None
         self.forks.end(is_last)
         is_first = not self._steps
-        segment._may_be_empty = not (is_first and is_last)
+        segment._may_be_empty = self._may_be_empty or not (is_first and is_last)
         segment.capture_end()
         self._open = None
         if segment._nodes == 0 and not is_last and not (is_first and segment._statics):
@@ -233,6 +259,11 @@ class Break:
         self._modes = Modes.now(driver.device_type)
         self._flow = flow
         self._bridge = Bridge(f"the break {self.title}", arguments, driver.device_type)
+
+    @property
+    def arguments(self) -> tuple[Any, Any]:
+        """What each replay calls it with."""
+        return self._arguments
 
     def first(self) -> Any:
         """Run it in the capture; what the code behind it gets."""

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _torch
+from cgraph._autograd.history import leaves_behind, leaves_behind_node
+from cgraph._autograd.order import Call, Lent, Loan
 from cgraph._breaks.flows import no_way_back
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._captures.timing import replay_seconds
 from cgraph._source import levels_to_user
-from cgraph._state.history import leaves_behind, leaves_behind_node
-from cgraph._state.order import Call, Lent, Loan
 from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
@@ -42,6 +42,8 @@ class Sample:
         self._paths = _torch.leaf_names((args, kwargs))
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
         # Calls with these arguments need no look into containers.
+        # Whether what is no tensor must be what it was.
+        self.compares_constants = True
         self._is_flat = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
 
     def separate(self, others: Iterable[torch.Tensor]) -> None:
@@ -110,6 +112,8 @@ class Sample:
                         f" {tuple(constant.shape)} and {constant.dtype}"
                     )
                 tensors.append(value)
+            elif not self.compares_constants:
+                continue
             elif type(value) is not type(constant) or not _equal(value, constant):
                 raise ArgumentError(
                     f"argument {path} of {name} is {value!r:.80}, expected {constant!r:.80}: it is"
@@ -123,10 +127,11 @@ class Graphed:
 
     Args:
         captured: Its captured passes.
-        clone_outputs: Return copies of outputs and gradients.
+        clone_outputs: Return copies of outputs.
+        clone_gradients: Give copies of gradients.
     """
 
-    def __init__(self, captured: Pass, clone_outputs: bool) -> None:
+    def __init__(self, captured: Pass, clone_outputs: bool, clone_gradients: bool) -> None:
         self.name = captured.name
         # Keeps alive what was captured, and what it was captured from.
         self._captured = captured
@@ -137,6 +142,7 @@ class Graphed:
         self._spec = captured.spec
         self._is_single = len(captured.outputs) == 1 and captured.spec.is_leaf()
         self._clone = clone_outputs
+        self._clone_gradients = clone_gradients
         self._backward = None if captured.backward is None else captured.backward._feeder()
         self._grad_outputs = captured.grad_outputs
         self._grad_inputs = captured.grad_inputs
@@ -167,6 +173,10 @@ class Graphed:
         self._frozen = captured.frozen
         self._warned = False
         self._last: weakref.ref[Call] | None = None
+
+    def take_any_constants(self) -> None:
+        """Leave it to the caller to compare what is no tensor among the arguments."""
+        self._sample.compares_constants = False
 
     def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
         """Give gradients to other parameters than those of the capture, found by their ``id``."""
@@ -276,7 +286,7 @@ class Graphed:
             flow.live = None if is_whole else self._live(flow, grads)
         self._backward(fed)
         grad_inputs = self._grad_inputs if is_whole else self._used(grads)
-        if self._clone:
+        if self._clone_gradients:
             copies = [None if g is None else g.detach().clone() for g in grad_inputs]
             return self._of_used(self._with_those_of_breaks(copies))
         loans: list[Loan] = []

@@ -9,11 +9,11 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._autograd.gradients import with_own_memory
+from cgraph._autograd.order import Order
 from cgraph._breaks.outer_flows import OuterFlow, live_results
 from cgraph._callables.graphed import Sample, reached
 from cgraph._driver import Pool
-from cgraph._state.gradients import with_own_memory
-from cgraph._state.order import Order
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CallableError, add_note
 from cgraph.graphs import graph

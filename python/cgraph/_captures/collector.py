@@ -7,7 +7,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-__all__ = ["collect_garbage", "collections_held_off", "gc_frozen"]
+__all__ = ["collections_held_off", "gc_frozen"]
 
 _lock = threading.Lock()
 # How many blocks there are, and whether the collector was enabled before the first one.
@@ -34,13 +34,6 @@ def collections_held_off() -> Iterator[None]:
             _blocks -= 1
             if _blocks == 0 and _was_enabled:
                 gc.enable()
-
-
-def collect_garbage() -> None:
-    """Collect what nobody has any more, unless collections are held off on some thread."""
-    # Not in the lock, which finalizers may want.
-    if not _blocks:
-        gc.collect()
 
 
 @contextmanager

@@ -25,6 +25,7 @@ from cgraph._captures import cuda_pools, liveness, random
 from cgraph._captures.cuda_pools import PoolHandle
 from cgraph._captures.footprint import Footprint, Meter, Sizes, in_blocks, is_recording
 from cgraph._captures.labels import LabelRecorder
+from cgraph._captures.results import Results
 from cgraph._driver import Captured, Handle
 from cgraph._source import levels_to_user
 from cgraph._text import first_line
@@ -38,7 +39,13 @@ __all__ = ["Recording"]
 
 
 class Recording:
-    """An open capture, hosted by torch."""
+    """An open capture, hosted by torch.
+
+    Attributes:
+        results: The tensors that replays copy to new memory; set before the end.
+    """
+
+    results: Sequence[torch.Tensor] = ()
 
     def __init__(
         self,
@@ -309,7 +316,12 @@ class Recording:
             words = [word for draw in draws or () for word in draw.words]
             reader = _torch.tensor_reader()
             inputs = _core.Inputs(template, reader, list(self._statics), words)
-            # An exec's inputs are set through its template, which must therefore stay.
+        results = outputs = None
+        if self.results:
+            results, self.results = Results(self.results), ()
+            outputs = _core.Outputs(template, results.storages)
+        if inputs is not None or outputs is not None:
+            # An exec's inputs and outputs are set through its template, which must therefore stay.
             # The pool last: its memory goes back when it goes as its last user.
             template.retain((self._handle, host))
         if (watch := self._watch) is not None:
@@ -323,6 +335,8 @@ class Recording:
             check=None if watch is None else liveness.Check(self._device, template, watch, pools),
             random_step=None if host is None or draws is not None else host.replay,
             inputs=inputs,
+            results=results,
+            outputs=outputs,
             generators=[(draw.generator, draw.step) for draw in draws or ()],
             retained=(self._handle, self._others, self._leases, host),
             footprint=self._footprint,

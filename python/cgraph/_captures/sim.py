@@ -18,10 +18,12 @@ from cgraph import _core, _torch
 from cgraph._captures.footprint import Meter, is_recording
 from cgraph._captures.labels import LabelRecorder
 from cgraph._captures.liveness import Outside
+from cgraph._captures.results import Results
+from cgraph._captures.sim_copies import Deliver, Feed
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
 from cgraph._driver import Captured, Handle
-from cgraph._state.drawing import random_state_is_set
-from cgraph._state.watch import Watch
+from cgraph._operators.schemas import touches_memory
+from cgraph._operators.watching import OperatorWatch
 from cgraph._torch import (
     CpuFakeMode,
     DataDependentOutputException,
@@ -30,7 +32,7 @@ from cgraph._torch import (
     tree_map,
     tree_unflatten,
 )
-from cgraph.errors import ArgumentError, CaptureError, DriverError
+from cgraph.errors import CaptureError, DriverError
 
 if TYPE_CHECKING:
     from cgraph.sim import Simulator
@@ -47,8 +49,6 @@ _UNINITIALISED = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
-# Operators without a view in their schema that return their input's memory.
-_RETURNS_INPUT = {aten._unsafe_view.default, aten.lift_fresh.default}
 
 
 class Recording:
@@ -56,7 +56,10 @@ class Recording:
 
     Attributes:
         recorder: The dispatch mode that turns operators into nodes.
+        results: The tensors that replays copy to new memory; set before the end.
     """
+
+    results: Sequence[torch.Tensor] = ()
 
     def __init__(
         self,
@@ -128,11 +131,18 @@ class Recording:
                 raise
         if self.recorder.has_set_random_state():
             self.abandon()
-            raise random_state_is_set()
+            raise CaptureError(
+                "the function seeds random numbers or sets their state, and replays do not: do it"
+                " before the call, or pass random numbers as an argument;"
+                " cgraph.explain(function, ...) names the line"
+            )
         self._end_recording()
         template = self._capture.finish()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
         template.retain_pool(self._handle.mem_pool._core)
+        results = None
+        if self.results:
+            results, self.results = Results(self.results), ()
         self._made = Captured(
             template,
             pools=[self._handle],
@@ -140,6 +150,8 @@ class Recording:
             check=self.recorder.check() if self._check_liveness else None,
             sim=None if self._simulator.asynchronous else self._simulator.core,
             feed=self._feed,
+            results=results,
+            deliver=None if results is None else Deliver(self._simulator, results),
             retained=self._handle,
             labels=None if self._labels is None else self._labels.found,
             footprint=footprint,
@@ -188,42 +200,6 @@ def _is_alone() -> bool:
 
 def _no_workspaces() -> None:
     """Let go of library workspaces, which the simulator has not."""
-
-
-class Feed:
-    """Copies tensors to static inputs, as work on the stream of the replay.
-
-    Args:
-        simulator: The device.
-        statics: The static inputs.
-    """
-
-    def __init__(self, simulator: Simulator, statics: Sequence[torch.Tensor]) -> None:
-        reader = _torch.tensor_reader()
-        self._simulator = simulator
-        self._statics = [(_core.Signature(reader, one), one.detach()) for one in statics]
-
-    def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Enqueue the copies."""
-        if len(tensors) != len(self._statics):
-            raise ArgumentError(
-                f"the number of tensors is {len(tensors)}, expected {len(self._statics)}, one for"
-                " each static input"
-            )
-        copies = []
-        pairs = zip(self._statics, tensors, strict=True)
-        for index, ((signature, static), tensor) in enumerate(pairs):
-            if signature.check(tensor, index)[0] != "same":
-                copies.append((static, tensor.detach()))
-
-        def run() -> None:
-            with torch.no_grad(), _torch.without_modes():
-                for static, tensor in copies:
-                    static.copy_(tensor)
-
-        if copies:
-            stream = self._simulator.stream_of_replay()
-            self._simulator.core.launch(stream, "cg_inputs", run)
 
 
 class Recorder(_torch.Bystander):
@@ -293,12 +269,15 @@ class Recorder(_torch.Bystander):
                 f"the simulator cannot capture {func}: set torch.backends.mkldnn.enabled to False"
             )
         if func is aten.lift_fresh.default and args[0].numel() > 0:
-            return self._literal(stream, func, args[0])
-        if not _touches_memory(func):
+            made = self._literal(stream, func, args[0])
+            for watch in _torch.modes_inside_out(OperatorWatch):
+                watch.literal(args[0], made)
+            return made
+        if not touches_memory(func):
             return func(*args, **kwargs)
         run = functools.partial(self._record, stream, func, args, kwargs)
         # They are outside of this one, and would see nothing of what it takes.
-        for watch in _torch.modes_inside_out(Watch):
+        for watch in _torch.modes_inside_out(OperatorWatch):
             run = functools.partial(watch.seen, func, args, kwargs, run)
         return run()
 
@@ -425,15 +404,6 @@ def _kernel(
                     tensor.copy_(leaves[place])
 
     return run
-
-
-@functools.cache
-def _touches_memory(func: Any) -> bool:
-    """Whether an operator reads or writes tensors, beyond making views of them."""
-    if func.is_view or func in _RETURNS_INPUT or torch.Tag.inplace_view in func.tags:
-        return False
-    schema = func._schema
-    return any("Tensor" in str(part.type) for part in (*schema.arguments, *schema.returns))
 
 
 def _written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int, Any]:

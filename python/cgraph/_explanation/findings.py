@@ -26,7 +26,6 @@ __all__ = [
     "blame",
     "blame_at_end",
     "fix_of",
-    "is_of_first_use",
 ]
 
 
@@ -297,12 +296,6 @@ def blame_at_end(error: CaptureError) -> str | None:
 def _kind_at_end(error: CaptureError) -> str:
     """What is wrong where no line of the user's is at work."""
     return next((kind for part, kind in _TEXTS.items() if part in str(error)), "unknown")
-
-
-def is_of_first_use(error: BaseException) -> bool:
-    """Whether a library of CUDA's was not ready, which it is after one call without a capture."""
-    is_torchs = isinstance(error, RuntimeError) and not isinstance(error, CgraphError)
-    return is_torchs and _has_first_use(_text(error) or "")
 
 
 def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] | None:

@@ -13,24 +13,20 @@ if TYPE_CHECKING:
 
 __all__ = ["fragment", "page"]
 
-_TIMES = ("graph µs", "eager µs")
-_LEGEND = (
-    "Sorted by what all replays of a key have saved. Of the two bars, the longer is as wide as its"
-    " cell. Times of one call, measured on this machine when the key was captured."
-)
+_LEGEND = "Sorted by how often a key was replayed."
 
 # A class of its own, as notebooks show the content among that of others.
 _STYLE = """
 .cgraph-report {
   color-scheme: light dark; --ink: #1f2630; --faint: #5b6573; --rule: #d5dae1; --ground: #ffffff;
-  --graph: #2f76bd; --eager: #b06a12; --bad: #b3261e; --head: #f4f6f9;
+  --bad: #b3261e; --head: #f4f6f9;
   color: var(--ink); background: var(--ground); padding: 1rem; overflow-x: auto;
   font: 14px/1.45 system-ui, "DejaVu Sans", sans-serif;
 }
 @media (prefers-color-scheme: dark) {
   .cgraph-report {
     --ink: #e6e9ee; --faint: #a3adba; --rule: #3a424e; --ground: #14181d;
-    --graph: #6cb0f2; --eager: #eda84a; --bad: #ff8a80; --head: #1d232b;
+    --bad: #ff8a80; --head: #1d232b;
   }
 }
 .cgraph-report h2 { font-size: 1.15rem; margin: 1.6rem 0 0.2rem; }
@@ -45,10 +41,6 @@ _STYLE = """
 .cgraph-report td.words, .cgraph-report th[scope=row] { overflow-wrap: anywhere; }
 .cgraph-report th[scope=row] { font-weight: 600; min-width: 14rem; }
 .cgraph-report tbody { border-top: 1px solid var(--rule); }
-.cgraph-report .bars { min-width: 11rem; }
-.cgraph-report .bar { height: 0.7rem; margin: 0.25rem 0; min-width: 1px; border-radius: 2px; }
-.cgraph-report .graph { background: var(--graph); }
-.cgraph-report .eager { background: var(--eager); }
 .cgraph-report dl {
   display: grid; grid-template-columns: max-content 1fr; gap: 0.1rem 0.8rem; margin: 0;
 }
@@ -97,8 +89,6 @@ def _table(function: FunctionReport) -> str:
     heads = []
     for place, name in enumerate(text.HEAD):
         heads.append(f'<th scope="col"{_words(place)}>{escape(name)}</th>')
-        if name == _TIMES[1]:
-            heads.append('<th scope="col" class="words">graph against eager</th>')
     head = f"<thead><tr>{''.join(heads)}</tr></thead>"
     bodies = map(_body, text.in_order(function.keys))
     return "\n".join(["<table>", head, *bodies, "</table>"])
@@ -112,8 +102,6 @@ def _body(key: KeyReport) -> str:
             row.append(f'<th scope="row" class="words">{escape(cell)}</th>')
         else:
             row.append(f"<td{_words(place)}>{escape(cell)}</td>")
-        if text.HEAD[place] == _TIMES[1]:
-            row.append(f'<td class="bars">{_bars(key.graph_seconds, key.eager_seconds)}</td>')
     rows = f"<tr>{''.join(row)}</tr>"
     if notes := text.notes(key):
         said = "".join(
@@ -123,23 +111,6 @@ def _body(key: KeyReport) -> str:
         )
         rows += f'<tr><td class="words" colspan="{len(row)}"><dl>{said}</dl></td></tr>'
     return f"<tbody>{rows}</tbody>"
-
-
-def _bars(graph: float | None, eager: float | None) -> str:
-    """A bar for each time that was measured, the longer one as wide as the cell."""
-    times = [
-        (name, time) for name, time in (("graph", graph), ("eager", eager)) if time is not None
-    ]
-    longest = max((time for _, time in times), default=0.0)
-    bars = []
-    for name, time in times:
-        width = 100 * time / longest if longest > 0 else 0
-        tip = f"{name}: {text.micro(time)} µs"
-        bars.append(
-            f'<div class="bar {name}" role="img" aria-label="{tip}" title="{tip}"'
-            f' style="width:{width:.1f}%"></div>'
-        )
-    return "".join(bars)
 
 
 def _words(place: int) -> str:

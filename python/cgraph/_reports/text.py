@@ -5,23 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from cgraph._reports.advice import in_words
 from cgraph._text import in_time, in_units, plural, printable, short_place, table
 
 if TYPE_CHECKING:
     from cgraph.reports import FunctionReport, KeyReport, Rerecording
 
-__all__ = ["HEAD", "cells", "heading", "in_order", "micro", "notes", "summary", "text", "totals"]
+__all__ = ["HEAD", "cells", "heading", "in_order", "notes", "summary", "text", "totals"]
 
 HEAD = (
     "key",
     "state",
     "replays",
     "eager calls",
-    "graph µs",
-    "eager µs",
-    "saved µs",
-    "saved in all",
     "capture ms",
     "nodes",
     "memory",
@@ -59,27 +54,17 @@ def summary(function: FunctionReport) -> str:
 
 
 def in_order(keys: Iterable[KeyReport]) -> list[KeyReport]:
-    """Keys by what they have saved, the most first and those that were not measured last."""
-
-    def rank(key: KeyReport) -> tuple[bool, float]:
-        saved = key.total_saved_seconds
-        return saved is None, -(saved or 0.0)
-
-    return sorted(keys, key=rank)
+    """Keys by how often they were replayed, the most first."""
+    return sorted(keys, key=lambda key: -key.replays)
 
 
 def cells(key: KeyReport) -> list[str]:
     """A key's row below :data:`HEAD`."""
-    total = key.total_saved_seconds
     return [
         _one_line(key.key),
         key.state,
         f"{key.replays:,}",
         f"{key.eager_calls:,}",
-        micro(key.graph_seconds),
-        micro(key.eager_seconds),
-        micro(key.saved_seconds),
-        "-" if total is None else in_time(total),
         f"{key.capture_seconds * 1e3:,.1f}",
         "-" if key.nodes is None else f"{key.nodes:,}",
         "-" if key.memory_bytes is None else in_units(key.memory_bytes),
@@ -95,18 +80,11 @@ def notes(key: KeyReport) -> list[tuple[str, str]]:
     found += [("captured again", _rerecording(one)) for one in key.rerecorded]
     if key.breaks:
         found.append(("eager breaks", ", ".join(key.breaks)))
+    if key.frozen:
+        found.append(("frozen", ", ".join(key.frozen)))
     if key.advice is not None:
         found.append(("advice", key.advice))
     return [(about, _one_line(words)) for about, words in found]
-
-
-def micro(seconds: float | None) -> str:
-    """Microseconds for a column: two digits after the point below 10, one below 100, else none."""
-    if seconds is None:
-        return "-"
-    value = seconds * 1e6
-    digits = 2 if abs(value) < 10 else 1 if abs(value) < 100 else 0
-    return f"{value:,.{digits}f}"
 
 
 def _function(function: FunctionReport) -> str:
@@ -126,22 +104,17 @@ def _function(function: FunctionReport) -> str:
 def _sums(functions: Sequence[FunctionReport], keys: int) -> str:
     captured = sum(function.captured for function in functions)
     replays = sum(function.replays for function in functions)
-    measured = any(
-        key.total_saved_seconds is not None for function in functions for key in function.keys
-    )
-    saved = in_time(sum(function.saved_seconds for function in functions))
     seconds = sum(function.capture_seconds for function in functions)
     memory = sum(function.memory_bytes for function in functions)
     return (
         f"{captured:,} of {plural(keys, 'key')} captured, in {in_time(seconds)} and"
         f" {in_units(memory)}; {plural(replays, 'replay')}"
-        f"{f' saved {saved}' if measured or not replays else ', what they saved was not measured'}"
     )
 
 
 def _rerecording(one: Rerecording) -> str:
     times = "once" if one.count == 1 else f"{one.count:,} times"
-    what = one.reason if one.argument is None else f"{in_words(one.argument)} {one.reason}"
+    what = one.reason if one.argument is None else f"{one.argument} {one.reason}"
     return f"{times}: {what}{_place(one.where)}"
 
 

@@ -1,8 +1,8 @@
-"""What calls of graphed functions ask torch: modes, storages, and who waits for whom."""
+"""What calls of graphed functions ask torch: modes, signatures, and who waits for whom."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
@@ -10,16 +10,13 @@ import torch
 
 from cgraph import _core
 from cgraph._torch.native import tensor_reader
-from cgraph._torch.tensors import WeakStorage
 
 __all__ = [
     "autocast_state",
     "is_any_autocast_enabled",
     "mode_functions",
     "random_devices",
-    "references_of_storage",
     "signature",
-    "storage_of",
     "wait_between",
     "without_autocast",
     "without_autocast_cache",
@@ -97,23 +94,6 @@ def random_devices() -> list[int]:
 def signature(tensor: torch.Tensor) -> _core.Signature:
     """What a tensor in its place has to be like."""
     return _core.Signature(tensor_reader(), tensor)
-
-
-def storage_of(tensor: torch.Tensor) -> _core.Storage:
-    """The storage of a tensor. The references that it has now count as ours."""
-    # The object that stands for it in Python is a reference, which goes at once.
-    address = tensor.untyped_storage()._cdata
-    return _core.Storage(address, torch._C._storage_Use_Count, WeakStorage(tensor))
-
-
-def references_of_storage(tensor: torch.Tensor) -> Callable[[], int]:
-    """What counts the references to the storage of a tensor, which it does not keep alive."""
-    address, weak = tensor.untyped_storage()._cdata, WeakStorage(tensor)
-
-    def count(_: WeakStorage = weak) -> int:
-        return int(torch._C._storage_Use_Count(address))
-
-    return count
 
 
 def wait_between(last: int, now: int) -> None:

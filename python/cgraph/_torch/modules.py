@@ -9,29 +9,20 @@ from typing import Any
 
 import torch
 from torch.nn.modules import module as torch_module
-from torch.nn.modules.batchnorm import _NormBase
-from torch.nn.modules.dropout import _DropoutNd
 from torch.optim import optimizer as torch_optimizer
-from torch.utils.hooks import RemovableHandle
-
-from cgraph import _core
-from cgraph._torch.native import tensor_reader
 
 __all__ = [
     "HOOKS_OF_LEAVES",
     "OF_ITSELF",
     "HooksOf",
     "call_forward",
-    "fixed",
     "follow_modules",
-    "hook_count",
     "hooks_aside",
     "hooks_of",
     "hooks_of_leaf",
     "hooks_of_users",
     "knows_its_weights",
     "note_weights",
-    "settings_of",
     "steps_noted",
 ]
 
@@ -58,34 +49,12 @@ _GLOBAL_HOOKS = tuple(f"_global{name}" for name in _HOOKS)
 _followers: list[tuple[Follow, Follow]] = []
 
 
-def fixed(
-    holders: Iterable[tuple[Any, str, Any, tuple[Any, ...]]],
-    owners: Sequence[dict[str, Any]],
-    hooks: Sequence[tuple[dict[str, Any], str, dict[int, Any]]],
-    tensors: list[torch.Tensor],
-    addresses: list[int],
-) -> _core.Fixed:
-    """Modules: where they were found, the dictionaries that hold their tensors, and their hooks."""
-    are_equal = torch._C._tensors_data_ptrs_at_indices_equal
-    counted = RemovableHandle, hooks
-    return _core.Fixed([*holders], owners, counted, tensors, addresses, tensor_reader(), are_equal)
-
-
 def knows_its_weights(module: torch.nn.Module) -> bool:
     """Whether a module is one of torch's, whose code may keep tensors made of its parameters.
 
     Recurrent ones keep lists of them, and a norm of weights what it has computed.
     """
     return isinstance(module, torch.nn.RNNBase) or type(module).__module__.startswith("torch.nn.")
-
-
-def settings_of(module: torch.nn.Module) -> tuple[str, ...]:
-    """The names of numbers that callers may change while a module of torch's trains."""
-    if not module.training:
-        return ()
-    if isinstance(module, _DropoutNd):
-        return ("p",)
-    return ("momentum",) if isinstance(module, _NormBase) else ()
 
 
 def note_weights(module: torch.nn.Module) -> None:
@@ -135,11 +104,6 @@ def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:
     # Other threads may follow modules meanwhile.
     found, own = owner.get(name, {}).copy(), [one for pair in _followers for one in pair]
     return {number: one for number, one in found.items() if all(one is not two for two in own)}
-
-
-def hook_count() -> int:
-    """How many hooks torch has made so far."""
-    return RemovableHandle.next_id
 
 
 def follow_modules(enter: Follow, leave: Follow) -> Callable[[], None]:

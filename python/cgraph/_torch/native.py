@@ -12,7 +12,7 @@ from cgraph import _core
 from cgraph._torch.fields import tensor_fields
 from cgraph._torch.tensors import without_modes
 
-__all__ = ["mode_addresses", "stable_functions", "tensor_reader"]
+__all__ = ["fresh_functions", "mode_addresses", "stable_functions", "tensor_reader"]
 
 
 @functools.cache
@@ -84,7 +84,29 @@ def mode_addresses() -> dict[str, int]:
     return {**modes, **_addresses(followers)}
 
 
-_CPU, _C10 = "libtorch_cpu.so", "libc10.so"
+@functools.cache
+def fresh_functions() -> dict[str, int]:
+    """The addresses of torch's C functions that make a new tensor; none if one is missing."""
+    found = _addresses(
+        {
+            "empty_strided": (_CPU, "aoti_torch_empty_strided"),
+            "data_ptr": (_CPU, "aoti_torch_get_data_ptr"),
+            "delete": (_CPU, "aoti_torch_delete_tensor_object"),
+        }
+    )
+    for symbol in _WRAPS:
+        wrap = _addresses({"wrap": (_PYTHON, symbol)})
+        if found and wrap:
+            return {**found, **wrap}
+    return {}
+
+
+_CPU, _C10, _PYTHON = "libtorch_cpu.so", "libc10.so", "libtorch_python.so"
+# `THPVariable_Wrap` takes what it may take apart, a reference, or in older torch a value.
+_WRAPS = tuple(
+    f"_Z16THPVariable_Wrap{argument}"
+    for argument in ("ON2at10TensorBaseE", "RKN2at10TensorBaseE", "N2at10TensorBaseE")
+)
 
 
 def _addresses(wanted: dict[str, tuple[str, str]]) -> dict[str, int]:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any, TypeVar
 
@@ -34,24 +33,22 @@ __all__ = [
     "form_of",
     "forward_ad",
     "generator_among",
-    "has_saved_tensors_hooks",
     "in_class",
     "is_autograds_thread",
     "is_same",
-    "is_used_in_torch",
     "keeps_history",
     "layout_of",
     "lazy_view",
     "leaf_names",
     "leave_mode",
     "living",
+    "memories_of",
     "memory_of",
     "mode_count",
     "modes_aside",
     "modes_inside_out",
     "overlaps_itself",
     "place_of",
-    "references_of_torch",
     "sequence_of",
     "span_of",
     "storage_id",
@@ -138,12 +135,6 @@ def is_autograds_thread() -> bool:
     return backward_pass() != -1 and isinstance(threading.current_thread(), kind)
 
 
-def has_saved_tensors_hooks() -> bool:
-    """Whether somebody is asked for what autograd saves, as in a region of checkpointing."""
-    top = getattr(torch._C._autograd, "_top_saved_tensors_default_hooks", None)
-    return top is not None and top(True) is not None
-
-
 def demangled(name: str) -> str:
     """A C++ name as a person would write it; the name itself where torch cannot tell."""
     demangle = getattr(torch._C, "_demangle", None)
@@ -176,8 +167,14 @@ def leave_mode(mode: Any) -> None:
 
 def take_mode_away(mode: Any) -> None:
     """Let a dispatch mode that was left be active no more, if autograd has put it back."""
-    if mode in python_dispatch._get_current_dispatch_mode_stack():
-        with _modes_inside_aside(mode):
+    if mode not in python_dispatch._get_current_dispatch_mode_stack():
+        return
+    with _modes_inside_aside(mode):
+        if mode in _stranded:
+            # It was to be left while one of its operators ran.
+            _stranded.remove(mode)
+            mode.__exit__(None, None, None)
+        else:
             python_dispatch._pop_mode()
 
 
@@ -266,6 +263,11 @@ def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     return storage
 
 
+def memories_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
+    """The storages with memory of tensors; one without bytes is false, but is one."""
+    return (memory for memory in map(memory_of, tensors) if memory is not None)
+
+
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """Where a tensor lies, in which form; two without a storage are never the same."""
     memory = memory_of(tensor)
@@ -319,28 +321,6 @@ def form_of(tensor: torch.Tensor) -> str | None:
 def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
     """How the elements of a strided tensor are to be read from where it lies."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
-
-
-def references_of_torch(tensor: torch.Tensor) -> int:
-    """How many of an object's references are there because autograd has the tensor, too."""
-    return _references_of_torch() if is_used_in_torch(tensor) else 0
-
-
-def is_used_in_torch(tensor: torch.Tensor) -> bool:
-    """Whether torch has a tensor besides its object, as autograd and views of it do."""
-    return bool(tensor._use_count() > 1)  # type: ignore[attr-defined]
-
-
-@functools.cache
-def _references_of_torch() -> int:
-    """One on newer torch, none on older, whose tensors own their objects in another way."""
-    with torch.inference_mode(False), torch.enable_grad(), without_modes():
-        tensor = torch.ones(1)
-        before = sys.getrefcount(tensor)
-        view = tensor.view(1)  # its base
-        references = sys.getrefcount(tensor) - before
-        del view
-    return references
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:

@@ -20,7 +20,6 @@ __all__ = [
     "record_of",
     "tree_flatten",
     "tree_iter",
-    "tree_iter_once",
     "tree_map",
     "tree_unflatten",
     "tree_with_records",
@@ -49,27 +48,6 @@ def tree_iter(tree: Any) -> Iterator[Any]:
         if is_record(leaf):
             yield from _pytree.tree_iter(tree_with_records(leaf), is_leaf=_is_size)
         else:
-            yield leaf
-
-
-def tree_iter_once(tree: Any, seen: dict[int, Any]) -> Iterator[Any]:
-    """The leaves of a tree that were not met before; containers may contain themselves.
-
-    Args:
-        tree: The tree.
-        seen: What was met, by its ``id``; it gets leaves and containers, and keeps them alive.
-    """
-
-    def is_leaf(value: Any) -> bool:
-        if id(value) in seen or _is_size(value):
-            return True
-        if isinstance(value, dict | list | tuple | deque):
-            seen[id(value)] = value
-        return False
-
-    for leaf in _pytree.tree_iter(tree, is_leaf=is_leaf):
-        if id(leaf) not in seen:
-            seen[id(leaf)] = leaf
             yield leaf
 
 

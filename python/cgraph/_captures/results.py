@@ -1,0 +1,149 @@
+"""Results of a capture that replays copy to new memory, which is the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph.errors import ArgumentError, StateError
+
+if TYPE_CHECKING:
+    from cgraph._driver import Captured
+
+__all__ = ["FreshFeed", "Results", "can_be_fresh", "fresh_feed", "replay_fresh"]
+
+FreshFeed = Callable[[tuple[Any, ...], Sequence[tuple[int, int]], Sequence[Any]], None]
+"""Replays with tensors in the places of static inputs, and copies results to new memory.
+
+It takes the tensors, address and bytes of where each piece of memory goes, and the new tensors that
+own that; see ``_core.Fresh.make``.
+"""
+
+# Where several results share memory: no element of any dtype begins between two multiples of it.
+_LARGEST_ELEMENT = 16
+
+
+class Results:
+    """The memory of results that replays copy: one piece for all that share a storage.
+
+    Args:
+        tensors: The results of the capture, of which :func:`can_be_fresh` is true; not kept.
+
+    Attributes:
+        storages: Address and bytes of each piece: what lies between the first and the last byte.
+        fresh: Makes new tensors like the results.
+    """
+
+    def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
+        groups: dict[int, list[torch.Tensor]] = {}
+        for tensor in tensors:
+            number = _torch.storage_id(tensor.untyped_storage())
+            groups.setdefault(number, []).append(tensor)
+        self.storages = [_piece(group) for group in groups.values()]
+        places = {number: place for place, number in enumerate(groups)}
+        numbers = [_torch.storage_id(one.untyped_storage()) for one in tensors]
+        pairs = zip(numbers, tensors, strict=True)
+        self.fresh = self._fresh([(places[number], one) for number, one in pairs])
+
+    def cut(self, tensors: Sequence[torch.Tensor]) -> _core.Fresh:
+        """What makes new tensors like others in the same memory, as of the first rows of results.
+
+        Raises:
+            ArgumentError: One lies elsewhere.
+        """
+        return self._fresh([(self._place(tensor), tensor) for tensor in tensors])
+
+    def _fresh(self, results: list[tuple[int, torch.Tensor]]) -> _core.Fresh:
+        reader, empty = _torch.tensor_reader(), torch.empty_strided
+        # Tensors are looked at by making some.
+        with _torch.without_modes():
+            functions = _torch.fresh_functions()
+            return _core.Fresh(self.storages, results, reader, empty, functions)
+
+    def _place(self, tensor: torch.Tensor) -> int:
+        begin, end = _torch.span_of(tensor)
+        for place, (address, nbytes) in enumerate(self.storages):
+            if begin == end or (address <= begin and end <= address + nbytes):
+                return place
+        raise ArgumentError(
+            f"a tensor of {end - begin} bytes at {begin:#x} lies in no result of the capture"
+        )
+
+
+class _Replayed(Protocol):
+    """A graph, or several in a row."""
+
+    def replay(self) -> None: ...
+
+    def _replay_into(
+        self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]
+    ) -> None: ...
+
+
+def fresh_feed(graph: _Replayed, first: Captured, last: Captured) -> FreshFeed:
+    """What replays a graph and copies its results.
+
+    Args:
+        graph: The graph.
+        first: Its capture; of several in a row that of the first one.
+        last: The same of the last one, which has the results.
+    """
+    feed, deliver = first.feed, last.deliver
+
+    def replay(
+        tensors: tuple[Any, ...], to: Sequence[tuple[int, int]], owners: Sequence[Any]
+    ) -> None:
+        if deliver is None:
+            graph._replay_into(tensors or None, to)
+            return
+        if feed is not None:
+            feed(tensors)
+        graph.replay()
+        deliver(to, owners)
+
+    return replay
+
+
+def replay_fresh(
+    graph: _Replayed, first: Captured | None, last: Captured | None, tensors: tuple[Any, ...]
+) -> list[torch.Tensor]:
+    """Replay a graph with tensors in the places of its static inputs; new tensors like its results.
+
+    Args:
+        graph: The graph.
+        first: As for :func:`fresh_feed`; None if nothing was captured.
+        last: As for :func:`fresh_feed`.
+        tensors: One for each static input.
+
+    Raises:
+        StateError: The capture was given no results.
+    """
+    if first is None or last is None or last.results is None:
+        raise StateError("a replay with new results of a graph that was captured without results")
+    made, to = last.results.fresh.make()
+    fresh_feed(graph, first, last)(tensors, to, made)
+    return made
+
+
+def can_be_fresh(tensor: torch.Tensor) -> bool:
+    """Whether a tensor like this one can be made by its dtype, device, sizes and strides alone."""
+    if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
+        return False
+    if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
+        return False
+    return _torch.memory_of(tensor) is not None
+
+
+def _piece(group: Sequence[torch.Tensor]) -> tuple[int, int]:
+    """Address and bytes of what some results of one storage lie in."""
+    spans = [_torch.span_of(tensor) for tensor in group if tensor.numel()]
+    if not spans:
+        return 0, 0
+    begin, end = min(one[0] for one in spans), max(one[1] for one in spans)
+    if len(group) > 1:
+        storage = group[0].untyped_storage().data_ptr()
+        begin -= (begin - storage) % _LARGEST_ELEMENT
+    return begin, end - begin

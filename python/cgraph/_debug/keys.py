@@ -1,0 +1,54 @@
+"""Lets a key of a graphed function be replayed for debugging."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from cgraph._debug.every import Every
+from cgraph._debug.replays import debugged
+from cgraph._debug.training import debugged_call
+from cgraph._graphed.call import Call
+from cgraph._graphed.key import Key
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.train import Trained
+from cgraph._graphed.writeback import Fed
+
+if TYPE_CHECKING:
+    from cgraph._graphed.miss import Answers
+
+__all__ = ["debug"]
+
+
+def debug(answers: Answers, key: Key, call: Call, recorded: Recorded | Trained) -> None:
+    """Let a key be replayed for debugging; captures it in steps of one operator.
+
+    Args:
+        answers: The function's.
+        key: The key.
+        call: The call that was captured.
+        recorded: Its capture, which goes if this fails.
+    """
+
+    def may_poison() -> bool:
+        # A backward pass reads what its forward pass left in memory that counts as free.
+        return not any(isinstance(one.recorded, Trained) for one in answers.keys)
+
+    options = answers.options
+    words, count = options.debug or ("compare",), options.check_every
+    plan = answers.plan(key, call, needs_grad=isinstance(recorded, Trained))
+    try:
+        if isinstance(recorded, Trained):
+            of_passes = words, plan, answers.name, key.text, call, recorded
+            passes = debugged_call(*of_passes, answers.taken)
+            recorded.debugged = passes
+            if not options.debug:
+                recorded.debugged = Every(count, passes, recorded.replay, passes.reset)
+            return
+        of_graph = words, plan, answers.name, key.text, call, recorded
+        graph = debugged(*of_graph, may_poison)
+    except BaseException:
+        recorded.reset()
+        raise
+    recorded.debugged = graph
+    if not options.debug:
+        recorded.debugged = Every(count, graph, Fed(recorded), graph.reset)

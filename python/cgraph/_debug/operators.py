@@ -1,0 +1,160 @@
+"""Sees the operators of a function that compute something, and where they come from."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph import _driver, _torch, breaks, labels
+from cgraph._captures.labels import Modules
+from cgraph._operators.observe import numbers_in
+from cgraph._source import user_line
+from cgraph._text import short_place
+from cgraph._torch import tree_iter
+from cgraph.labels import Label
+
+__all__ = ["Operator", "Watch"]
+
+aten = torch.ops.aten
+
+# Operators whose result is uninitialised.
+_UNWRITTEN = {
+    aten.empty.memory_format,
+    aten.empty_strided.default,
+    aten.empty_like.default,
+    aten.new_empty.default,
+    aten.new_empty_strided.default,
+}
+# Results that are no values: random states, and what only a backward pass reads.
+_NO_VALUES = {"philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask"}
+
+
+@dataclass
+class Operator:
+    """An operator that was seen.
+
+    Attributes:
+        label: Where it comes from.
+        segment: How many breaks of the user's came before it.
+        results: The tensors that it returned, or copies.
+        kernels: The names of its kernels.
+        node: The number of its first node.
+        is_behind_backward: Whether a backward pass ran just before, whose operators are not seen.
+        numbers: What it got besides tensors, by type and value.
+    """
+
+    label: Label
+    segment: int
+    results: list[torch.Tensor]
+    kernels: tuple[str, ...] = ()
+    node: int = 0
+    is_behind_backward: bool = False
+    numbers: tuple[Any, ...] = ()
+
+    def __str__(self) -> str:
+        """Operator, node, line, module and scopes in words."""
+        label = self.label
+        text = str(label.operator)
+        names = [name for name in dict.fromkeys(self.kernels) if name != label.operator]
+        if names:
+            text += f" (node {self.node}: {', '.join(names)})"
+        else:
+            text += f" (node {self.node})"
+        if label.source is not None:
+            text += f" at {short_place(label.source)}"
+        if label.module is not None:
+            text += f" in {label.module}"
+        return text + "".join(f", {name}" for name in label.stack)
+
+
+class Watch(_torch.Bystander):
+    """Sees the operators of a function that compute something, but not those of its breaks."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._place = threading.get_ident(), _torch.backward_pass()
+        # Whether a backward pass has run since the last operator.
+        self._has_backward = False
+        self._in_break = False
+        self._modules: Modules | None = None
+        self.segment = 0
+        self._device_type = _driver.current().device_type
+
+    def watching(self) -> ExitStack:
+        """A context in which operators are seen."""
+        context = ExitStack()
+        self._modules = Modules(_nothing)
+        context.callback(self._modules.remove)
+        context.enter_context(breaks.breakable(self))
+        self.uncompiled = context.enter_context(_torch.Uncompiled())
+        context.enter_context(self)
+        return context
+
+    def run(self, work: breaks.Work, args: Any, kwargs: Any) -> Any:
+        """Run a break, whose operators are not part of the graph."""
+        if self._in_break:
+            return work.fn(*args, **kwargs)
+        self._in_break = True
+        try:
+            return self.call_break(work, args, kwargs)
+        finally:
+            self._in_break = False
+            self.segment += 1
+
+    def call_break(self, work: breaks.Work, args: Any, kwargs: Any) -> Any:
+        """Call a break."""
+        return work.fn(*args, **kwargs)
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator."""
+        result = func(*args, **(kwargs or {}))
+        # A backward pass has a stack of modes of its own, which nothing can divide there.
+        place = threading.get_ident(), _torch.backward_pass()
+        if self._in_break or place != self._place:
+            self._has_backward |= not self._in_break
+            return result
+        if func in _UNWRITTEN:
+            self.unwritten(result)
+        elif not _is_view(func):
+            module = None if self._modules is None else self._modules.current()
+            label = Label(tuple(labels.scopes()), module, str(func), user_line())
+            values = list(_values(func, result))
+            operator = Operator(label, self.segment, values, is_behind_backward=self._has_backward)
+            operator.numbers = tuple(numbers_in((args, kwargs or {}), self._device_type))
+            self._has_backward = False
+            self.seen(operator)
+        return result
+
+    def seen(self, operator: Operator) -> None:
+        """Take note of an operator that has just run."""
+        raise NotImplementedError
+
+    def unwritten(self, tensor: torch.Tensor) -> None:
+        """Take note of uninitialised memory."""
+
+
+def _is_view(func: Any) -> bool:
+    """Whether an operator computes nothing."""
+    return getattr(func, "is_view", False) or torch.Tag.inplace_view in getattr(func, "tags", ())
+
+
+def _values(func: Any, result: Any) -> Sequence[torch.Tensor]:
+    """The tensors among the results of an operator, less those that are no values."""
+    names: list[str | None] = []
+    if hasattr(func, "_schema"):
+        names = [one.name for one in func._schema.returns]
+    results = result if isinstance(result, tuple) and len(result) == len(names) else (result,)
+    names = names if len(names) == len(results) else [None] * len(results)
+    kept = [one for name, one in zip(names, results, strict=True) if name not in _NO_VALUES]
+    return [leaf for leaf in tree_iter(kept) if isinstance(leaf, torch.Tensor)]
+
+
+def _nothing() -> None:
+    """Nobody asks where a module begins."""

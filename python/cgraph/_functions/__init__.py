@@ -1,1 +1,0 @@
-"""Behind ``graphed``: which calls are replays, which are captured, which run eagerly."""

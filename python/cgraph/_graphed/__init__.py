@@ -1,0 +1,1 @@
+"""Behind ``graphed``: keys, guards, captures and replays of one function."""

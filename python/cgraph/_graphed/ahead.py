@@ -1,0 +1,113 @@
+"""Captures ahead of a call, which leave nothing but the graph."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._captures.busy import busy
+from cgraph._graphed.cache import Family
+from cgraph._graphed.call import Call
+from cgraph._graphed.gradients import Gradients
+from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.miss import Answers
+from cgraph._graphed.observed import observed
+from cgraph._graphed.record import BrokenError
+from cgraph._operators.before import bytes_before
+from cgraph._operators.rollback import Rollback
+from cgraph._text import first_line
+from cgraph.errors import CaptureError, add_note
+
+__all__ = ["capture_ahead"]
+
+
+def capture_ahead(
+    answers: Answers, family: Family, key: Key, call: Call, *, like: Key | None
+) -> None:
+    """Capture a key, and put back tensors and random states that this wrote.
+
+    Args:
+        answers: The function's.
+        family: The call's family.
+        key: Its key, which has no graph.
+        call: The call.
+        like: A key of the same function that differs in numbers of rows alone: what its calls have
+            shown is taken for shown.
+
+    Raises:
+        CaptureError: The function cannot be captured, or makes state in its first call.
+        Exception: What the function has raised.
+    """
+    try:
+        if like is None or like.shown is None:
+            _observe(answers, key, call)
+        else:
+            key.shown = like.shown
+        assert key.shown is not None
+        if (against := key.shown.reason_against) is not None:
+            text, where, _ = against
+            raise CaptureError(f"{Reason(text, where)}: {answers.name} cannot be captured")
+        with _put_back(key):
+            captured = answers.capture(key, call, compares=like is None)
+        if captured.refusal is not None:
+            kind, operator, where = captured.refusal
+            raise CaptureError(f"{Reason(f'{operator} cannot be captured ({kind})', where)}")
+        if captured.difference is not None:
+            text = captured.difference.text
+            raise CaptureError(
+                f"{answers.name} differs between its first call and its capture: {text}. Make that"
+                " state first: call it once"
+            )
+        answers.hold(key, call, captured)
+        key.observed = answers.options.warmup
+    except BrokenError as error:
+        cause = error.cause
+        key.reason = Reason(first_line(cause))
+        add_note(cause, f"cgraph: {answers.name} was being captured for the key ({key.text})")
+        raise cause from None
+    except CaptureError as error:
+        key.reason = Reason(first_line(error))
+        key.shown = None
+        raise
+
+
+def _observe(answers: Answers, key: Key, call: Call) -> None:
+    driver = _driver.current()
+    rollback = Rollback(is_capturing=driver.is_capturing)
+    # What is put back is copied on another stream than the one that may still write it.
+    driver.synchronize()
+    try:
+        with rollback, busy():
+            args, kwargs = call.arguments(call.tensors)
+            _, key.shown = observed(answers.function, call, args, kwargs, answers.options)
+    finally:
+        rollback.undo()
+    if (made := key.shown.made) is not None:
+        key.shown = None
+        raise CaptureError(
+            f"{answers.name} leaves a new tensor in {made}: make that state first: call it once"
+        )
+
+
+@contextmanager
+def _put_back(key: Key) -> Iterator[None]:
+    """A block behind which the tensors that a capture has written are as before."""
+    assert key.shown is not None
+    shown = key.shown
+    before = [bytes_before(one.storage, one.dtype) for one in shown.trace.written()]
+    gradients = Gradients(shown.guards.leaves if shown.uses_gradients else ())
+    generators = [torch.default_generator, *shown.generators]
+    generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
+    states = [(one, one.get_state()) for one in generators]
+    try:
+        yield
+    finally:
+        _driver.current().synchronize()
+        for one in before:
+            one.rewind()
+        gradients.put_back()
+        for generator, state in states:
+            generator.set_state(state)

@@ -1,0 +1,103 @@
+"""How a function's arguments are called, and which of them are declared to stay where they lie."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from typing import Any
+
+from cgraph.errors import ArgumentError
+
+__all__ = ["Arguments"]
+
+_ANY = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+
+
+class Arguments:
+    """The names of a function's arguments.
+
+    Args:
+        function: The function, bound if it is a method.
+        static: The names of arguments whose tensors are not copied.
+
+    Raises:
+        ArgumentError: The function has no such argument.
+    """
+
+    def __init__(self, function: Callable[..., Any], static: Collection[str]) -> None:
+        # Those that may be given by place come first.
+        self._names: list[str] = []
+        self._places = 0
+        self._rest = "args"
+        self._signatures = _signatures_of(function)
+        parameters = self._signatures[0].parameters.values() if self._signatures else ()
+        self._takes_any = {"place": not parameters, "name": not parameters}
+        for parameter in parameters:
+            if parameter.kind == parameter.VAR_POSITIONAL:
+                self._rest = parameter.name
+                self._takes_any["place"] = self._takes_any["name"] = True
+            elif parameter.kind == parameter.VAR_KEYWORD:
+                self._takes_any["name"] = True
+            else:
+                self._names.append(parameter.name)
+                self._places += parameter.kind != parameter.KEYWORD_ONLY
+        self._keywords = _keywords_of(function)
+        self._static = frozenset(static)
+        self.require_names("static_args", static)
+
+    def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Whether the function can be called with these arguments, as far as is known."""
+        for signature in self._signatures:
+            with suppress(TypeError):
+                signature.bind(*args, **kwargs)
+                return True
+        return not self._signatures
+
+    def require_names(self, option: str, given: Collection[str]) -> None:
+        """Refuse an option that names arguments which the function does not have."""
+        if self._takes_any["name"]:
+            return
+        for name in given:
+            if name not in self._names:
+                raise ArgumentError(
+                    f"{option} is {given!r}, expected names of arguments, and {name!r} is none of"
+                    f" {', '.join(self._names) or 'no arguments'}"
+                )
+
+    def are_in_order(self, names: Collection[str]) -> bool:
+        """Whether the function sees the order of these keyword arguments, as in ``**kwargs``."""
+        return sum(name not in self._keywords for name in names) > 1
+
+    def name(self, place: int) -> str:
+        """The name of a positional argument."""
+        count = self._places
+        return self._names[place] if place < count else f"{self._rest}[{place - count}]"
+
+    def is_static(self, name: str) -> bool:
+        """Whether the tensors of an argument are read where they lie."""
+        return name in self._static
+
+
+def _signatures_of(function: Callable[..., Any]) -> list[inspect.Signature]:
+    """How a function may be called, its names first; empty if nobody knows.
+
+    A wrapper that takes anything hands it to what it wraps, maybe with more of its own.
+    """
+    try:
+        own = inspect.signature(function, follow_wrapped=False)
+        wrapped = inspect.signature(function)
+    except (TypeError, ValueError):  # some functions of C have none
+        return []
+    takes_any = any(one.kind in _ANY for one in own.parameters.values())
+    return [wrapped, own] if takes_any and own != wrapped else [own]
+
+
+def _keywords_of(function: Callable[..., Any]) -> frozenset[str]:
+    """The names that a function has parameters for; a wrapper of another one as it is itself."""
+    try:
+        parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
+    except (TypeError, ValueError):  # some functions of C have none
+        return frozenset()
+    kinds = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    return frozenset(one.name for one in parameters if one.kind in kinds)

@@ -1,0 +1,270 @@
+"""The keys of a graphed function: which one a call has, and which graphs stay."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Hashable, Iterator
+from typing import Any
+
+from cgraph import _core, _driver
+from cgraph._graphed.call import Call
+from cgraph._graphed.guards import Change
+from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.options import Options
+from cgraph._python.values import as_key
+from cgraph._text import shown
+
+__all__ = ["Family", "Keys"]
+
+# A place that held a new value in so many calls in a row is no part of keys any more.
+_NEW_IN_A_ROW = 8
+# So many keys without a graph are remembered.
+_WITHOUT_GRAPH = 256
+# So many calls in flight for their backward passes have a graph each.
+_OPEN = 4
+
+
+class Family:
+    """The keys of calls whose arguments are alike; they differ in guarded values.
+
+    Attributes:
+        keys: They, the one that was used last first.
+        static: The places of leaves that are read where they lie, as calls have shown.
+        moved: Those that have moved since, and are inputs.
+        lay: Where the tensors lay that calls have written.
+        is_passing: Whether its first call is not worth to be observed: many before were of families
+            of their own.
+    """
+
+    def __init__(self) -> None:
+        self.keys: list[Key] = []
+        self.static: set[int] = set()
+        self.moved: set[int] = set()
+        self.lay: dict[int, int] = {}
+        self.is_passing = False
+
+    def with_statics(self, call: Call) -> Call:
+        """A call, of which the tensors are read where they lie that calls have shown to stay."""
+        for place, at in self.lay.items():
+            if place in self.moved:
+                continue
+            if call.leaves[place].value.data_ptr() == at:
+                self.static.add(place)
+            elif place in self.static:
+                # The next capture makes it an input.
+                self.static.discard(place)
+                self.moved.add(place)
+        return call.with_statics(self.static)
+
+    def note(self, call: Call, written: Collection[str], options: Options) -> None:
+        """Note where tensors lie that are written: in a call that finds them there they stay."""
+        if options.sizes is not None:
+            # The rows of padded calls are found in all tensors.
+            return
+        for place, leaf in enumerate(call.leaves):
+            if leaf.kind == "tensor" and leaf.name in written:
+                self.lay[place] = leaf.value.data_ptr()
+
+    def first(self, key: Key) -> None:
+        """Let a key be asked first from now on."""
+        if self.keys[0] is not key:
+            self.keys.remove(key)
+            self.keys.insert(0, key)
+
+
+class Keys:
+    """All keys of one function.
+
+    Args:
+        options: The function's options.
+        dispatcher: Finds native entries.
+
+    Attributes:
+        various: The names of what held too many values, with the reason.
+    """
+
+    def __init__(self, options: Options, dispatcher: _core.Dispatcher) -> None:
+        self._options = options
+        self._dispatcher = dispatcher
+        self._families: dict[Hashable, Family] = {}
+        self.various: dict[str, str] = {}
+        self._values: dict[str, set[Hashable]] = {}
+        self._new_in_a_row: Counter[str] = Counter()
+        self._new_families = 0
+        # By the reason.
+        self._eager: dict[str, Key] = {}
+        # What calls have in common but for plain arguments, and these of the last new family.
+        self._last_arguments: dict[Hashable, dict[str, Any]] = {}
+
+    def count_eager(self, call: Call, reason: Reason) -> None:
+        """Count a call that runs eagerly, whatever its key."""
+        key = self._eager.get(reason.text)
+        if key is None:
+            key = self._eager[reason.text] = Key(", ".join(call.words()) or "no arguments")
+            key.state, key.reason = "eager", reason
+            while len(self._eager) > _WITHOUT_GRAPH:
+                del self._eager[next(iter(self._eager))]
+        key.eager_calls += 1
+
+    @property
+    def reported(self) -> Iterator[Key]:
+        """All keys, and one for each reason for which calls run eagerly whatever their keys."""
+        yield from self
+        yield from list(self._eager.values())
+
+    def __iter__(self) -> Iterator[Key]:
+        """All of them, those beside open calls included."""
+        for family in list(self._families.values()):
+            for key in list(family.keys):
+                yield key
+                yield from key.beside
+
+    def family(self, call: Call) -> tuple[Family, str | None]:
+        """The family of a call, and the name of an argument that has too many values, if one has.
+
+        A call whose argument has too many values gets a family that is not remembered.
+        """
+        identity = call.key(), _driver.number()
+        found = self._families.get(identity)
+        if found is not None:
+            self._new_families = 0
+            return found, None
+        loose, plain = call.without_plain(), call.plain
+        before = self._last_arguments.get(loose)
+        self._last_arguments[loose] = plain
+        while len(self._last_arguments) > _WITHOUT_GRAPH:
+            del self._last_arguments[next(iter(self._last_arguments))]
+        for name, value in plain.items():
+            if name in self.various:
+                return Family(), name
+            if before is None:
+                self._values.setdefault(name, set()).add(as_key(value))
+            elif as_key(before.get(name)) != as_key(value) and self._is_various(name, value):
+                return Family(), name
+        found = self._families[identity] = Family()
+        self._new_families += 1
+        found.is_passing = self._new_families > _NEW_IN_A_ROW
+        self._forget_old()
+        return found, None
+
+    def find(self, family: Family, call: Call) -> tuple[Key | None, list[Change], str | None]:
+        """The key of a call; None if it would be a new one.
+
+        Args:
+            family: The call's family.
+            call: The call.
+
+        Returns:
+            The key and what has changed of what its graph reads; or None, what tells the call from
+            the key that is nearest, and the name of a place that has too many values, if one has.
+        """
+        nearest: list[Change] | None = None
+        # One that is about to be captured has not noted yet which gradients it begins with.
+        for key in sorted(family.keys, key=lambda key: key.recorded is None):
+            changes = [] if key.shown is None else key.shown.guards.changes(call.objects)
+            if key.recorded is not None and key.shown is None:
+                changes = []
+            if not any(one.makes_key for one in changes):
+                family.first(key)
+                self._new_in_a_row.clear()
+                return key, changes, None
+            nearest = nearest or changes
+        various = None
+        for change in nearest or ():
+            if change.makes_key and self._is_various(change.name, change.now):
+                various = change.name
+        return None, nearest or [], various
+
+    def add(self, family: Family, key: Key) -> None:
+        """Remember a new key."""
+        key.has_sizes = self._options.sizes is not None
+        family.keys.insert(0, key)
+        self._forget_old()
+
+    def free(self, key: Key) -> Key | None:
+        """The key, or where its last call waits for its backward pass, one beside it.
+
+        None if all of them wait.
+        """
+        if not key.is_open:
+            return key
+        for other in key.beside:
+            if not other.is_open:
+                return other
+        if len(key.beside) + 1 >= _OPEN:
+            return None
+        count = len(key.beside) + 1
+        words = f"beside {count} open call{'s' if count > 1 else ''}"
+        other = Key(f"{key.text}, {words}", [*key.words, words])
+        other.shown, other.observed = key.shown, key.observed
+        other.has_sizes = key.has_sizes
+        key.beside.append(other)
+        return other
+
+    def evict(self, served: Key) -> None:
+        """Let the graphs go that were not used for longest, as long as there are too many."""
+        captured = [key for key in self if key.recorded is not None]
+        if len(captured) <= self._options.most_graphs:
+            return
+        # One that is replayed may have called the function in a break.
+        captured = [key for key in captured if not key.is_running and key is not served]
+        captured.sort(key=lambda key: key.last_use, reverse=True)
+        while len(captured) + 1 > self._options.most_graphs and captured:
+            oldest = captured.pop()
+            oldest.let_go("evicted", None, None)
+            self.drop(oldest)
+
+    def drop(self, key: Key) -> None:
+        """Let the graph of a key go."""
+        # First, so that no call finds a graph that is gone, whatever hooks of it raise.
+        for entry in key.entries:
+            self._dispatcher.remove(entry)
+        key.drop()
+
+    def clear(self) -> None:
+        """Forget everything."""
+        keys = [*self]
+        self._families.clear()
+        self.various.clear()
+        self._values.clear()
+        self._new_in_a_row.clear()
+        self._last_arguments.clear()
+        self._eager.clear()
+        for key in keys:
+            self.drop(key)
+
+    def _is_various(self, name: str, value: Any) -> bool:
+        """Whether a place or an argument has too many values; notes this one."""
+        if name in self.various:
+            return True
+        values = self._values.setdefault(name, set())
+        try:
+            identity: Hashable = as_key(value)
+            is_new = identity not in values
+            values.add(identity)
+        except TypeError:  # what cannot be hashed
+            is_new = True
+        self._new_in_a_row[name] = self._new_in_a_row[name] + 1 if is_new else 0
+        if self._new_in_a_row[name] >= _NEW_IN_A_ROW:
+            self.various[name] = (
+                f"{name} had a new value in {_NEW_IN_A_ROW} calls in a row, {shown(value):.40} now"
+            )
+        elif len(values) > self._options.most_graphs:
+            self.various[name] = (
+                f"{name} has more values than max_graphs={self._options.most_graphs}"
+            )
+        return name in self.various
+
+    def _forget_old(self) -> None:
+        """Forget the oldest keys that have no graph, as far as these are too many."""
+        without = [
+            (identity, key)
+            for identity, family in self._families.items()
+            for key in family.keys
+            if key.recorded is None and not key.beside
+        ]
+        for identity, key in without[: max(0, len(without) - _WITHOUT_GRAPH)]:
+            family = self._families[identity]
+            family.keys.remove(key)
+            if not family.keys:
+                del self._families[identity]

@@ -1,0 +1,405 @@
+"""The arguments of a call, taken apart: what is copied, what stays, what belongs to the key."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Collection, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from typing import Any, Literal, NamedTuple
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._graphed.arguments import Arguments
+from cgraph._graphed.structure import Pattern, pattern_of, put_together, structure_of
+from cgraph._python.values import as_key, has_no_parts, is_array, is_atom, is_plain
+from cgraph._text import shown
+from cgraph._torch import tree_flatten
+
+__all__ = ["Call", "Leaf", "Mode", "as_argument", "copied", "dense_like"]
+
+# So many letters of a value are shown.
+_LONG = 40
+
+Kind = Literal["tensor", "static", "plain", "module", "object", "whole"]
+"""What becomes of a value: it is copied, is read where it lies, is compared by value, by identity,
+by its parts, or by identity without anything to look into."""
+
+
+class Mode(NamedTuple):
+    """The modes of torch's that a capture depends on.
+
+    Attributes:
+        grad: Whether gradients are recorded.
+        inference: Whether it is inference mode.
+        autocast: What autocast does; None while it is off.
+    """
+
+    grad: bool
+    inference: bool
+    autocast: tuple[Any, ...] | None
+
+    @classmethod
+    def now(cls) -> Mode:
+        """Those of this thread."""
+        grad = torch.is_grad_enabled()
+        autocast = _torch.autocast_state() if _torch.is_any_autocast_enabled() else None
+        return cls(grad, not grad and torch.is_inference_mode_enabled(), autocast)
+
+    def __str__(self) -> str:
+        """Those that are not torch's default for inference."""
+        names = ["grad"] if self.grad else ["inference mode"] if self.inference else []
+        kinds = [str(dtype).removeprefix("torch.") for is_on, dtype in self.autocast or () if is_on]
+        return ", ".join([*names, *(f"autocast {kind}" for kind in kinds)])
+
+
+class Same:
+    """An object as part of a key that does not keep it alive. It is equal to itself alone."""
+
+    def __init__(self, value: object) -> None:
+        self._value = weakref.ref(value)
+        self._hash = id(value)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        value = self._value()
+        return isinstance(other, Same) and value is not None and value is other._value()
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A value among the arguments.
+
+    Attributes:
+        name: How it is found, as ``x`` or ``batch['ids'][0]``.
+        value: The value.
+        kind: What becomes of it.
+        by_name: Whether its argument was given by name.
+        is_declared: Whether it was said to stay where it lies, so that its address is in the key.
+    """
+
+    name: str
+    value: Any
+    kind: Kind
+    by_name: bool = False
+    is_declared: bool = False
+
+    def key(self) -> Hashable:
+        """What two calls of one graph have in common here."""
+        if self.kind == "plain":
+            return as_key(self.value)
+        if self.kind == "object":
+            return "object", type(self.value)
+        if self.kind in ("module", "whole"):
+            return _identity(self.value)
+        tensor = self.value
+        if (form := _torch.form_of(tensor)) is not None:
+            return type(tensor), form, tensor.dtype
+        place = tensor.data_ptr() if self.is_declared else None
+        strides = None
+        if not tensor.is_contiguous():
+            # What is copied is read without gaps, whatever it had.
+            strides = (tensor if self.kind == "static" else dense_like(tensor)).stride()
+        of_elements = tensor.shape, tensor.dtype, strides, tensor.device
+        lazy = tensor.is_conj(), tensor.is_neg()
+        return type(tensor), place, *of_elements, lazy, tensor.requires_grad, self._is_leaf
+
+    @property
+    def _is_leaf(self) -> bool | None:
+        """Whether it has no history, where a function may take a gradient of it."""
+        return self.value.is_leaf if self.value.requires_grad else None
+
+    @property
+    def is_lazy(self) -> bool:
+        """Whether its bytes are not its values."""
+        return bool(self.value.is_conj() or self.value.is_neg())
+
+    def __str__(self) -> str:
+        """Name and value in words, as they are given."""
+        is_tensor = self.kind in ("tensor", "static")
+        return f"{self.name}{'=' if self.by_name or not is_tensor else ': '}{self.words}"
+
+    @property
+    def words(self) -> str:
+        """The value in words."""
+        if self.kind not in ("tensor", "static"):
+            text = shown(self.value) if self.kind == "plain" else type(self.value).__qualname__
+            return text if len(text) <= _LONG else text[:_LONG] + "…"
+        dtype = str(self.value.dtype).removeprefix("torch.")
+        if type(self.value) is not torch.Tensor:
+            dtype = f"{type(self.value).__name__} {dtype}"
+        if (form := _torch.form_of(self.value)) is not None:
+            return f"{form} {dtype}"
+        grad = " with grad" if self.value.requires_grad else ""
+        strides = "" if self.value.is_contiguous() else " not contiguous"
+        return f"{dtype}{list(self.value.shape)}{strides}{grad}"
+
+
+class Call:
+    """One call's arguments.
+
+    Args:
+        arguments: Those of the function.
+        args: The positional arguments.
+        kwargs: The keyword arguments.
+
+    Attributes:
+        leaves: All values, in the order of the patterns.
+        mode: torch's modes.
+        is_native: Whether native entries can match it: it has no containers of other kinds than
+            tuples, lists and dictionaries, and nothing that only Python can compare or read.
+        is_in_order: Whether the function sees the order of its keyword arguments.
+        also: A plain value that belongs to the key, besides the arguments.
+    """
+
+    also: Any = None
+
+    def __init__(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.mode = Mode.now()
+        self.leaves: list[Leaf] = []
+        self.is_native = True
+        # Containers of other kinds, each with how many leaves come before, and arguments by name.
+        self._others: list[tuple[int, str]] = []
+        self._is_by_name = False
+        # The dataclasses that were taken apart: who finds one twice would find two copies.
+        self._records: set[int] = set()
+        self._args = [
+            self._taken(value, name := arguments.name(place), arguments.is_static(name))
+            for place, value in enumerate(args)
+        ]
+        self._is_by_name = True
+        self.is_in_order = arguments.are_in_order(kwargs)
+        self._kwargs = [
+            (name, self._taken(kwargs[name], name, arguments.is_static(name)))
+            for name in (kwargs if self.is_in_order else sorted(kwargs))
+        ]
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """The tensors that are copied."""
+        return [leaf.value for leaf in self.leaves if leaf.kind == "tensor"]
+
+    @property
+    def names(self) -> list[str]:
+        """The names of those."""
+        return [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
+
+    @property
+    def statics(self) -> list[Leaf]:
+        """The tensors that are read where they lie."""
+        return [leaf for leaf in self.leaves if leaf.kind == "static"]
+
+    @property
+    def objects(self) -> list[Any]:
+        """The objects that guards look into, in order."""
+        return [leaf.value for leaf in self.leaves if leaf.kind == "object"]
+
+    def on_device(self) -> AbstractContextManager[object]:
+        """A ``with`` block in which the device of the tensors is current, as captures want it."""
+        for leaf in self.leaves:
+            if leaf.kind in ("tensor", "static") and leaf.value.device.type == "cuda":
+                return torch.cuda.device(leaf.value.device)
+        return nullcontext()
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether a tensor among the arguments gets a gradient."""
+        tensors = (one.value for one in self.leaves if one.kind in ("tensor", "static"))
+        return self.mode.grad and any(tensor.requires_grad for tensor in tensors)
+
+    def key(self) -> Hashable:
+        """What all calls have in common that one graph can serve, but for guarded values."""
+        structure = (structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs))
+        leaves = tuple(leaf.key() for leaf in self.leaves)
+        return structure, leaves, self.mode, as_key(self.also)
+
+    def without_plain(self) -> Hashable:
+        """The same without plain values."""
+        structure = (structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs))
+        leaves = tuple(None if one.kind == "plain" else one.key() for one in self.leaves)
+        return structure, leaves, self.mode
+
+    @property
+    def plain(self) -> dict[str, Any]:
+        """The plain values by their names."""
+        return {leaf.name: leaf.value for leaf in self.leaves if leaf.kind == "plain"}
+
+    def arguments(
+        self, tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor] | None = None
+    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        """The arguments with other tensors in the places of those that are copied.
+
+        Args:
+            tensors: They.
+            statics: Likewise for those that are read where they lie; None for themselves.
+        """
+        values = self._values(tensors, statics)
+        args = tuple(put_together(one, values) for one in self._args)
+        return args, {name: put_together(one, values) for name, one in self._kwargs}
+
+    def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
+        """The same call with other tensors in the places of those that are copied."""
+        others = iter(tensors)
+        return self._with(
+            replace(leaf, value=next(others)) if leaf.kind == "tensor" else leaf
+            for leaf in self.leaves
+        )
+
+    def with_statics(self, places: Collection[int]) -> Call:
+        """The same call, of which leaves at these places are read where they lie."""
+        if not places:
+            return self
+        return self._with(
+            replace(leaf, kind="static") if place in places and leaf.kind == "tensor" else leaf
+            for place, leaf in enumerate(self.leaves)
+        )
+
+    def patterns(
+        self, signatures: Sequence[_core.Signature]
+    ) -> tuple[list[Pattern], list[tuple[str, Pattern]]]:
+        """What a native entry matches: these signatures for the tensors that are copied.
+
+        For a call that none can match, there is nothing to compare.
+        """
+        if not self.is_native:
+            return [], []
+        copied = iter(signatures)
+        leaves = iter([_pattern(leaf, copied) for leaf in self.leaves])
+        args = [pattern_of(one, leaves) for one in self._args]
+        return args, [(name, pattern_of(one, leaves)) for name, one in self._kwargs]
+
+    def words(self, *, by_name: bool = True) -> list[str]:
+        """Each argument in words, and the modes.
+
+        Args:
+            by_name: Tell what was given by name from what was given by place.
+        """
+        leaves = [str(one if by_name else replace(one, by_name=False)) for one in self.leaves]
+        # The last one first, as those before it stay where they are.
+        for place, other in reversed(self._others):
+            leaves.insert(place, other)
+        also = "" if self.also is None else f"guards={shown(self.also):.40}"
+        return [*leaves, *filter(None, [str(self.mode), also])]
+
+    def __str__(self) -> str:
+        """The arguments in words."""
+        return ", ".join(self.words()) or "no arguments"
+
+    def _with(self, leaves: Iterator[Leaf] | Any) -> Call:
+        new = object.__new__(Call)
+        new.__dict__.update(self.__dict__)
+        new.leaves = [*leaves]
+        return new
+
+    def _values(
+        self, tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor] | None
+    ) -> Iterator[Any]:
+        """All values, with other tensors in the places of those of the call."""
+        of_kind = {"tensor": iter(tensors)}
+        if statics is not None:
+            of_kind["static"] = iter(statics)
+        return iter(
+            [next(of_kind[one.kind]) if one.kind in of_kind else one.value for one in self.leaves]
+        )
+
+    def _taken(self, value: Any, name: str, static: bool) -> Any:
+        """What a value consists of: its container, or None for a leaf."""
+        kind = type(value)
+        if kind is tuple or kind is list:
+            parts = [
+                self._taken(one, f"{name}[{place}]", static) for place, one in enumerate(value)
+            ]
+            return kind.__name__, parts
+        if kind is dict:
+            return "dict", [
+                (key, self._taken(one, f"{name}[{key!r}]", static)) for key, one in value.items()
+            ]
+        if _torch.is_named_tuple(kind) and len(value) == len(kind._fields):
+            fields = zip(kind._fields, value, strict=True)
+            return "named", (
+                kind,
+                [self._taken(one, f"{name}.{field}", static) for field, one in fields],
+            )
+        if not is_plain(value) and _torch.is_record(value):
+            if id(value) in self._records:
+                self._add(value, name, static)
+                return None
+            self._records.add(id(value))
+            attributes = [*vars(value).items()]
+            parts = [
+                (field, self._taken(one, f"{name}.{field}", static)) for field, one in attributes
+            ]
+            return "record", (kind, parts)
+        leaves, spec = tree_flatten(value)
+        if spec.is_leaf():
+            self._add(value, name, static)
+            return None
+        self.is_native = False
+        self._others.append((len(self.leaves), f"{name}: {kind.__qualname__}"))
+        for leaf, its_name in zip(leaves, _torch.names_in(name, value), strict=True):
+            self._add(leaf, its_name, static)
+        return "other", (spec, len(leaves))
+
+    def _add(self, value: Any, name: str, static: bool) -> None:
+        kind: Kind = "object"
+        is_declared = False
+        if isinstance(value, torch.Tensor):
+            # Nothing native knows where it lies, or what is in it.
+            self.is_native &= _torch.memory_of(value) is not None
+            self.is_native &= _torch.form_of(value) is None
+            is_declared = static or isinstance(value, torch.nn.Parameter)
+            kind = "static" if is_declared else "tensor"
+            self.is_native &= not (value.is_conj() or value.is_neg())
+        elif is_plain(value):
+            kind = "plain"
+            self.is_native &= is_atom(value)
+        elif isinstance(value, torch.nn.Module):
+            kind = "module"
+        elif has_no_parts(value) or is_array(value) or isinstance(value, Iterator):
+            kind = "whole"
+        self.leaves.append(Leaf(name, value, kind, self._is_by_name, is_declared))
+
+
+def as_argument(copy: torch.Tensor, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
+    """Let what a function is given instead of a tensor be of its class."""
+    if type(copy) is not type(tensor):
+        copy = _torch.in_class(copy, type(tensor))
+    return copy.requires_grad_(requires_grad)
+
+
+def copied(tensor: torch.Tensor) -> torch.Tensor:
+    """A copy that is a leaf or has a history as the tensor, and requires a gradient likewise."""
+    copy = as_argument(tensor.detach().clone(), tensor, tensor.requires_grad)
+    if tensor.is_leaf:
+        return copy
+    with torch.enable_grad():
+        return copy.clone()
+
+
+def dense_like(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor without memory whose strides are those of a copy."""
+    return torch.empty_like(tensor, device="meta", requires_grad=False)
+
+
+def _identity(value: Any) -> Hashable:
+    try:
+        return Same(value)
+    except TypeError:  # what has no weak references
+        return "whole", id(value)
+
+
+def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
+    if leaf.kind == "plain":
+        return "constant", leaf.value
+    if leaf.kind == "object":
+        return "object", type(leaf.value)
+    if leaf.kind in ("module", "whole"):
+        return "same", leaf.value
+    signature = _torch.signature(leaf.value) if leaf.kind == "static" else next(copied)
+    tensor = leaf.value
+    is_leaf = tensor.is_leaf if tensor.requires_grad and not torch.is_grad_enabled() else None
+    kind = "fixed" if leaf.kind == "static" else "tensor"
+    return kind, signature, tensor.requires_grad, is_leaf, type(tensor)

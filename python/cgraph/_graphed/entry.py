@@ -1,0 +1,124 @@
+"""Native entries: the calls that are replays of a captured graph, and what they return."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from cgraph import _core, _torch
+from cgraph._graphed.call import Call
+from cgraph._graphed.guards import Guards
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.results import Result
+from cgraph._graphed.train import Trained
+from cgraph._graphed.writeback import Fed
+from cgraph._torch import tree_unflatten
+
+__all__ = ["entry_of_graph", "entry_of_passes", "returned"]
+
+
+def entry_of_graph(
+    recorded: Recorded,
+    call: Call,
+    guards: Guards,
+    turn: _core.Turn,
+    lane: _core.Lane | None,
+    *,
+    is_fresh: bool,
+    warn: Callable[[], None],
+) -> _core.Entry:
+    """The entry of a captured key.
+
+    Args:
+        recorded: The capture.
+        call: A call of the key.
+        guards: What its function reads of Python.
+        turn: What lets one thread at a time replay.
+        lane: The stream that the pool was used on last; None where there is just one.
+        is_fresh: Whether results get memory of their own.
+        warn: Told of a static result that is still held.
+    """
+    work: Any = recorded.graph
+    if recorded.debugged is not None:
+        work = recorded.debugged
+    elif recorded.leaves_more:
+        work = Fed(recorded)
+    elif lane is None:
+        work = Fed(recorded)
+    return _core.Entry(
+        *call.patterns([_torch.signature(static) for static in recorded.statics]),
+        is_in_order=call.is_in_order,
+        modes=call.mode,
+        guards=guards.native,
+        work=work,
+        outputs=returned(recorded, recorded.result, is_fresh=is_fresh, warn=warn),
+        lane=lane,
+        turn=turn,
+        written=recorded.writes,
+        has_breaks=bool(recorded.breaks),
+    )
+
+
+def entry_of_passes(
+    trained: Trained, call: Call, guards: Guards, turn: _core.Turn, lane: _core.Lane | None
+) -> _core.Entry:
+    """The entry of a key with gradients, whose calls are handed on as they are.
+
+    Args:
+        trained: What it replays.
+        call: As for :func:`entry_of_graph`, as the others.
+        guards: Likewise.
+        turn: Likewise.
+        lane: Likewise.
+    """
+    return _core.Entry(
+        *call.patterns([_torch.signature(tensor) for tensor in call.tensors]),
+        is_in_order=call.is_in_order,
+        modes=call.mode,
+        guards=guards.native,
+        work=trained.call,
+        outputs=None,
+        lane=lane,
+        turn=turn,
+        written=trained.writes,
+        has_breaks=bool(trained.breaks),
+        is_open=trained.is_open,
+    )
+
+
+def returned(
+    recorded: Recorded, result: Result, *, is_fresh: bool, warn: Callable[[], None]
+) -> tuple[list[tuple[Any, ...]], Any, Callable[[], None]]:
+    """What a native entry returns for the leaves of a result, and who is told of held ones."""
+    fresh = result.fresh if is_fresh and recorded.debugged is None else []
+    copies = recorded.copies
+    maker = copies.cut(fresh) if fresh and copies is not None else None
+    numbers = {id(one): number for number, one in enumerate(fresh)}
+    leaves: list[tuple[Any, ...]] = [
+        ("fresh", numbers[id(leaf)], maker)
+        if maker is not None and id(leaf) in numbers
+        else _leaf(result, number, is_fresh)
+        for number, leaf in enumerate(result.leaves)
+    ]
+    build: Any = functools.partial(_build, recorded.spec)
+    if recorded.spec.is_leaf():
+        build = "single"
+    elif recorded.is_flat_tuple:
+        build = "tuple"
+    return leaves, build, warn
+
+
+def _leaf(result: Result, number: int, is_fresh: bool) -> tuple[Any, ...]:
+    leaf, kind = result.leaves[number], result.kinds[number]
+    if kind in ("argument", "constant"):
+        return kind, leaf
+    if kind == "input" and (view := result.view(number)) is not None:
+        return "view", view.place, view
+    if kind == "input" or is_fresh or leaf.numel() == 0 or leaf.is_conj() or leaf.is_neg():
+        return "copied", leaf
+    return "static", leaf.detach(), _torch.signature(leaf)
+
+
+def _build(spec: Any, leaves: list[Any]) -> Any:
+    return tree_unflatten(leaves, spec)

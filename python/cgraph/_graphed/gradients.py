@@ -1,0 +1,104 @@
+"""The ``.grad`` of leaves around a function with a backward pass inside."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._torch import tree_flatten, tree_unflatten
+
+__all__ = ["Gradients", "detached"]
+
+
+class Gradients:
+    """What a capture does to the gradients of leaves, for its replays to do.
+
+    A gradient that is there is added to in place, as by any backward pass. Where there is none, or
+    the function takes it away first, the leaf gets one in the graph's memory, which later replays
+    overwrite.
+
+    Args:
+        leaves: The leaves, before the capture.
+
+    Attributes:
+        at_begin: Their gradients then, by the ``id`` of the leaf.
+    """
+
+    def __init__(self, leaves: Iterable[torch.Tensor] = ()) -> None:
+        self._before = [(leaf, leaf.grad) for leaf in leaves]
+        self.at_begin = {id(leaf): grad for leaf, grad in self._before}
+        self._given: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def __bool__(self) -> bool:
+        """Whether replays give some leaf another gradient."""
+        return bool(self._given)
+
+    def end(self) -> None:
+        """The capture has ended: note which leaves have other gradients."""
+        self._given = [(leaf, leaf.grad) for leaf, old in self._before if leaf.grad is not old]
+        self._before = []
+
+    def take(self, others: Gradients) -> None:
+        """Note which leaves of others that have not ended have other gradients now."""
+        self._given = [(leaf, leaf.grad) for leaf, old in others._before if leaf.grad is not old]
+
+    def put_back(self) -> None:
+        """Let the leaves have what they had before the capture."""
+        for leaf, old in self._before:
+            if leaf.grad is not old:
+                leaf.grad = old
+
+    @property
+    def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
+        """The leaves that replays give another gradient, and the one that the graph computes."""
+        return self._given
+
+    def at_break(self, fn: Callable[..., Any]) -> Callable[..., Any]:
+        """A break that finds in each replay the gradients that the graph has computed before it."""
+        made = [(leaf, leaf.grad) for leaf, old in self._before if leaf.grad is not old]
+        if not made:
+            return fn
+
+        @functools.wraps(fn, updated=())
+        def call(*args: Any, **kwargs: Any) -> Any:
+            for leaf, one in made:
+                if leaf.grad is not one:
+                    leaf.grad = one
+            return fn(*args, **kwargs)
+
+        return call
+
+    def give(self) -> None:
+        """Give the leaves what a replay has computed."""
+        for leaf, own in self._given:
+            if leaf.grad is not own:
+                leaf.grad = own
+
+
+def detached(result: Any, *, always: bool = False) -> Any:
+    """A result with tensors without history in the places of those whose history is spent.
+
+    Args:
+        result: The result.
+        always: Take the history of all tensors away, as a backward pass ran inside.
+    """
+    leaves, spec = tree_flatten(result)
+    spent = [
+        isinstance(one, torch.Tensor) and one.grad_fn is not None and (always or _is_spent(one))
+        for one in leaves
+    ]
+    if not any(spent):
+        return result
+    pairs = zip(leaves, spent, strict=True)
+    return tree_unflatten([one.detach() if gone else one for one, gone in pairs], spec)
+
+
+def _is_spent(tensor: torch.Tensor) -> bool:
+    with suppress(RuntimeError):
+        return tensor.grad_fn is not None and _torch.is_spent(tensor)
+    return False

@@ -1,0 +1,225 @@
+"""``Key``: what became of the calls that share one graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from cgraph import _core
+from cgraph._graphed.observation import Observation
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.train import Trained
+from cgraph._text import plural, short_place
+from cgraph.errors import StateError
+from cgraph.reports import KeyReport, Rerecording, State
+
+__all__ = ["Key", "Reason"]
+
+# So many calls in a row that could not be captured, or whose captures differed, and a key is eager.
+_MISSES = 3
+# So many captures in a row that served few replays each, and a key is eager.
+_FRUITLESS = 5
+_FEW_REPLAYS = 8
+# For so many calls; then it is tried again.
+_PAUSE = 256
+
+
+class Reason:
+    """Why calls run eagerly.
+
+    Args:
+        text: Why.
+        where: The line that is the reason.
+        fix: What to do about it, where that is known.
+    """
+
+    def __init__(self, text: str, where: str | None = None, fix: str | None = None) -> None:
+        self.text = text
+        self.where = short_place(where)
+        self.fix = fix
+
+    def __str__(self) -> str:
+        """Say the place first, then what happens there."""
+        return self.text if self.where is None else f"{self.where}: {self.text}"
+
+
+class Key:
+    """One key of a graphed function.
+
+    Args:
+        text: What its calls have in common.
+        words: The same in parts, each argument one, in an order of their own.
+        values: The guarded plain values that belong to it, in words.
+
+    Attributes:
+        state: What calls of it do: they run eagerly until they are captured (``"observed"``), are
+            replays (``"captured"``), or run eagerly (``"eager"``).
+        reason: Why they run eagerly, or why the last one did.
+        shown: What the call before has shown; None before the first one.
+        observed: How many calls were observed since the key began, or was tried again.
+        recorded: The capture; None without one.
+        entry: What replays it natively.
+        padded: The entries of calls that are padded to it, by what such calls have in common.
+        checked: Where the rows of results are, by those of calls whose padding was compared.
+        beside: Keys for the same calls while the backward pass of one of this key is to come.
+    """
+
+    def __init__(self, text: str, words: Sequence[str] = ()) -> None:
+        self.text = text
+        self.words = words
+        self.state: State = "observed"
+        self.reason: Reason | None = None
+        self.shown: Observation | None = None
+        self.observed = 0
+        self.recorded: Recorded | Trained | None = None
+        self.entry: _core.Entry | None = None
+        self.padded: dict[Hashable, _core.Entry] = {}
+        self.checked: dict[Hashable, Sequence[int | None]] = {}
+        self.beside: list[Key] = []
+        self.has_sizes = False
+        self.misses = 0
+        self.eager_calls = 0
+        self.capture_seconds = 0.0
+        self.used = 0
+        self._past_replays = 0
+        # Calls that were replays of what no native entry serves, and of captures themselves.
+        self._own_replays = 0
+        self._fruitless = 0
+        self._replays_at_capture = 0
+        self._pause = 0
+        self._again: Counter[tuple[str, str | None, str | None]] = Counter()
+
+    @property
+    def replays(self) -> int:
+        """How many calls were replays of its graphs, captures included."""
+        found = self._past_replays + self._own_replays
+        return found + sum(one.replays for one in self.entries)
+
+    @property
+    def entries(self) -> list[_core.Entry]:
+        """Those of its own rows and of fewer."""
+        entry = self.entry
+        return [*([] if entry is None else [entry]), *self.padded.values()]
+
+    @property
+    def last_use(self) -> int:
+        """When it was captured or replayed last; the later, the larger."""
+        return max((one.last_use for one in self.entries), default=0)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a backward pass may still read what its graph's last call left."""
+        return isinstance(self.recorded, Trained) and self.recorded.is_open()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a replay of it is under way, of which this may be part."""
+        return self.recorded is not None and self.recorded.is_running
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device that its graph holds."""
+        return 0 if self.recorded is None else self.recorded.memory_bytes
+
+    def is_eager(self) -> bool:
+        """Whether this call of it runs eagerly, unobserved; counts it if so."""
+        if self.state != "eager":
+            return False
+        if self._pause > 0:
+            self._pause -= 1
+            self.eager_calls += 1
+            return True
+        # It is tried again from the beginning.
+        self.state, self.shown, self.observed, self.misses = "observed", None, 0, 0
+        self._fruitless = 0
+        return False
+
+    def was_replayed(self) -> None:
+        """Count a call that was a replay, or the one that the capture itself has done."""
+        self._own_replays += 1
+
+    def miss(self, reason: Reason) -> bool:
+        """Count a call that could not be captured; whether calls run eagerly from now on."""
+        self.misses += 1
+        self.reason = reason
+        if self.misses < _MISSES:
+            return False
+        self.pause(reason)
+        return True
+
+    def pause(self, reason: Reason) -> None:
+        """Let calls run eagerly from now on, until the key is tried again."""
+        self.state, self.reason, self._pause = "eager", reason, _PAUSE
+        self.shown = None
+
+    def hold(self, recorded: Recorded | Trained, entry: _core.Entry | None) -> None:
+        """Calls are replays of this from now on."""
+        self.recorded, self.entry = recorded, entry
+        self.state, self.reason, self.misses = "captured", None, 0
+        self.capture_seconds += recorded.seconds
+        self._replays_at_capture = self.replays
+
+    def let_go(self, why: str, name: str | None, where: str | None) -> bool:
+        """Note that the graph goes, since something has moved; whether calls run eagerly now.
+
+        Args:
+            why: What has happened, in a word.
+            name: What it happened to.
+            where: The line of the call.
+        """
+        few = self.replays - self._replays_at_capture < _FEW_REPLAYS
+        self._fruitless = self._fruitless + 1 if few else 0
+        self._again[why, name, short_place(where)] += 1
+        if self._fruitless < _FRUITLESS:
+            return False
+        self.pause(
+            Reason(
+                f"{name or why} {why} {plural(self._fruitless, 'time')} within"
+                f" {_FEW_REPLAYS} replays each",
+                where,
+                "write to it in place, with copy_(), so that it stays where it is; a number that"
+                " changes may be a tensor",
+            )
+        )
+        return True
+
+    def drop(self) -> None:
+        """Let the graph go. The caller has taken its entries out of the dispatcher."""
+        self._past_replays += sum(one.replays for one in self.entries)
+        self.eager_calls += sum(one.eager_calls for one in self.entries)
+        if self.state == "captured":
+            self.state = "observed"
+        self.entry, self.padded, self.checked = None, {}, {}
+        recorded, self.recorded = self.recorded, None
+        if recorded is not None:
+            recorded.reset()
+
+    def report(self) -> KeyReport:
+        """All of it in numbers and words."""
+        recorded = self.recorded
+        eager = self.eager_calls + sum(one.eager_calls for one in self.entries)
+        again = [
+            Rerecording(reason, argument, where, count)
+            for (reason, argument, where), count in list(self._again.items())
+        ]
+        facts: dict[str, Any] = {"nodes": None, "memory_bytes": None, "breaks": (), "frozen": ()}
+        if recorded is not None:
+            # Another thread may let it go meanwhile.
+            with suppress(StateError):
+                facts = {name: getattr(recorded, name) for name in facts}
+        reason = self.reason
+        return KeyReport(
+            key=self.text,
+            state=self.state,
+            reason=None if reason is None else reason.text,
+            where=None if reason is None else reason.where,
+            rerecorded=tuple(again),
+            replays=self.replays,
+            eager_calls=eager,
+            capture_seconds=self.capture_seconds,
+            fix=None if reason is None else reason.fix,
+            has_sizes=self.has_sizes,
+            **facts,
+        )

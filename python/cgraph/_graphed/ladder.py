@@ -1,0 +1,103 @@
+"""Captures of many sizes ahead of time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from tqdm import tqdm  # type: ignore[import-untyped]
+
+from cgraph._captures.collector import gc_frozen
+from cgraph._graphed.ahead import capture_ahead
+from cgraph._graphed.call import Call
+from cgraph._graphed.key import Key
+from cgraph._graphed.miss import Answers
+from cgraph._graphed.options import Pad, checked_sizes
+from cgraph._graphed.reasons import reason_against
+from cgraph._padding.contents import resized
+from cgraph._padding.rows import Fit
+from cgraph.errors import ArgumentError, CaptureError, add_note
+
+__all__ = ["capture_ladder"]
+
+
+def capture_ladder(
+    answers: Answers, call: Call, sizes: Sequence[int] | None, progress: bool
+) -> None:
+    """Capture a call's key, or one for each size, the largest first: the others fit its memory.
+
+    Args:
+        answers: The function's.
+        call: A call of any number of rows.
+        sizes: The sizes, if not those of the options.
+        progress: Show a bar.
+
+    Raises:
+        ArgumentError: The call has no rows, of which those of the sizes could be made.
+    """
+    options = answers.options
+    wanted = checked_sizes(sizes) if sizes is not None else options.sizes
+    answers.require_fit(call)
+    if wanted is None:
+        with gc_frozen():
+            _capture(answers, call, None)
+        return
+    found = answers.sizes.rows.fit(call, wanted)
+    if found is None:
+        raise ArgumentError(
+            f"no tensor among the arguments of {answers.name} has the dimension"
+            f" dim={options.dim!r}, along which sizes= counts rows"
+        )
+    if found.rows == 0:
+        raise ArgumentError(
+            f"the arguments of {answers.name} have no rows, expected at least one: the other sizes"
+            " are made of its rows"
+        )
+    # Rows that are made up are copies of real ones: numbers that index something stay in range.
+    pad: Pad = "repeat" if not callable(options.pad) else options.pad
+    bar = tqdm(
+        desc=f"capture {answers.name}",
+        total=len(wanted),
+        unit="graph",
+        leave=False,
+        disable=not progress,
+        file=sys.stderr,
+    )
+    first: Key | None = None
+    with gc_frozen(), bar:
+        for size in sorted(wanted, reverse=True):
+            sized = call.replaced(resized(call.tensors, found, size, pad))
+            with _rows_named(call, found):
+                key = _capture(answers, sized, first)
+            first = first or key
+            bar.update()
+    answers.sizes.rows.learn(call)
+
+
+def _capture(answers: Answers, call: Call, like: Key | None) -> Key:
+    """Capture the key of a call, unless it has a graph."""
+    against = reason_against(call, answers.device_type)
+    if against is not None:
+        raise CaptureError(f"{answers.name} cannot be captured for ({call}): {against}")
+    family, key, call = answers.key_of(call)
+    if key.recorded is None:
+        capture_ahead(answers, family, key, call, like=like)
+    return key
+
+
+@contextmanager
+def _rows_named(call: Call, found: Fit) -> Iterator[None]:
+    """A block whose errors say which arguments got another number of rows, if these are several."""
+    try:
+        yield
+    except Exception as error:
+        pairs = zip(call.names, found.dims, strict=True)
+        names = [name for name, dim in pairs if dim is not None]
+        if len(names) > 1:
+            add_note(
+                error,
+                f"cgraph: {', '.join(names)} were cut or padded: if not all of these have rows,"
+                f" name those that do, as dim={{{names[0]!r}: 0}}",
+            )
+        raise

@@ -1,0 +1,119 @@
+"""Where the captures of a graphed function are made: pools, streams and static memory."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._driver import Driver, Pool
+from cgraph._graphed.call import as_argument
+from cgraph.graphs import graph_pool_handle
+
+__all__ = ["Memory"]
+
+
+class Memory:
+    """Pools, streams and static memory of one function.
+
+    Args:
+        pool: That of captures without gradients, if it is given.
+    """
+
+    def __init__(self, pool: Pool | None) -> None:
+        self._given = pool
+        # Pool and stream of the captures without gradients of each device, or simulator.
+        self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
+        # Of the device's pool, which other functions may have as well.
+        self._lanes: dict[int, _core.Lane] = {}
+        self._buffers: dict[Hashable, _torch.WeakStorage] = {}
+
+    def place(self, driver: Driver, needs_grad: bool) -> tuple[Any, Any]:
+        """Pool and stream of a capture.
+
+        All without gradients share them. One with gradients has a pool of its own: what a forward
+        pass has saved must outlast the replays of other keys until the backward pass.
+        """
+        number = _number(driver)
+        if number not in self._places:
+            pool = graph_pool_handle() if self._given is None else self._given
+            self._places[number] = pool, driver.new_stream()
+        pool, stream = self._places[number]
+        return (graph_pool_handle() if needs_grad else pool), stream
+
+    def lane(self, driver: Driver) -> _core.Lane | None:
+        """The stream that the graphs of the current device were replayed on last."""
+        if driver.device_type != "cuda":
+            return None
+        ordinal = torch.cuda.current_device()
+        if ordinal not in self._lanes:
+            pool, _ = self._places[_number(driver)]
+            self._lanes[ordinal] = _lane(ordinal, tuple(getattr(pool, "id", pool)))
+        return self._lanes[ordinal]
+
+    def statics(
+        self, driver: Driver, tensors: Sequence[torch.Tensor], is_shared: bool
+    ) -> list[torch.Tensor]:
+        """Memory that a graph reads instead of tensors, with the same contents.
+
+        Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
+        a backward pass may come after calls of other keys, and reads what its forward pass got.
+        """
+        number = _number(driver)
+        is_inference = torch.is_inference_mode_enabled()
+        found = []
+        for place, tensor in enumerate(tensors):
+            shares = is_shared and tensor.dim() > 0 and tensor.is_contiguous()
+            form = (place, number, tensor.dtype, tensor.device, tensor.shape[1:], is_inference)
+            static = self._first_rows(form, tensor) if shares else None
+            if static is None:
+                static = tensor.detach().clone()
+                if shares:
+                    self._share(form, static)
+            else:
+                static.copy_(tensor)
+            needs_grad = tensor.requires_grad and (tensor.is_leaf or not is_shared)
+            found.append(as_argument(static, tensor, needs_grad))
+        return found
+
+    def clear(self) -> None:
+        """Forget pools and memory."""
+        self._places.clear()
+        self._lanes.clear()
+        self._buffers.clear()
+
+    def _first_rows(self, form: Hashable, tensor: torch.Tensor) -> torch.Tensor | None:
+        """As many rows as a tensor has, of memory that is shared; None if that has not as many."""
+        known = self._buffers.get(form)
+        whole = None if known is None else known.get()
+        if whole is None or whole.nbytes() < tensor.nbytes:
+            return None
+        return tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
+
+    def _share(self, form: Hashable, static: torch.Tensor) -> None:
+        """Let others of fewer rows have the memory, as long as somebody has it."""
+        self._buffers = {name: one for name, one in self._buffers.items() if one.get() is not None}
+        self._buffers[form] = _torch.WeakStorage(static)
+
+
+_lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.Lane] = weakref.WeakValueDictionary()
+
+
+def _number(driver: Driver) -> tuple[int, int]:
+    """Tells the current devices of all drivers apart; the one given is in force."""
+    is_gpu = driver.device_type == "cuda"
+    return _driver.number(), torch.cuda.current_device() if is_gpu else 0
+
+
+def _lane(ordinal: int, handle: tuple[int, ...]) -> _core.Lane:
+    """The stream that the graphs of a pool were replayed on last, of whatever functions."""
+    lane = _lanes.get((ordinal, *handle))
+    if lane is None:
+        source: Any = _torch.current_stream_source()
+        made = _core.Lane(_core.Device.cuda(ordinal), source, ordinal, _torch.wait_between)
+        # Another thread may have made one meanwhile.
+        lane = _lanes.setdefault((ordinal, *handle), made)
+    return lane

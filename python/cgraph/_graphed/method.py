@@ -1,0 +1,114 @@
+"""What a graphed function is as an attribute of a class: a method, with graphs for each object."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import sys
+import types
+from dataclasses import replace
+from typing import Any
+
+from cgraph._graphed.options import Options
+from cgraph._graphed.standing import Standing
+from cgraph.errors import ArgumentError
+
+__all__ = ["Binding"]
+
+
+class Binding(Standing):
+    """A graphed function that classes may have as a method."""
+
+    _options: Options
+    # The name of the method, and what objects keep their graphs by.
+    _attribute: str
+    _kept_as: str
+    _class: type | None = None
+    # What a class has, of which this is the method of one object.
+    _bound_of: Binding | None = None
+
+    @property
+    def _name(self) -> str:
+        return getattr(self._fn, "__qualname__", type(self._fn).__qualname__)
+
+    @property
+    def _is_method(self) -> bool:
+        """Whether it gets the object that it is called on."""
+        is_bound = isinstance(self._fn, _BOUND)
+        return hasattr(type(self._fn), "__get__") and not is_bound
+
+    @property
+    def __isabstractmethod__(self) -> bool:
+        return bool(getattr(self._fn, "__isabstractmethod__", False))
+
+    def _is_called_on(self, args: tuple[Any, ...]) -> bool:
+        """Whether it is called as an attribute of its class: the graphs are those of the object."""
+        is_object = bool(args) and not isinstance(args[0], type)
+        return is_object and self._is_method and isinstance(args[0], self._class or ())
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        """Learn the name of the method that this is."""
+        self._attribute = name
+        self._class = owner
+        self._kept_as = f"{owner.__qualname__}.{name}"
+
+    def __get__(self, instance: Any, owner: type | None = None) -> Any:
+        """The graphed method of an object, which has graphs of its own."""
+        if instance is None or not self._is_method:
+            return self
+        try:
+            attributes = instance.__dict__
+        except AttributeError:
+            raise ArgumentError(
+                f"{type(instance).__name__} has no __dict__ to keep the graphs of {self._name} in:"
+                " graph a function instead"
+            ) from None
+        # Not by the name of the method: a class that overrides it calls this one by ``super()``.
+        kept_as = self._kept_as
+        bound = attributes.get(kept_as)
+        while bound is not None and bound._bound_of is not self:
+            # Of another method of one name: that of a base that is called alike, for instance.
+            kept_as += "'"
+            bound = attributes.get(kept_as)
+        # A copy of an object has what the object had.
+        if bound is not None and bound.__wrapped__.__self__ is instance:
+            return bound
+        if isinstance(instance, type):
+            return types.MethodType(self, instance)
+        # As Python does: a method forwards attributes to its function.
+        bind: Any = type(self._fn)
+        method = bind.__get__(self._fn, instance, type(instance))
+        bound = type(self)(method, self._options)  # type: ignore[call-arg, arg-type]
+        bound._attribute, bound._kept_as, bound._bound_of = self._attribute, kept_as, self
+        # Of several threads that come here first, one is heard.
+        kept = attributes.setdefault(kept_as, bound)
+        if kept.__wrapped__.__self__ is not instance:
+            attributes[kept_as] = kept = bound
+        return kept
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The graphs know only the original: a copy begins without any."""
+        function = copy.deepcopy(self._fn, memo)
+        if function is self._fn:
+            return self
+        copied: Any = type(self)(function, self._options)  # type: ignore[call-arg, arg-type]
+        copied._attribute, copied._kept_as = self._attribute, self._kept_as
+        copied._bound_of = self._bound_of
+        return copied
+
+    def __reduce__(self) -> Any:
+        """How it is pickled: by its name or by its function, without graphs and without pool."""
+        if self._bound_of is not None:
+            return getattr, (self._fn.__self__, self._attribute)  # type: ignore[attr-defined]
+        found: Any = sys.modules.get(getattr(self._fn, "__module__", None) or "")
+        for name in self._name.split("."):
+            found = getattr(found, name, None)
+        if found is self:
+            return self._name
+        return type(self), (self._fn, replace(self._options, pool=None))
+
+
+# What stays as it is as an attribute of a class. From Python 3.14 on partial functions are methods.
+_BOUND: tuple[type, ...] = (staticmethod, types.MethodType)
+if sys.version_info < (3, 14):
+    _BOUND = (*_BOUND, functools.partial)

@@ -1,0 +1,490 @@
+"""What a graphed function does with a call that no native entry fits."""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _core, _driver, _torch
+from cgraph._captures.busy import busy
+from cgraph._explanation.findings import fix_of
+from cgraph._graphed.arguments import Arguments
+from cgraph._graphed.cache import Family, Keys
+from cgraph._graphed.call import Call
+from cgraph._graphed.claims import PoolBusyError, claimed
+from cgraph._graphed.entry import entry_of_graph, entry_of_passes
+from cgraph._graphed.guards import Change
+from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.memory import Memory
+from cgraph._graphed.observed import observed
+from cgraph._graphed.options import Options
+from cgraph._graphed.plan import Plan
+from cgraph._graphed.reasons import fix_for, reason_against
+from cgraph._graphed.record import BrokenError, Capture, record
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.surface import NoGradientError
+from cgraph._graphed.told import Told
+from cgraph._graphed.train import Trained, train
+from cgraph._graphed.writeback import leave, reason_beside
+from cgraph._padding.sizes import Sizes
+from cgraph._python.values import is_plain
+from cgraph._source import place_of, user_line
+from cgraph._text import first_line
+from cgraph.errors import (
+    ArgumentError,
+    StateError,
+    add_note,
+)
+
+__all__ = ["Answers"]
+
+Answer = _core.Entry | Callable[[], Any]
+"""What answers a call: an entry whose work is to be done, or a callable."""
+
+
+class Answers:
+    """Answers the calls of one function.
+
+    Args:
+        function: The function.
+        name: Its name.
+        arguments: How its arguments are called.
+        options: Its options.
+        keys: Its keys.
+        dispatcher: Finds native entries.
+        turn: What lets one thread at a time replay. Who calls a method here has it.
+
+    Attributes:
+        told: Says what there is to say of calls.
+    """
+
+    def __init__(
+        self,
+        function: Callable[..., Any],
+        name: str,
+        arguments: Arguments,
+        options: Options,
+        keys: Keys,
+        dispatcher: _core.Dispatcher,
+        turn: _core.Turn,
+    ) -> None:
+        self.function = function
+        self.name = name
+        self.options = options
+        self.keys = keys
+        self.memory = Memory(options.pool)
+        self.arguments = arguments
+        self.turn = turn
+        self.sizes = Sizes(weakref.proxy(self))
+        self._dispatcher = dispatcher
+        self.told = Told(name, options)
+
+    def answer(
+        self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], frozen: bool
+    ) -> Answer:
+        """What answers a call."""
+
+        def eager() -> Any:
+            return self.function(*args, **kwargs)
+
+        driver = _driver.current()
+        if not self.arguments.fit(args, kwargs):
+            # Python says what is wrong with them.
+            return eager
+        against = reason_against(call, driver.device_type)
+        if against is not None:
+            return self.never(call, eager, against)
+        padded = self.sizes.answer(call, args, kwargs, eager, frozen)
+        if padded is not None:
+            return padded
+        family, various = self.keys.family(call)
+        if various is not None:
+            return self._of_various(call, various, eager)
+        call = family.with_statics(call)
+        key, changes, various = self.keys.find(family, call)
+        if various is not None:
+            return self._of_various(call, various, eager)
+        if key is None:
+            key = self.new_key(family, call, changes)
+            changes = []
+        if key.is_eager():
+            self.told.of_eager(key, key.reason)
+            return eager
+        if family.is_passing and key.shown is None:
+            family.is_passing = False
+            key.eager_calls += 1
+            return eager
+        if key.recorded is not None and (changes or self._has_moved(key, call)):
+            self.require_thawed(key, frozen, changes)
+            if self._let_go(key, changes, call):
+                self.told.of_eager(key, key.reason)
+                key.eager_calls += 1
+                return eager
+        if key.recorded is not None:
+            return self.replayed(key, call, args, kwargs, eager)
+        if changes and key.shown is not None:
+            key.shown = key.shown.now(self.function, call, self.options)
+        self.require_thawed(key, frozen)
+        return self._anew(family, key, call, args, kwargs, eager)
+
+    def tensors_of(self, call: Call) -> list[torch.Tensor]:
+        """The tensors of a call that its graph takes as inputs."""
+        family, _ = self.keys.family(call)
+        return call.with_statics(family.static).tensors
+
+    def replayed(
+        self, key: Key, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any]
+    ) -> Answer:
+        """What answers a call whose key has a graph."""
+        free = self.keys.free(key)
+        if free is None:
+            key.eager_calls += 1
+            key.reason = Reason("four calls before wait for their backward passes", user_line())
+            return eager
+        if free.recorded is None:
+            return self._captured(free, call, args, kwargs, eager)
+        recorded = free.recorded
+        reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
+        if reason is not None:
+            key.eager_calls += 1
+            key.reason = Reason(reason, user_line())
+            return eager
+        assert free.entry is not None
+        return free.entry
+
+    @property
+    def device_type(self) -> str:
+        """Of the tensors that captures work on."""
+        return _driver.current().device_type
+
+    @property
+    def lane(self) -> _core.Lane | None:
+        """The stream that the pool was used on last."""
+        return self.memory.lane(_driver.current())
+
+    def key_of(self, call: Call) -> tuple[Family, Key, Call]:
+        """The family of a call, its key, which may be new, and the call as its graph takes it."""
+        family, _ = self.keys.family(call)
+        call = family.with_statics(call)
+        key, changes, _ = self.keys.find(family, call)
+        if key is None:
+            key = self.new_key(family, call, changes)
+        return family, key, call
+
+    def require_fit(self, call: Call) -> None:
+        """Raise what Python says of arguments that the function cannot be called with."""
+        args, kwargs = call.arguments(call.tensors)
+        if not self.arguments.fit(args, kwargs):
+            inspect.signature(self.function).bind(*args, **kwargs)
+
+    def never(self, call: Call, eager: Callable[[], Any], text: str) -> Answer:
+        """Let a call run eagerly, as all like it do; it counts in the report."""
+        reason = Reason(text, user_line(), fix_for(text))
+        self.told.of_eager(Key(str(call)), reason, counts=False)
+        self.keys.count_eager(call, reason)
+        return eager
+
+    def eagerly(self, key: Key, eager: Callable[[], Any]) -> Answer:
+        """Let a call of a key run eagerly, and say why if that is new."""
+        key.eager_calls += 1
+        self.told.of_eager(key, key.reason)
+        return eager
+
+    def capture_ahead(self, family: Family, key: Key, call: Call) -> None:
+        """Capture a key, and put back what that writes."""
+        from cgraph._graphed.ahead import capture_ahead
+
+        # A call that changes state may work on other state now than when it was observed.
+        shown = key.shown
+        is_steady = shown is not None and not shown.is_backward and not shown.trace.written()
+        capture_ahead(self, family, key, call, like=key if is_steady else None)
+
+    def add(self, call: Call, entry: _core.Entry, recorded: Recorded | Trained) -> None:
+        """Let calls like this one find an entry natively, unless only Python can compare them."""
+        # What overlaps what is written is found out by Python.
+        if call.is_native and self.options.guard is None and not recorded.mutated:
+            self._dispatcher.add(entry)
+
+    def new_key(self, family: Family, call: Call, changes: Sequence[Change] = ()) -> Key:
+        """A new key for a call, which differs by these values from the one that is nearest."""
+        values = [one.value_in_words for one in changes if one.makes_key]
+        text = ", ".join([*call.words(), *values]) or "no arguments"
+        key = Key(text, sorted([*call.words(by_name=False), *values]))
+        self.keys.add(family, key)
+        return key
+
+    def plan(self, key: Key, call: Call, *, needs_grad: bool, compares: bool = True) -> Plan:
+        """How a call of a key is to be captured."""
+        driver = _driver.current()
+        pool, stream = self.memory.place(driver, needs_grad)
+        assert key.shown is not None
+        return Plan(
+            self.function,
+            self.name,
+            self.options,
+            driver,
+            pool,
+            stream,
+            call,
+            key.shown,
+            lines=key.misses > 0,
+            compares=compares,
+        )
+
+    def capture(self, key: Key, call: Call, *, compares: bool = True) -> Capture:
+        """Capture a call of a key, whose work is done then unless gradients are recorded.
+
+        Raises:
+            BrokenError: The capture could not go on, and Python is as before.
+            PoolBusyError: Another thread captures into the pool.
+        """
+        assert key.shown is not None
+        needs_grad = key.shown.needs_grad
+        plan = self.plan(key, call, needs_grad=needs_grad, compares=compares)
+        with busy(), claimed(plan.pool):
+            plan.driver.synchronize()
+            with _torch.without_gradients():
+                statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
+            if needs_grad:
+                return train(plan, statics)
+            return record(plan, statics)
+
+    def hold(self, key: Key, call: Call, captured: Capture) -> None:
+        """Let calls of a key be replays of a capture."""
+        recorded, shown = captured.recorded, captured.shown
+        assert recorded is not None and shown is not None
+        lane = self.lane
+        key.shown = shown
+        self.told.of_places(shown.guards.stopped)
+        if self.options.debug or self.options.check_every:
+            from cgraph._debug.keys import debug
+
+            debug(self, key, call, recorded)
+        entry: _core.Entry
+        if isinstance(recorded, Trained):
+            entry = entry_of_passes(recorded, call, shown.guards, self.turn, lane)
+        else:
+            entry = entry_of_graph(
+                recorded,
+                call,
+                shown.guards,
+                self.turn,
+                lane,
+                is_fresh=self.options.outputs == "fresh",
+                warn=self.told.of_held,
+            )
+        key.hold(recorded, entry)
+        self.add(call, entry, recorded)
+        self.keys.evict(key)
+
+    def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
+        """A call, taken apart.
+
+        Raises:
+            ArgumentError: What ``guards=`` returns for it is no plain value.
+        """
+        call = Call(self.arguments, args, kwargs)
+        if self.options.guard is not None:
+            call.also = self.options.guard(*args, **kwargs)
+            if not is_plain(call.also):
+                raise ArgumentError(
+                    f"guards= returned {call.also!r:.80}, expected a plain value: None, a number, a"
+                    " text, a dtype, a device, or a tuple of these"
+                )
+        return call
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self.keys.clear()
+        self.memory.clear()
+        self.sizes.clear()
+        self.told.clear()
+
+    def _anew(
+        self,
+        family: Family,
+        key: Key,
+        call: Call,
+        args: Any,
+        kwargs: Any,
+        eager: Callable[[], Any],
+    ) -> Answer:
+        """What answers a call whose key has no graph: it is observed, or captured."""
+        shown = key.shown
+        is_known = shown is not None and shown.is_of_size and shown.reason_against is None
+        if not is_known or key.observed < self.options.warmup:
+            return lambda: self.observed(family, key, call, args, kwargs)
+        return self._captured(key, call, args, kwargs, eager, family)
+
+    def observed(self, family: Family, key: Key, call: Call, args: Any, kwargs: Any) -> Any:
+        """Run a call eagerly, for real, and note what it does."""
+        with self.turn, busy():
+            key.eager_calls += 1
+            result, shown = observed(self.function, call, args, kwargs, self.options)
+            key.shown = shown
+            key.observed += 1
+            family.note(call, shown.written, self.options)
+            if shown.guards.refused is not None and shown.reason_against is None:
+                text = f"{shown.guards.refused} is an array, whose contents nothing compares"
+                key.pause(Reason(text, user_line(), "let it be a tensor, or take it out: guards="))
+                self.told.of_eager(key, key.reason)
+            elif (against := shown.reason_against) is not None:
+                text, where, kind = against
+                if key.miss(Reason(text, where, fix_for(kind))):
+                    self.told.of_eager(key, key.reason)
+        return result
+
+    def _captured(
+        self,
+        key: Key,
+        call: Call,
+        args: Any,
+        kwargs: Any,
+        eager: Callable[[], Any],
+        family: Family | None = None,
+    ) -> Answer:
+        """What answers a call that is captured: its work is done, and its result is ready."""
+        assert key.shown is not None
+        before = key.shown
+        written = before.written | before.written_in_place
+        beside = [place for place, name in enumerate(call.names) if name in written]
+        if before.needs_grad and beside:
+            text = f"{call.names[beside[0]]} is written while gradients are recorded"
+            key.pause(Reason(text, user_line(), fix_for("is written while")))
+            return self.eagerly(key, eager)
+        if (reason := reason_beside(call, beside, before.writes, before.takes)) is not None:
+            key.eager_calls += 1
+            key.reason = Reason(reason, user_line())
+            return eager
+        try:
+            captured = self.capture(key, call)
+        except PoolBusyError:
+            key.eager_calls += 1
+            key.reason = Reason("another thread captures into the pool", user_line())
+            return eager
+        except BrokenError as error:
+            return self._broken(key, error.cause, eager)
+        if captured.refusal is not None:
+            kind, operator, line = captured.refusal
+            key.pause(Reason(f"{operator} cannot be captured", line, fix_for(kind)))
+            key.eager_calls += 1
+            self.told.of_eager(key, key.reason)
+            result = captured.result
+            return lambda: result
+        recorded, shown = captured.recorded, captured.shown
+        assert recorded is not None and shown is not None
+        if family is not None:
+            family.note(call, shown.written, self.options)
+        if isinstance(recorded, Trained):
+            return self._trained(key, call, captured, args, kwargs, eager)
+        leave(recorded, call.tensors, recorded.statics)
+        is_fresh = self.options.outputs == "fresh" or captured.difference is not None
+        result = recorded.result.returned(call.tensors, is_fresh=is_fresh)
+        if captured.difference is not None:
+            self._differs(key, captured)
+        else:
+            self.hold(key, call, captured)
+            key.was_replayed()
+        return lambda: result
+
+    def _trained(
+        self,
+        key: Key,
+        call: Call,
+        captured: Capture,
+        args: Any,
+        kwargs: Any,
+        eager: Callable[[], Any],
+    ) -> Answer:
+        """The same with gradients: the capture has done nothing of the call's work yet."""
+        recorded = captured.recorded
+        assert isinstance(recorded, Trained)
+        if captured.difference is not None:
+            # Autograd keeps the passes as long as it may need them.
+            replay = recorded.call
+            self._differs(key, captured)
+            return lambda: replay(*args, **kwargs)
+        self.hold(key, call, captured)
+        assert key.entry is not None
+        return key.entry
+
+    def _differs(self, key: Key, captured: Capture) -> None:
+        """Note that a capture differs from the call before: its result stands, the graph goes."""
+        recorded, difference = captured.recorded, captured.difference
+        assert recorded is not None and difference is not None
+        key.shown = captured.shown
+        key.capture_seconds += recorded.seconds
+        key.was_replayed()
+        if isinstance(recorded, Recorded):
+            recorded.reset()
+        fix = fix_for(difference.text)
+        if key.miss(Reason(difference.text, difference.line or user_line(), fix)):
+            self.told.of_eager(key, key.reason)
+
+    def _broken(self, key: Key, cause: Exception, eager: Callable[[], Any]) -> Answer:
+        """Answer a call whose capture broke: eagerly, and with a warning if that goes well."""
+        where, fix = place_of(cause), fix_of(cause)
+        if isinstance(cause, NoGradientError):
+            text = "its result required a gradient in the call before, and requires none now"
+        else:
+            text = first_line(cause)
+
+        def run() -> Any:
+            # What it raises here is its own affair.
+            result = eager()
+            with self.turn:
+                key.eager_calls += 1
+                if self.options.on_fail == "raise":
+                    key.pause(Reason(text, where, fix))
+                    add_note(cause, f"cgraph: {self.name} was being captured for ({key.text})")
+                    raise cause
+                key.pause(Reason(text, where, fix))
+                self.told.of_eager(key, key.reason)
+            return result
+
+        return run
+
+    def _let_go(self, key: Key, changes: list[Change], call: Call) -> bool:
+        """Let a graph go that reads something else by now; whether the key is eager."""
+        name = changes[0].name if changes else "an argument"
+        verb = changes[0].verb if changes else "lies elsewhere"
+        is_eager = key.let_go(verb, name, user_line())
+        shown = key.shown
+        self.keys.drop(key)
+        if not is_eager and shown is not None:
+            key.shown = shown.now(self.function, call, self.options)
+        return is_eager
+
+    def require_thawed(self, key: Key, frozen: bool, changes: Sequence[Change] = ()) -> None:
+        """Refuse the capture of a key where captures are forbidden.
+
+        Raises:
+            StateError: They are.
+        """
+        if not frozen:
+            return
+        what = "a call needs a capture"
+        if changes:
+            what = f"{changes[0]} since the capture"
+        raise StateError(
+            f"{self.name} was frozen, and {what}, of the key ({key.text}): capture it before"
+            " freeze(), put it back, or call reset()"
+        )
+
+    def _has_moved(self, key: Key, call: Call) -> bool:
+        """Whether tensors are read where they lie that a graph takes as inputs, or the reverse."""
+        recorded = key.recorded
+        return recorded is not None and len(recorded.statics) != len(call.tensors)
+
+    def _of_various(self, call: Call, name: str, eager: Callable[[], Any]) -> Answer:
+        """Answer a call with one of too many values: eagerly, and unobserved."""
+        text = self.keys.various[name]
+        fix = f"let it be a tensor, or take it out of what counts: guards={{{name!r}: False}}"
+        reason = Reason(text, user_line(), fix)
+        self.told.of_eager(Key(str(call)), reason)
+        self.keys.count_eager(call, reason)
+        return eager

@@ -1,0 +1,74 @@
+"""A call that runs eagerly, for real, while what it does is noted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils import checkpoint
+
+from cgraph import _driver
+from cgraph._graphed.call import Call
+from cgraph._graphed.gradients import detached
+from cgraph._graphed.observation import Observation
+from cgraph._graphed.options import Options
+from cgraph._graphed.reasons import Containers, reason_against_result
+from cgraph._graphed.record import observer_of
+from cgraph._operators.observe import ObservedBreaks
+from cgraph.breaks import breakable
+
+__all__ = ["observed"]
+
+
+def observed(
+    function: Callable[..., Any],
+    call: Call,
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    options: Options,
+) -> tuple[Any, Observation]:
+    """Call a function, and note what that does.
+
+    Args:
+        function: The function.
+        call: The call.
+        args: Its positional arguments.
+        kwargs: Those by name.
+        options: The function's options.
+
+    Returns:
+        What the function returned, without a history that is spent, and what it has shown.
+    """
+    device_type = _driver.current().device_type
+    observer = observer_of(device_type, call.tensors, call.tensors, lines=False)
+    breaks = ObservedBreaks(observer)
+    containers = Containers((args, kwargs))
+    with observer.watching(), observer.noting(), breakable(breaks):
+        result = function(*args, **kwargs)
+    if torch.is_grad_enabled():
+        result = detached(result, always=observer.is_backward)
+    shown = Observation.of(
+        observer,
+        function,
+        call,
+        call.tensors,
+        result,
+        options,
+        has_breaks=breaks.are_met,
+    )
+    if (changed := containers.changed) is not None:
+        shown.refused = f"the function changes an argument: {changed}"
+    elif observer.codes.is_blind:
+        shown.refused = "a profiler is active, so that nobody sees which code runs"
+    elif breaks.written is not None:
+        shown.refused = (
+            f"the break {breaks.written} has returned its argument, and the code behind it writes"
+            " to that in place"
+        )
+    elif observer.draws and any(one.co_filename == checkpoint.__file__ for one in shown.codes):
+        # Its recomputation sets the states of generators.
+        shown.refused = "checkpoint recomputes random numbers, of which replays draw others"
+    elif shown.refused is None:
+        shown.refused = reason_against_result(result, device_type, observer.is_new)
+    return result, shown

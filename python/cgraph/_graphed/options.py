@@ -1,0 +1,243 @@
+"""The options of ``graphed``, checked."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+
+from cgraph.errors import ArgumentError
+
+__all__ = ["GONE", "Guarded", "Options", "Pad", "SideEffects", "checked_sizes"]
+
+DEBUG = ("sync", "eager", "compare", "poison")
+"""What debug replays may do."""
+
+Pad = Literal["zero", "repeat"] | Callable[[torch.Tensor, int], torch.Tensor]
+"""What padding rows contain: zeros, the last row again, or what a function of a tensor and a size
+returns."""
+Guarded = Callable[..., Any] | str | Sequence[str] | Mapping[str, bool]
+"""What is guarded besides what the code names: a function of the arguments, or dotted names."""
+SideEffects = Literal["refuse", "ignore"] | Sequence[str]
+"""What becomes of changes of Python's that replays do not make."""
+
+GONE = {
+    "on_held": "results are the caller's own (outputs='fresh'), or are overwritten ('static')",
+    "static_argnums": "give static_args= the names of the arguments",
+    "static_argnames": "give static_args= the names of the arguments",
+    "max_bytes": "give the pool a limit, cgraph.MemPool(limit=...), or max_graphs=",
+    "keep_templates": "give max_graphs= room for all keys",
+    "max_recording": "five captures in a row of little use make a key eager for 256 calls",
+    "max_open": "four calls of a key may wait for their backward passes",
+    "preserve_state": "the first call runs eagerly, for real: nothing has to be put back",
+    "measure": "time calls with torch.utils.benchmark",
+    "capture_error_mode": "captures are thread_local",
+}
+"""Options that were, and what to do instead."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """As for :func:`cgraph.graphed`, which says what each one means.
+
+    Attributes:
+        guarded_names: The names that ``guards`` adds.
+        unguarded: The dotted names that it takes out.
+        guard: The function of the arguments that it is, if it is one.
+    """
+
+    sizes: tuple[int, ...] | None = None
+    pad: Pad = "zero"
+    dim: int | Mapping[str, int] = 0
+    check_padding: bool = True
+    outputs: Literal["fresh", "static"] = "fresh"
+    static_args: tuple[str, ...] = ()
+    side_effects: Literal["refuse", "ignore"] | tuple[str, ...] = "refuse"
+    warmup: int = 1
+    max_graphs: int | None = None
+    pool: Any = None
+    on_fail: Literal["eager", "raise"] = "eager"
+    debug: tuple[str, ...] = ()
+    check_every: int = 0
+    guard: Callable[..., Any] | None = None
+    guarded_names: frozenset[str] = frozenset()
+    unguarded: frozenset[str] = field(default=frozenset())
+
+    @property
+    def most_graphs(self) -> int:
+        """How many keys have a graph."""
+        return max(64, len(self.sizes or ())) if self.max_graphs is None else self.max_graphs
+
+    def ignores(self, name: str) -> bool:
+        """Whether a change at a place need not happen in replays."""
+        if isinstance(self.side_effects, str):
+            return self.side_effects == "ignore"
+        return any(
+            name == one or name.startswith((f"{one}.", f"{one}[")) for one in self.side_effects
+        )
+
+    @classmethod
+    def of(cls, given: dict[str, Any]) -> Options:
+        """Checked options.
+
+        Raises:
+            ArgumentError: One of them is not what was expected.
+        """
+        given = dict(given)
+        _choose("outputs", given["outputs"], "fresh", "static")
+        _choose("on_fail", given["on_fail"], "eager", "raise")
+        _count("warmup", given["warmup"], 1)
+        if given["max_graphs"] is not None:
+            _count("max_graphs", given["max_graphs"], 1)
+        if not callable(given["pad"]):
+            _choose("pad", given["pad"], "zero", "repeat")
+        if not isinstance(given["check_padding"], bool):
+            raise ArgumentError(
+                f"check_padding is {given['check_padding']!r}, expected True or False"
+            )
+        _pool(given["pool"])
+        sizes = given["sizes"]
+        guards = _guards(given.pop("guards"))
+        return replace(
+            cls(),
+            **{
+                **given,
+                "sizes": None if sizes is None else checked_sizes(sizes),
+                "dim": _dim(given["dim"]),
+                "static_args": _names("static_args", given["static_args"]),
+                "side_effects": _side_effects(given["side_effects"]),
+                "debug": _debug(given["debug"]),
+                "check_every": _check_every(given["check_every"]),
+                **guards,
+            },
+        )
+
+
+def checked_sizes(given: Sequence[int]) -> tuple[int, ...]:
+    """Numbers of rows, the smallest first, each once.
+
+    Raises:
+        ArgumentError: They are none, or none that rows can have.
+    """
+    sizes = [given] if isinstance(given, int) else given
+    is_sequence = isinstance(sizes, Sequence | set | frozenset | range) and not isinstance(
+        sizes, str
+    )
+    are_counts = is_sequence and all(type(one) is int and one >= 1 for one in sizes)
+    if not are_counts or not sizes:
+        raise ArgumentError(f"sizes is {given!r}, expected numbers of rows, each at least 1")
+    return tuple(sorted(set(sizes)))
+
+
+def _choose(name: str, given: object, *choices: str) -> None:
+    if not isinstance(given, str) or given not in choices:
+        expected = " or ".join(map(repr, choices))
+        raise ArgumentError(f"{name} is {given!r:.80}, expected {expected}")
+
+
+def _count(name: str, given: object, least: int) -> None:
+    if type(given) is not int or given < least:
+        raise ArgumentError(f"{name} is {given!r:.80}, expected a number, at least {least}")
+
+
+def _pool(given: Any) -> None:
+    is_token = isinstance(given, tuple) and [*map(type, given)] == [int, int]
+    if given is not None and not is_token and not hasattr(given, "id"):
+        raise ArgumentError(
+            f"pool is {given!r}, expected a cgraph.MemPool, graph_pool_handle() or other.pool()"
+        )
+
+
+def _dim(given: int | Mapping[str, int]) -> int | Mapping[str, int]:
+    numbers = list(given.values()) if isinstance(given, Mapping) else [given]
+    for number in numbers:
+        if type(number) is not int or number < 0:
+            raise ArgumentError(
+                f"dim is {given!r}, expected the number of a dimension, from 0 on, or such a number"
+                " for each name of an argument"
+            )
+    if not numbers:
+        raise ArgumentError("dim is empty, expected the name of an argument that has rows")
+    # Nobody changes it from here on.
+    return dict(given) if isinstance(given, Mapping) else given
+
+
+def _names(name: str, given: object) -> tuple[str, ...]:
+    names = (given,) if isinstance(given, str) else given
+    if not isinstance(names, Sequence | set | frozenset) or not all(
+        isinstance(one, str) for one in names
+    ):
+        raise ArgumentError(f"{name} is {given!r:.80}, expected a name or several")
+    return tuple(names)
+
+
+def _side_effects(given: object) -> str | tuple[str, ...]:
+    if isinstance(given, str) and given in ("refuse", "ignore"):
+        return given
+    if isinstance(given, str) or not isinstance(given, Sequence | set | frozenset):
+        raise ArgumentError(
+            f"side_effects is {given!r:.80}, expected 'refuse', 'ignore' or dotted names, as"
+            " ['self.step']"
+        )
+    return _names("side_effects", given)
+
+
+def _guards(given: object) -> dict[str, Any]:
+    if given is None:
+        return {}
+    if callable(given):
+        return {"guard": given}
+    items = (
+        given.items()
+        if isinstance(given, Mapping)
+        else [(one, True) for one in _names("guards", given)]
+    )
+    added: set[str] = set()
+    taken_out: set[str] = set()
+    for name, is_guarded in items:
+        if not isinstance(name, str) or not isinstance(is_guarded, bool):
+            raise ArgumentError(
+                f"guards is {given!r:.80}, expected a function of the arguments, dotted names, or"
+                " such names with False for those that are not to count"
+            )
+        if is_guarded:
+            added.update(re.findall(r"[^\W\d]\w*", name))
+        else:
+            taken_out.add(name)
+    return {"guarded_names": frozenset(added), "unguarded": frozenset(taken_out)}
+
+
+def _debug(given: object) -> tuple[str, ...]:
+    """The words of a ``debug`` option, or of the environment where it is None."""
+    name = "debug" if given is not None else "CGRAPH_DEBUG"
+    text = os.environ.get(name, "") if given is None else given
+    words: list[Any] = [text]
+    if isinstance(text, str):
+        words = [one.strip() for one in text.split(",")]
+    if words == [""]:
+        return ()
+    for word in words:
+        if word not in DEBUG:
+            expected = ", ".join(DEBUG)
+            raise ArgumentError(
+                f"{name} is {text!r}, expected one or more of {expected}, joined by commas:"
+                f" {word!r} is none of them"
+            )
+    return tuple(dict.fromkeys(words))
+
+
+def _check_every(given: object) -> int:
+    """How many calls there are for each that is checked, or what the environment says."""
+    if given is not None:
+        _count("check_every", given, 1)
+        return given  # type: ignore[return-value]
+    text = os.environ.get("CGRAPH_CHECK", "")
+    if not text:
+        return 0
+    if not text.isdecimal() or int(text) < 1:
+        raise ArgumentError(f"CGRAPH_CHECK is {text!r}, expected a number, at least 1")
+    return int(text)

@@ -1,0 +1,149 @@
+"""Why calls run eagerly, in words."""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._explanation.findings import KINDS
+from cgraph._graphed.call import Call
+from cgraph._python.values import is_array, tensors_behind
+from cgraph._torch import tree_iter
+
+__all__ = ["Containers", "fix_for", "reason_against", "reason_against_result"]
+
+
+_FIXES = {
+    "an array": "pass a tensor, or take it out of what counts: guards={name: False}",
+    "an iterator": "pass a list or a tuple",
+    "no memory of its own": "pass the tensors that it consists of, or a dense copy",
+    "more than its elements": "pass the tensors that it consists of, or a dense copy",
+    "tensor elsewhere": "move the tensor to the device before the call",
+    "no elements": "nothing: there is no work to save",
+    "no rows": "nothing: there is no work to save",
+    "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name"
+    " the arguments that have some: dim={name: 0}",
+    "padding shows": "let padding rows write nothing that others read, give pad= what does no harm,"
+    " sizes= without gaps, or check_padding=False if no such row matters",
+    "the function changes an argument": "return the new values instead",
+    "a profiler": "nothing: its calls are captured once the profiler has stopped",
+    "checkpoint": "leave the function eager, or capture it without dropout or without checkpoints",
+    "the break": "let the break return a clone, or write to it before it returns",
+    "the result has a tensor on": "return one on the device, and copy it after the call",
+    "the result has": "return strided tensors, and tuples, lists or dictionaries of them",
+    "is written while": "return the new value instead",
+    "gradients are recorded": "return a clone of it, or leave it out",
+    "the function changes": "let it be a tensor that is written in place, change it outside of the"
+    " call, or say that replays need not: side_effects='ignore'",
+    "the function leaves": "write to a tensor that is there, with copy_(), or return the new one",
+    "somebody keeps": "write to a tensor that is there, with copy_(), or return the new one",
+}
+# Where two calls differ in their operators or numbers.
+_OF_PYTHON = (
+    "Python computes something else in each call: pass it as a tensor, keep it in a tensor that is"
+    " written in place, or mark that work with @cgraph.eager_break"
+)
+
+
+def fix_for(reason: str | None) -> str | None:
+    """What to do about a reason, by the words that it begins with, or the kind of a refusal."""
+    if reason is None:
+        return None
+    if reason in KINDS:
+        return f"{KINDS[reason].fix}; or mark the work with @cgraph.eager_break"
+    return next((fix for words, fix in _FIXES.items() if reason.startswith(words)), _OF_PYTHON)
+
+
+def reason_against(call: Call, device_type: str) -> str | None:
+    """Why calls like this one run eagerly, whatever the function does; None if they need not."""
+    for leaf in call.leaves:
+        if leaf.kind == "whole" and is_array(leaf.value):
+            kind = type(leaf.value).__qualname__
+            return f"an array: {leaf.name} is of {kind}, whose contents nothing compares"
+        if leaf.kind == "whole" and isinstance(leaf.value, Iterator):
+            return f"an iterator: {leaf.name} gives something else to each call"
+        if leaf.kind == "static" and leaf.is_lazy:
+            return f"no memory of its own: {leaf.name} is conjugated or negated when it is read"
+        if leaf.kind not in ("tensor", "static"):
+            continue
+        if (form := _torch.form_of(leaf.value)) is not None:
+            return f"more than its elements: {leaf.name} is {form}"
+        if _torch.memory_of(leaf.value) is None:
+            return f"no memory of its own: {leaf.name}"
+        if leaf.kind == "tensor" and leaf.value.device.type != device_type:
+            return f"tensor elsewhere: {leaf.name} is on {leaf.value.device}"
+    if call.tensors and not any(one.numel() for one in call.tensors):
+        return f"no elements: {', '.join(call.names)}"
+    return None
+
+
+def reason_against_result(
+    result: Any, device_type: str, is_made: Callable[[torch.Tensor], bool]
+) -> str | None:
+    """Why no replay could return this; None if one could.
+
+    Args:
+        result: What a call has returned.
+        device_type: Of the tensors that replays compute.
+        is_made: Whether the call made the memory of a tensor.
+    """
+    leaves = [*tree_iter(result)]
+    needs_grad = any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in leaves)
+    for leaf in leaves:
+        if not isinstance(leaf, torch.Tensor):
+            # One that was there before is returned as it is.
+            if any(map(is_made, tensors_behind(leaf))):
+                kind = type(leaf).__qualname__
+                return f"the result has a {kind} with tensors in it, which pytree does not know"
+            if isinstance(leaf, Iterator | set) or is_array(leaf):
+                return f"the result has a {type(leaf).__qualname__}, which its caller could change"
+        elif leaf.layout is not torch.strided or _torch.memory_of(leaf) is None:
+            return f"the result has a tensor of layout {leaf.layout}, which a replay cannot fill"
+        elif leaf.device.type != device_type:
+            return f"the result has a tensor on {leaf.device}, which replays do not compute"
+        elif needs_grad and torch.is_grad_enabled() and not is_made(leaf):
+            return "gradients are recorded, and the result has a tensor that was there before"
+    return None
+
+
+class Containers:
+    """What the arguments hold before a call: containers their items, tensors their memory.
+
+    Args:
+        arguments: Positional and keyword arguments.
+    """
+
+    def __init__(self, arguments: Any) -> None:
+        self._items: dict[int, tuple[Any, list[Any]]] = {}
+        self._memory: dict[int, tuple[torch.Tensor, tuple[Any, ...]]] = {}
+        waiting: list[Any] = [arguments]
+        while waiting:
+            one = waiting.pop()
+            if isinstance(one, torch.Tensor):
+                self._memory[id(one)] = one, _torch.place_of(one)
+            elif isinstance(one, _CONTAINERS) and id(one) not in self._items:
+                self._items[id(one)] = one, _items(one)
+                waiting += _items(one)
+
+    @property
+    def changed(self) -> str | None:
+        """What holds something else now, in words; None if nothing does."""
+        for tensor, place in self._memory.values():
+            if _torch.place_of(tensor) != place:
+                return "the shape or the memory of a tensor"
+        for one, items in self._items.values():
+            now = _items(one)
+            if len(now) != len(items) or any(a is not b for a, b in zip(now, items, strict=True)):
+                return f"a {type(one).__name__}"
+        return None
+
+
+_CONTAINERS = (dict, list, tuple, set, collections.deque)
+
+
+def _items(one: Any) -> list[Any]:
+    return [*dict.keys(one), *dict.values(one)] if isinstance(one, dict) else [*one]

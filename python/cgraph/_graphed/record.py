@@ -1,0 +1,247 @@
+"""The capture of a call without a backward pass to come: one graph, or segments between breaks."""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._breaks.sessions import RandomState, Session
+from cgraph._captures.collector import collections_held_off
+from cgraph._graphed.call import dense_like
+from cgraph._graphed.gradients import Gradients, detached
+from cgraph._graphed.observation import Observation
+from cgraph._graphed.plan import Plan
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.restore import Restore
+from cgraph._graphed.results import Result
+from cgraph._graphed.writeback import handed_over
+from cgraph._operators.observe import ObservedBreaks, Observer, Refusal
+from cgraph._operators.trace import Difference
+from cgraph._torch import tree_iter
+from cgraph.breaks import breakable, on_one_thread
+from cgraph.cudagraph import CUDAGraph
+from cgraph.segments import SegmentedGraph
+
+if TYPE_CHECKING:
+    from cgraph._graphed.train import Trained
+
+__all__ = ["BrokenError", "Capture", "frozen_in", "observer_of", "record", "wait"]
+
+
+@dataclass
+class Capture:
+    """What became of the capture of a call, whose work has been done.
+
+    Attributes:
+        recorded: The graph; None if the capture ended before the function did.
+        result: What the function returned, if it ran to its end eagerly.
+        shown: What the call has shown; None if the capture ended before.
+        difference: How it differs from the call before, so that the graph must not be replayed.
+        refusal: The operator at which the capture ended.
+    """
+
+    recorded: Recorded | Trained | None
+    result: Any
+    shown: Observation | None
+    difference: Difference | None
+    refusal: Refusal | None
+
+
+class BrokenError(Exception):
+    """A capture has broken, and Python is as before it: the call can be made again.
+
+    Attributes:
+        cause: Why.
+    """
+
+    def __init__(self, cause: Exception) -> None:
+        super().__init__(str(cause))
+        self.cause = cause
+
+
+def observer_of(
+    device_type: str, inputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor], *, lines: bool
+) -> Observer:
+    """What watches a call.
+
+    Args:
+        device_type: Of the tensors that a capture works on.
+        inputs: What the function is given for the tensors that are copied.
+        given: The tensors of the call in their places.
+        lines: Note the line of each operator.
+    """
+    are_dense = [
+        one.layout is torch.strided
+        and (one.is_contiguous() or one.stride() == dense_like(one).stride())
+        for one in given
+    ]
+    return Observer(device_type, inputs, given, are_dense, lines=lines)
+
+
+def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
+    """Capture a call, do its work, and compare it with the call before.
+
+    Args:
+        plan: How.
+        statics: What the graph reads instead of the tensors of the call, with the same contents.
+
+    Raises:
+        BrokenError: The capture could not go on; nothing has run.
+        CaptureError: It could not go on behind a break that has run.
+    """
+    call, driver, began = plan.call, plan.driver, time.perf_counter()
+    args, kwargs = call.arguments(statics)
+    observer = observer_of(driver.device_type, statics, call.tensors, lines=plan.lines)
+    observer.is_capture, observer.by_recorder = True, driver.device_type == "cpu"
+    gradients = Gradients(plan.before.guards.leaves if plan.before.uses_gradients else ())
+    restore = Restore(plan.before.guards)
+    stopped: list[Refusal] = []
+    with _capturing(plan, observer, gradients) as session:
+        try:
+            session.begin(statics)
+
+            def stop(refusal: Refusal) -> None:
+                stopped.append(refusal)
+                session.stop()
+
+            observer.stop = stop
+            try:
+                breaks = ObservedBreaks(observer, session)
+                with observer.noting(), breakable(breaks), on_one_thread():
+                    returned = plan.function(*args, **kwargs)
+            finally:
+                observer.stop = None
+            if call.mode.grad:
+                returned = detached(returned, always=observer.is_backward)
+            if stopped:
+                session.leave_modes()
+                session.close()
+                returned = handed_over(returned, statics, call.tensors)
+                return Capture(None, returned, None, None, stopped[0])
+            result = Result.of(returned, statics, observer.made, driver.device_type)
+            del returned
+            gradients.end()
+            fresh = result.fresh if plan.options.outputs == "fresh" else []
+            graph = _graph_of(session, fresh)
+        except BaseException as error:
+            has_broken, was_stopped = session.has_broken, bool(stopped)
+            session.fail(error)
+            if was_stopped or has_broken or not isinstance(error, Exception):
+                raise
+            gradients.put_back()
+            restore.put_back()
+            raise BrokenError(error) from error
+        left = observer.left([*result.storages, *_storages_in(session, gradients)])
+        session.close()
+    recorded = Recorded(graph, statics, result, time.perf_counter() - began)
+    recorded.gradients = gradients
+    recorded.mutated = [place for place, one in enumerate(statics) if observer.has_written(one)]
+    recorded.writes = observer.writes_outside()
+    recorded.takes = observer.taken_outside()
+    shown = Observation.of(
+        observer,
+        plan.function,
+        call,
+        statics,
+        result.leaves,
+        plan.options,
+        has_breaks=bool(recorded.breaks),
+        before=plan.before,
+        gradients=gradients.at_begin or None,
+    )
+    recorded.kept, recorded.frozen = frozen_in(observer)
+    difference = None
+    if plan.compares:
+        difference = shown.difference(plan.before, observer, call, plan.options)
+    if plan.compares and difference is None and left and not recorded.breaks:
+        ignored = plan.before.guards.memories_at(plan.options.ignores)
+        but = [*result.storages, *_storages_in(None, gradients), *ignored]
+        difference = None if plan.options.ignores("") else _left_behind(observer, but)
+    return Capture(recorded, None, shown, difference, None)
+
+
+@contextmanager
+def _capturing(plan: Plan, observer: Observer, gradients: Gradients) -> Iterator[Session]:
+    """A block in which a session captures on the plan's stream, while operators are observed."""
+    driver, stream = plan.driver, plan.stream
+    before = driver.current_stream()
+    # For work on other streams: replays may still read what a capture is about to write.
+    driver.synchronize()
+    torch.clear_autocast_cache()
+    of_device = stream if driver.device_type == "cuda" else None
+    random = RandomState(of_device, plan.before.generators)
+    try:
+        with driver.stream(stream), collections_held_off(), observer.watching():
+            session = Session(
+                stream,
+                plan.pool,
+                "thread_local",
+                plan.before.generators,
+                at_break=gradients.at_break,
+                may_be_empty=True,
+            )
+            with session.forks.watched():
+                yield session
+    except BaseException:
+        random.restore()
+        raise
+    finally:
+        torch.clear_autocast_cache()
+        with suppress(RuntimeError):  # segments may be under way
+            wait(before, stream)
+
+
+def _graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | SegmentedGraph:
+    """The graph of a session whose function has returned, which copies its results to new memory.
+
+    It is the segment itself if there is just one.
+    """
+    steps = session.finish(results)
+    if len(steps) == 1 and isinstance(steps[0], CUDAGraph):
+        return steps[0]
+    return SegmentedGraph(steps)
+
+
+def wait(stream: Any, other: Any) -> None:
+    """Let a stream wait for another one."""
+    if stream != other:
+        stream.wait_stream(other)
+
+
+def _storages_in(session: Session | None, gradients: Gradients) -> list[int]:
+    """The numbers of the storages that a graph itself keeps."""
+    kept = [] if session is None else session.kept
+    tensors = [one for one in tree_iter(kept) if isinstance(one, torch.Tensor)]
+    tensors += [one for _, one in gradients.computed if one is not None]
+    memories = _torch.memories_of(tensors)
+    return [_torch.storage_id(one) for one in memories]
+
+
+def _left_behind(observer: Observer, but: Sequence[int]) -> Difference | None:
+    """What to say of tensors that the capture made and that somebody has; None if it is garbage."""
+    gc.collect()
+    left = observer.left(but)
+    if not left:
+        return None
+    operator = observer.trace.operators[left[0][1]]
+    return Difference(f"somebody keeps a new tensor that {operator.name} made", operator.line)
+
+
+def frozen_in(observer: Observer) -> tuple[list[Any], tuple[str, ...]]:
+    """What a graph reads that nothing guards: its storages, which must stay, and words for each."""
+    trace = observer.trace
+    unknown = [one for one in trace.outside.values() if not one.is_named]
+    words = []
+    for one in unknown:
+        operator = trace.operators[one.place]
+        where = "" if operator.line is None else f" ({operator.line})"
+        dtype = str(one.dtype).removeprefix("torch.")
+        words.append(f"{dtype}{list(one.shape)}, taken by {operator.name}{where}")
+    return [one.storage for one in unknown], tuple(words)

@@ -1,0 +1,179 @@
+"""What a capture of a graphed function has made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgraph import _core
+from cgraph._graphed.gradients import Gradients
+from cgraph._graphed.results import Result
+from cgraph.cudagraph import CUDAGraph
+from cgraph.segments import SegmentedGraph
+
+if TYPE_CHECKING:
+    from cgraph._captures.footprint import Footprint
+    from cgraph._captures.results import Results
+    from cgraph._debug.every import Every
+    from cgraph._debug.replays import Debugged
+    from cgraph._driver import Captured, Handle
+
+__all__ = ["Recorded"]
+
+
+class Recorded:
+    """A captured graph of a function.
+
+    Attributes:
+        graph: The graph.
+        statics: The tensors that calls are copied to.
+        result: What the function returned.
+        mutated: The places of the static tensors that the function writes.
+        writes: The ends of each piece of memory that it writes and that is not its own.
+        takes: The ends of all memory that it works on and that is not its own.
+        kept: Memory from outside that it reads, which is not to go.
+        gradients: What becomes of the ``.grad`` of leaves.
+        frozen: What it reads that nothing guards, in words.
+        seconds: What capture and instantiation took together.
+        debugged: What replays it instead, with tensors for the static ones; None without debugging.
+    """
+
+    debugged: Debugged | Every | None = None
+
+    def __init__(
+        self,
+        graph: CUDAGraph | SegmentedGraph,
+        statics: list[torch.Tensor],
+        result: Result,
+        seconds: float,
+    ) -> None:
+        self.graph = graph
+        self.statics = statics
+        self.result = result
+        self.mutated: list[int] = []
+        self.writes: list[tuple[int, int]] = []
+        self.takes: list[tuple[int, int]] = []
+        self.kept: list[Any] = []
+        self.gradients = Gradients()
+        self.frozen: tuple[str, ...] = ()
+        self.seconds = seconds
+
+    @property
+    def outputs(self) -> list[Any]:
+        """The leaves of what the function returned."""
+        pairs = zip(self.result.leaves, self.result.kinds, strict=True)
+        return [self.statics[one] if kind == "argument" else one for one, kind in pairs]
+
+    @property
+    def spec(self) -> Any:
+        """How they are put together."""
+        return self.result.spec
+
+    @property
+    def device(self) -> torch.device | None:
+        """The device of the tensors; None if there are none."""
+        tensors = [one for one in (*self.statics, *self.outputs) if isinstance(one, torch.Tensor)]
+        return next((one.device for one in tensors if one.device.type != "cpu"), None) or next(
+            (one.device for one in tensors), None
+        )
+
+    @property
+    def is_flat_tuple(self) -> bool:
+        """Whether the result is a tuple of leaves."""
+        return self.spec.type is tuple and all(one.is_leaf() for one in _children(self.spec))
+
+    def feed(self) -> Callable[[tuple[Any, ...]], None]:
+        """What replays with tensors for the static ones."""
+        if self.statics:
+            return self.graph._feeder()
+        return lambda _: self.graph.replay()
+
+    @property
+    def pool(self) -> Handle:
+        """The pool of its memory."""
+        return self.graph.pool()
+
+    @property
+    def breaks(self) -> tuple[str, ...]:
+        """Where the graph is broken up for eager work."""
+        return self.graph.breaks if isinstance(self.graph, SegmentedGraph) else ()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a replay in segments is under way, of which the asker may be part."""
+        return isinstance(self.graph, SegmentedGraph) and self.graph._is_running
+
+    @property
+    def inputs(self) -> _core.Inputs | None:
+        """The root nodes that copy to the static tensors; None on the simulator and with breaks."""
+        captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
+        return None if captured is None else captured.inputs
+
+    @property
+    def footprint(self) -> Footprint | None:
+        """What the capture did to its pool; None with breaks."""
+        captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
+        return None if captured is None else captured.footprint
+
+    def replay_into(self, to: Sequence[tuple[int, int]], owners: Sequence[torch.Tensor]) -> None:
+        """Replay with what the static tensors hold, and copy results to new memory.
+
+        Args:
+            to: Address and bytes of where each piece of memory goes.
+            owners: The tensors that own these.
+        """
+        deliver = self._last.deliver
+        if deliver is None:
+            self.graph._replay_into(None, to)
+            return
+        self.graph.replay()
+        deliver(to, owners)
+
+    @property
+    def _last(self) -> Captured:
+        """The capture of the last segment."""
+        graph = self.graph
+        last = graph.segments[-1] if isinstance(graph, SegmentedGraph) else graph
+        assert last._captured is not None
+        return last._captured
+
+    @property
+    def copies(self) -> Results | None:
+        """What replays copy of the results; None if they copy none."""
+        return self._last.results
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the graph has."""
+        return self.graph.memory().nodes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device that the graph holds in its pool and for its exec."""
+        memory = self.graph.memory()
+        return memory.held + memory.exec
+
+    @property
+    def leaves_more(self) -> bool:
+        """Whether a replay is followed by what its graph cannot do."""
+        return bool(self.mutated or self.gradients)
+
+    def reset(self) -> None:
+        """Let the graph go, and the memory that only its results use."""
+        self.graph.reset()
+        if self.debugged is not None:
+            self.debugged.reset()
+            self.debugged = None
+        self.kept = []
+        self.gradients = Gradients()
+        self.result = Result([], self.result.spec, [])
+
+
+def _children(spec: Any) -> list[Any]:
+    """What a specification of torch's consists of; newer torch has another name for it."""
+    specs: list[Any] = (
+        spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
+    )
+    return specs

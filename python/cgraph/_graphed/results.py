@@ -1,0 +1,216 @@
+"""What a graph's function returned, and what calls return instead: memory of the caller's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._captures.results import can_be_fresh
+from cgraph._graphed.reasons import reason_against_result
+from cgraph._torch import tree_flatten, tree_unflatten
+from cgraph.errors import CaptureError
+
+__all__ = ["Result", "View"]
+
+
+@dataclass(frozen=True)
+class Result:
+    """The result of a captured function, leaf by leaf.
+
+    Attributes:
+        leaves: What the function returned, in the graph's memory; of an argument its place.
+        spec: How they are put together.
+        kinds: What becomes of each: ``"argument"`` (the caller's own tensor), ``"constant"`` (it is
+            returned as it is), ``"own"`` (it lies in the graph's memory) or ``"input"`` (it lies in
+            that of an argument's copy, and becomes a view of the argument where that can be).
+        statics: The arguments' copies.
+    """
+
+    leaves: list[Any]
+    spec: Any
+    kinds: list[str]
+    statics: Sequence[torch.Tensor] = ()
+
+    @classmethod
+    def of(
+        cls,
+        returned: Any,
+        statics: Sequence[torch.Tensor],
+        is_made: Callable[[torch.Tensor], bool],
+        device_type: str,
+    ) -> Result:
+        """That of a captured call.
+
+        Args:
+            returned: What the function returned.
+            statics: What it was given for the tensors of the call.
+            is_made: Whether the call made the memory of a tensor.
+            device_type: Of the tensors that replays compute.
+
+        Raises:
+            CaptureError: No replay could return it.
+        """
+        if (reason := reason_against_result(returned, device_type, is_made)) is not None:
+            raise CaptureError(reason)
+        leaves, spec = tree_flatten(returned)
+        copies = {_torch.storage_id(one.untyped_storage()) for one in statics}
+        kinds = [_kind(one, statics, copies, is_made) for one in leaves]
+        for number, kind in enumerate(kinds):
+            if kind == "argument":
+                leaves[number] = next(p for p, one in enumerate(statics) if one is leaves[number])
+        return cls(leaves, spec, kinds, statics)
+
+    @property
+    def fresh(self) -> list[torch.Tensor]:
+        """The tensors that replays copy to new memory."""
+        pairs = zip(self.leaves, self.kinds, strict=True)
+        return [leaf for leaf, kind in pairs if kind == "own" and can_be_fresh(leaf)]
+
+    @property
+    def storages(self) -> set[int]:
+        """The numbers of the storages that the tensors lie in."""
+        tensors = (one for one in self.leaves if isinstance(one, torch.Tensor))
+        memories = _torch.memories_of(tensors)
+        return {_torch.storage_id(one) for one in memories}
+
+    def view(self, number: int) -> View | None:
+        """What makes a leaf of the kind ``"input"`` of the argument; None if only a copy is one."""
+        leaf = self.leaves[number]
+        memory = _torch.storage_id(leaf.untyped_storage())
+        for place, static in enumerate(self.statics):
+            if _torch.storage_id(static.untyped_storage()) == memory:
+                return View.of(leaf, static, place)
+        return None
+
+    def returned(self, tensors: Sequence[torch.Tensor], *, is_fresh: bool) -> Any:
+        """What a call returns whose work has been enqueued.
+
+        Args:
+            tensors: The tensors of the call that were copied.
+            is_fresh: Whether results get memory of their own.
+        """
+        copies: dict[int, torch.Tensor] = {}
+        leaves = []
+        for number, (leaf, kind) in enumerate(zip(self.leaves, self.kinds, strict=True)):
+            if kind == "input" and (view := self.view(number)) is not None:
+                leaves.append(view(tensors[view.place]))
+            elif kind == "argument":
+                leaves.append(tensors[leaf])
+            elif kind == "constant":
+                leaves.append(leaf)
+            elif kind == "input" or is_fresh:
+                leaves.append(_copied(leaf, copies))
+            else:
+                leaves.append(leaf.detach())
+        return tree_unflatten(leaves, self.spec)
+
+
+class View:
+    """Makes of an argument the view that a result is of the argument's copy.
+
+    Args:
+        leaf: The result, as it lies in the copy.
+        static: The copy.
+        place: The place of the argument.
+        offset: Where the result begins, in its elements from the beginning of the copy.
+
+    Attributes:
+        place: As given.
+    """
+
+    def __init__(self, leaf: torch.Tensor, static: torch.Tensor, place: int, offset: int) -> None:
+        self.place = place
+        self._leaf = leaf
+        self._form = leaf.shape, leaf.stride()
+        self._offset = offset
+        self._dtype = None if leaf.dtype is static.dtype else leaf.dtype
+        self._shape, self._strides = static.shape, static.stride()
+
+    @classmethod
+    def of(cls, leaf: torch.Tensor, static: torch.Tensor, place: int) -> View | None:
+        """That of a result; None if an argument may have no such view."""
+        if type(leaf) is not torch.Tensor or type(static) not in (torch.Tensor, torch.nn.Parameter):
+            return None
+        if leaf.is_conj() or leaf.is_neg():
+            return None
+        whole = static.detach()
+        if leaf.dtype is not static.dtype:
+            try:
+                whole = whole.view(leaf.dtype)
+            except RuntimeError:
+                return None
+        if leaf.numel() == 0:
+            return cls(leaf, static, place, 0)
+        offset = int(leaf.storage_offset() - whole.storage_offset())
+        if offset < 0 or offset + _reach(leaf) > _reach(whole):
+            return None
+        return cls(leaf, static, place, offset)
+
+    def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The view of an argument; a copy where that is laid out in another way than its copy."""
+        is_alike = tensor.shape == self._shape and _same_strides(tensor, self._strides)
+        if is_alike and not tensor.is_conj() and not tensor.is_neg():
+            with suppress(RuntimeError):  # its elements may begin where those of the dtype cannot
+                whole = tensor.detach() if tensor.requires_grad else tensor
+                whole = whole if self._dtype is None else whole.view(self._dtype)
+                return whole.as_strided(*self._form, whole.storage_offset() + self._offset)
+        return self._leaf.detach().clone()
+
+
+def _reach(tensor: torch.Tensor) -> int:
+    """How far its last element is from its first one."""
+    pairs = zip(tensor.shape, tensor.stride(), strict=True)
+    return sum((size - 1) * stride for size, stride in pairs)
+
+
+def _same_strides(tensor: torch.Tensor, strides: Sequence[int]) -> bool:
+    now = tensor.stride()
+    if now == strides:
+        return True
+    parts = zip(tensor.shape, now, strides, strict=True)
+    return all(one == other for size, one, other in parts if size > 1)
+
+
+def _kind(
+    leaf: Any,
+    statics: Sequence[torch.Tensor],
+    copies: set[int],
+    is_made: Callable[[torch.Tensor], bool],
+) -> str:
+    if not isinstance(leaf, torch.Tensor):
+        return "constant"
+    if any(leaf is static for static in statics):
+        return "argument"
+    memory = _torch.memory_of(leaf)
+    assert memory is not None
+    if _torch.storage_id(memory) in copies:
+        return "input"
+    return "own" if is_made(leaf) else "constant"
+
+
+def _copied(leaf: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
+    """A copy of a tensor; those that share memory have copies that do.
+
+    Args:
+        leaf: The tensor.
+        copies: Those of whole storages, by their numbers.
+    """
+    if leaf.is_conj() or leaf.is_neg():
+        return leaf.detach().clone()
+    with torch.no_grad(), suppress(RuntimeError):
+        memory = leaf.untyped_storage()
+        number = _torch.storage_id(memory)
+        if number not in copies and leaf.numel() * leaf.element_size() == memory.nbytes():
+            copy = leaf.clone()
+            copies[number] = copy
+            return copy
+        if number in copies and copies[number].nbytes == memory.nbytes():
+            whole = copies[number].untyped_storage()
+            view = torch.empty(0, dtype=leaf.dtype, device=leaf.device)
+            return view.set_(whole, leaf.storage_offset(), leaf.shape, leaf.stride())
+    return leaf.detach().clone()

@@ -1,0 +1,74 @@
+"""``Told``: says once why calls of a graphed function run eagerly, and what else goes wrong."""
+
+from __future__ import annotations
+
+import warnings
+
+from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.options import Options
+from cgraph._python.places import MOST_PLACES
+from cgraph._source import levels_to_user, user_line
+from cgraph.errors import CaptureError, EagerWarning, PlacesWarning, ResultWarning
+
+__all__ = ["Told"]
+
+
+class Told:
+    """Warns of each thing once.
+
+    Args:
+        name: The name of the function.
+        options: Its options.
+    """
+
+    def __init__(self, name: str, options: Options) -> None:
+        self._name = name
+        self._raises = options.on_fail == "raise"
+        self._told: set[str] = set()
+
+    def clear(self) -> None:
+        """Forget what was said."""
+        self._told.clear()
+
+    def of_eager(self, key: Key, reason: Reason | None, *, counts: bool = True) -> None:
+        """Say that calls run eagerly, where, why, and what to do; or raise it each time.
+
+        Args:
+            key: Of these calls.
+            reason: Why; None says nothing.
+            counts: Whether it is a failure, which ``on_fail="raise"`` raises.
+
+        Raises:
+            CaptureError: It is to be raised.
+        """
+        if reason is None:
+            return
+        if self._raises and counts:
+            raise CaptureError(f"{reason}: {self._name} cannot be captured for ({key.text})")
+        fix = "" if reason.fix is None else f" What to do: {reason.fix}."
+        text = f"{reason}. {self._name} runs eagerly for ({key.text}).{fix}"
+        self._say(reason.text, text, EagerWarning)
+
+    def of_places(self, stopped: str | None) -> None:
+        """Say that not all places are compared, if a first one is not; this is its name."""
+        if stopped is None:
+            return
+        text = (
+            f"{self._name} reads more than {MOST_PLACES:,} places, and those from {stopped} on are"
+            " not compared: they stay as at the capture. What to do: keep large tables in a tensor,"
+            f" or take them out of what counts: guards={{{stopped!r}: False}}."
+        )
+        self._say("places", text, PlacesWarning)
+
+    def of_held(self) -> None:
+        """Say that a static result is still held."""
+        text = (
+            f"a result of {self._name} of the call before last is still held, and each call"
+            ' overwrites it: clone what is kept, or take outputs="fresh"'
+        )
+        self._say("held", str(Reason(text, user_line())), ResultWarning)
+
+    def _say(self, what: str, text: str, kind: type[Warning]) -> None:
+        if what not in self._told:
+            self._told.add(what)
+            warnings.warn(text, kind, stacklevel=levels_to_user())

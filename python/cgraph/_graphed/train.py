@@ -1,0 +1,250 @@
+"""The capture of a call whose result has a backward pass to come: a graph for each pass."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._breaks.sessions import RandomState
+from cgraph._graphed.gradients import Gradients
+from cgraph._graphed.observation import Observation
+from cgraph._graphed.plan import Plan
+from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
+from cgraph._graphed.restore import Restore
+from cgraph._graphed.surface import Surface, require_in_place, stand_ins
+from cgraph._operators.before import bytes_before
+from cgraph._operators.observe import ObservedBreaks, Refusal
+from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
+from cgraph.callables import callables_on, graphed_of
+from cgraph.errors import CallableError, CaptureError
+from cgraph.segments import SegmentedGraph
+
+if TYPE_CHECKING:
+    from cgraph._debug.every import Every
+    from cgraph._debug.training import DebuggedCall
+
+__all__ = ["Trained", "train"]
+
+
+class Trained:
+    """The captured passes of a key, in the place of :class:`cgraph._graphed.recorded.Recorded`.
+
+    Attributes:
+        replay: What replays them.
+        statics: The tensors that calls are copied to.
+        seconds: What the captures and instantiations took together.
+        writes, takes: As for :class:`cgraph._graphed.recorded.Recorded`, as the others.
+        frozen: Likewise.
+        debugged: What is called instead, to find a mistake; None if nobody looks for one.
+        breaks: Likewise.
+    """
+
+    mutated: tuple[int, ...] = ()
+
+    def __init__(self, surface: Surface, statics: list[torch.Tensor], seconds: float) -> None:
+        # The graphed forward of a module works only as long as the module lives.
+        self._surface = surface
+        self.replay: Callable[..., Any] = surface.forward
+        self.debugged: DebuggedCall | Every | None = None
+        self.writes: list[tuple[int, int]] = []
+        self.takes: list[tuple[int, int]] = []
+        self.kept: list[Any] = []
+        self.frozen: tuple[str, ...] = ()
+        self.statics = statics
+        self.seconds = seconds
+        self._graphed = weakref.ref(graphed_of(surface))
+        graphed = graphed_of(surface)
+        self._graphs, self.breaks = graphed.graphs, graphed.breaks
+
+    def call(self, *args: Any, **kwargs: Any) -> Any:
+        """Replay, for a caller who gets the result."""
+        return (self.debugged or self.replay)(*args, **kwargs)
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a replay in segments is under way, of which the asker may be part."""
+        return any(isinstance(one, SegmentedGraph) and one._is_running for one in self._graphs)
+
+    def is_open(self) -> bool:
+        """Whether the backward pass of the last call may still run, which another would spoil."""
+        return graphed_of(self._surface).is_open
+
+    @property
+    def modules(self) -> Sequence[torch.nn.Module]:
+        """Those that the function reaches."""
+        return list(self._surface.reached)
+
+    @property
+    def parameters(self) -> tuple[torch.Tensor, ...]:
+        """The parameters that get gradients, in the order of the autograd node."""
+        return graphed_of(self._surface).parameters
+
+    def gradients_of_all(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """Those of all inputs and parameters, of what the autograd node has passed on."""
+        return graphed_of(self._surface).of_all(found)
+
+    @property
+    def pool(self) -> _driver.Handle:
+        """The pool of their memory."""
+        return self._graphs[0].pool()
+
+    @property
+    def nodes(self) -> int:
+        """How many nodes the graphs have."""
+        return sum(graph.memory().nodes for graph in self._graphs)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of the device that the graphs hold in their pool and for their execs."""
+        memories = [graph.memory() for graph in self._graphs]
+        return sum(memory.held + memory.exec for memory in memories)
+
+    def reset(self) -> None:
+        """Let the graphs go with the last call that needs them."""
+        self._graphs = ()
+        if self.debugged is not None:
+            self.debugged.reset()
+            self.debugged = None
+
+
+def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
+    """Capture forward and backward pass of a call. Nothing of it has run then.
+
+    Args:
+        plan: How.
+        statics: What the graphs read instead of the tensors of the call.
+
+    Raises:
+        BrokenError: The captures could not go on; nothing has run, and Python is as before.
+        CaptureError: They could not go on behind a break that has run.
+    """
+    call, driver, began = plan.call, plan.driver, time.perf_counter()
+    modules = plan.before.guards.modules
+    static_leaves = [one.value for one in call.statics]
+    own = torch.nn.ParameterList(
+        [one for one in static_leaves if isinstance(one, torch.nn.Parameter)]
+    )
+    modules = [*modules, own] if len(own) else [*modules]
+    observer = observer_of(driver.device_type, statics, call.tensors, lines=plan.lines)
+    observer.is_capture = True
+
+    def refuse(refusal: Refusal) -> None:
+        raise CaptureError(f"{refusal.operator} cannot be captured")
+
+    observer.stop = refuse
+    gradients = Gradients(plan.before.guards.leaves)
+    restore = Restore(plan.before.guards)
+    is_divided = plan.before.has_breaks
+    # Captures in segments run them, and the call does so again.
+    written = (
+        [bytes_before(one.storage, one.dtype) for one in plan.before.trace.written()]
+        if is_divided
+        else []
+    )
+
+    @contextmanager
+    def watched() -> Iterator[None]:
+        breaks = ObservedBreaks(observer, innermost())
+        with observer.watching(), observer.noting(), breakable(breaks):
+            yield
+
+    surface = Surface(plan.function, modules, watched)
+    stream = driver.new_stream()
+    random = RandomState(stream if driver.device_type == "cuda" else None, plan.before.generators)
+    torch.clear_autocast_cache()
+    try:
+        with stand_ins(modules) as parameters, breakable(_Breaks()), on_one_thread():
+            standing = {id(real): made for made, real in _pairs(parameters, modules)}
+            given = [standing.get(id(one), one) for one in static_leaves]
+            args, kwargs = call.arguments(statics, given)
+            with _torch.without_autocast_cache():
+                callables_on(
+                    stream,
+                    surface,
+                    args,
+                    0,
+                    allow_unused_input=True,
+                    pool=plan.pool,
+                    capture_error_mode="thread_local",
+                    sample_kwargs=kwargs,
+                    preserve_state=False,
+                    clone_outputs=plan.options.outputs == "fresh",
+                    clone_gradients=False,
+                    is_divided=is_divided,
+                    # Guards compare them, and what they read.
+                    tells_of_hooks=False,
+                )
+            require_in_place(modules, parameters)
+        if observer.refusals:
+            # The function has caught what was raised.
+            refuse(observer.refusals[0])
+        graphed_of(surface).stand_for(parameters)
+        # Guards have compared them.
+        graphed_of(surface).take_any_constants()
+        surface.let_go()
+        for place, one in enumerate(statics):
+            if observer.has_written(one):
+                raise CallableError(
+                    f"{call.names[place]} is written while gradients are recorded, and what a"
+                    " graphed backward pass leaves in it does not reach the caller's: return the"
+                    " new value instead"
+                )
+    except Exception as error:
+        random.restore()
+        if is_divided:
+            raise
+        gradients.put_back()
+        restore.put_back()
+        raise BrokenError(error) from error
+    finally:
+        torch.clear_autocast_cache()
+    driver.synchronize()
+    if is_divided:
+        random.restore()
+        for before in written:
+            before.rewind()
+    trained = Trained(surface, statics, time.perf_counter() - began)
+    trained.writes = observer.writes_outside()
+    trained.takes = observer.taken_outside()
+    shown = Observation.of(
+        observer,
+        plan.function,
+        call,
+        statics,
+        (),
+        plan.options,
+        has_breaks=is_divided,
+        before=plan.before,
+    )
+    shown.needs_grad = True
+    trained.kept, trained.frozen = frozen_in(observer)
+    difference = None
+    if plan.compares:
+        difference = shown.difference(plan.before, observer, call, plan.options)
+    return Capture(trained, None, shown, difference, None)
+
+
+class _Breaks:
+    """Breaks in captures of passes, which divide them only if the call before had some."""
+
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
+        """Refuse a break that no session of its own divides."""
+        raise GradientBreakError(
+            f"the break {work.name} was met in a capture, and not in the call before it"
+        )
+
+
+def _pairs(
+    parameters: dict[int, torch.nn.Parameter], modules: Sequence[torch.nn.Module]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """The stand-ins of parameters, with the real ones."""
+    for module in modules:
+        for made in module.parameters():
+            if id(made) in parameters:
+                yield made, parameters[id(made)]

@@ -1,0 +1,141 @@
+"""What a replay leaves to its caller besides the result: written arguments and gradients."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._graphed.call import Call
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.results import View
+from cgraph._torch import tree_map
+
+__all__ = ["Fed", "handed_over", "leave", "reason_beside"]
+
+
+class Fed:
+    """Replays with the tensors of a call, and leaves to the caller what else the function does.
+
+    Args:
+        recorded: The capture.
+    """
+
+    def __init__(self, recorded: Recorded) -> None:
+        self._recorded = recorded
+        self._feed = recorded.feed()
+        self._fresh = None if recorded.copies is None else recorded.graph._fresh_feeder()
+
+    def __call__(
+        self,
+        tensors: tuple[torch.Tensor, ...],
+        to: Sequence[tuple[int, int]] = (),
+        owners: Sequence[torch.Tensor] = (),
+    ) -> None:
+        """Replay.
+
+        Args:
+            tensors: The tensors of the call.
+            to: Address and bytes of where each piece of memory of the results goes.
+            owners: The tensors that own these.
+        """
+        if owners and self._fresh is not None:
+            self._fresh(tensors, to, owners)
+        else:
+            self._feed(tensors)
+        leave(self._recorded, tensors, self._recorded.statics)
+
+
+def leave(
+    recorded: Recorded, tensors: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
+) -> None:
+    """Write to the caller's tensors what the function has written to its copies.
+
+    Args:
+        recorded: The capture, of which a replay was enqueued.
+        tensors: The caller's.
+        sources: What holds their new contents.
+    """
+    # As the function has written them, which may be leaves.
+    with torch.no_grad():
+        for place in recorded.mutated:
+            if tensors[place] is not sources[place]:
+                tensors[place].copy_(sources[place])
+    recorded.gradients.give()
+
+
+def handed_over(
+    result: Any, statics: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
+) -> Any:
+    """What a call returns that went on eagerly with the copies of its tensors.
+
+    Args:
+        result: What the function has returned.
+        statics: The copies, whose contents the caller's tensors get where they differ.
+        tensors: The caller's.
+    """
+    own: dict[int, int] = {}
+    for place, (static, tensor) in enumerate(zip(statics, tensors, strict=True)):
+        own.setdefault(_torch.storage_id(static.untyped_storage()), place)
+        with torch.no_grad():
+            if not torch.equal(static, tensor):
+                tensor.copy_(static)
+
+    def given(leaf: Any) -> Any:
+        memory = _torch.memory_of(leaf) if isinstance(leaf, torch.Tensor) else None
+        place = None if memory is None else own.get(_torch.storage_id(memory))
+        if place is None:
+            return leaf
+        if leaf is statics[place]:
+            return tensors[place]
+        view = View.of(leaf, statics[place], place)
+        return leaf if view is None else view(tensors[place])
+
+    return tree_map(given, result)
+
+
+def reason_beside(
+    call: Call,
+    mutated: Sequence[int],
+    writes: Sequence[tuple[int, int]],
+    takes: Sequence[tuple[int, int]],
+) -> str | None:
+    """Why no graph serves a call: its tensors overlap where something is written.
+
+    A graph reads copies of them, which have no memory in common.
+
+    Args:
+        call: The call.
+        mutated: The places of the copied tensors that the graph writes.
+        writes: The ends of each piece of other memory that it writes, in order.
+        takes: The ends of all other memory that it works on, in order.
+    """
+    if not mutated and not writes:
+        return None
+    names, spans = call.names, [_span(one) for one in call.tensors]
+    for place, (begin, end) in enumerate(spans):
+        if _touches(writes, begin, end):
+            return f"{names[place]} shares memory with a tensor that the function writes"
+    for place in mutated:
+        if _torch.overlaps_itself(call.tensors[place]):
+            return f"{names[place]} is written, and elements of it share memory"
+        begin, end = spans[place]
+        if _touches(takes, begin, end):
+            return f"{names[place]} is written, and shares memory with what the function reads"
+        for other, (first, last) in enumerate(spans):
+            if other != place and first < end and begin < last:
+                return f"{names[other]} shares memory with {names[place]}, which is written"
+    return None
+
+
+def _touches(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
+    """Whether a span has bytes in common with one of some pieces, which are in order."""
+    after = bisect.bisect_right(pieces, begin, key=lambda piece: piece[1])
+    return after < len(pieces) and pieces[after][0] < end
+
+
+def _span(tensor: torch.Tensor) -> tuple[int, int]:
+    return (0, 0) if _torch.memory_of(tensor) is None else _torch.span_of(tensor)

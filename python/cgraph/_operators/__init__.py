@@ -1,0 +1,1 @@
+"""What operators of torch do, seen as they run."""

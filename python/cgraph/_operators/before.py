@@ -1,0 +1,94 @@
+"""How tensors and storages were, to put them back."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from cgraph import _torch
+
+__all__ = ["StorageBefore", "TensorBefore", "bytes_before", "bytes_of", "in_type"]
+
+
+class TensorBefore:
+    """How a tensor was: one that has died since needs nothing.
+
+    Args:
+        tensor: The tensor.
+        like: Another one of the same place in the same storage, or a copy of one without storage;
+            None if neither can be had.
+
+    Attributes:
+        like: The same; None if the tensor is to stay where it is.
+    """
+
+    def __init__(self, tensor: torch.Tensor, like: torch.Tensor | None) -> None:
+        self.tensor = _torch.TensorWeakRef(tensor)
+        self.like = like
+        self._requires_grad = tensor.requires_grad
+        self._is_leaf = tensor.is_leaf
+        self._grad = tensor.grad if tensor.is_leaf else None
+
+    def undo_place(self) -> None:
+        """Let it lie where it was."""
+        tensor = self.tensor()
+        if tensor is None or self.like is None:
+            return
+        if _torch.place_of(tensor) != _torch.place_of(self.like):
+            tensor.data = self.like
+
+    @property
+    def has_moved(self) -> bool:
+        """Whether it lies elsewhere, as far as it lies anywhere."""
+        tensor = self.tensor()
+        if tensor is None or self.like is None or _torch.memory_of(self.like) is None:
+            return False
+        return _torch.place_of(tensor) != _torch.place_of(self.like)
+
+    def undo_autograd(self) -> None:
+        """Take a history away that it did not have, and put its gradient back."""
+        tensor = self.tensor()
+        if tensor is None or not self._is_leaf:
+            return
+        if not self._requires_grad and not tensor.is_leaf and _torch.base_of(tensor) is tensor:
+            tensor.detach_()
+        if tensor.is_leaf and tensor.grad is not self._grad:
+            tensor.grad = self._grad
+
+
+class StorageBefore(NamedTuple):
+    """How a storage was; it is kept alive, so that its number stays its own."""
+
+    storage: torch.UntypedStorage
+    nbytes: int
+    copy: torch.Tensor
+    dtype: torch.dtype
+
+    def undo(self) -> None:
+        """Give it its size and contents back."""
+        if self.storage.nbytes() != self.nbytes:
+            self.storage.resize_(self.nbytes)
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Give it its contents back, and let it be larger: tensors may have become so as well."""
+        if self.storage.nbytes() < self.nbytes:
+            self.storage.resize_(self.nbytes)
+        bytes_of(self.storage)[: self.nbytes].copy_(self.copy)
+
+
+def bytes_before(storage: torch.UntypedStorage, dtype: torch.dtype) -> StorageBefore:
+    """What a storage holds now, to be put back."""
+    with torch.no_grad(), _torch.without_modes():
+        return StorageBefore(storage, storage.nbytes(), bytes_of(storage).clone(), dtype)
+
+
+def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
+    """A tensor of all bytes of a storage."""
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
+
+
+def in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Bytes as numbers of a type, where they are a whole number of them."""
+    return content if content.numel() % dtype.itemsize else content.view(dtype)

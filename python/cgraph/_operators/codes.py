@@ -1,0 +1,113 @@
+"""``Codes``: the code that begins to run on a thread; its names are what guards look at."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import sys
+import warnings
+import weakref
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+
+from cgraph._source import user_line
+
+__all__ = ["Codes"]
+
+_OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
+# Methods of generators after which draws go on elsewhere.
+_SETS = frozenset({"manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state"})
+_OF_MODES = tuple(os.path.join(_OWN, one, "") for one in ("_captures", "_operators"))
+_BESIDE = frozenset({"<frozen importlib._bootstrap>", warnings.__file__})
+# Runs around the function and wherever objects die, and looks at nothing that could change.
+_AROUND = frozenset({contextlib.__file__, weakref.__file__, torch.autograd.grad_mode.__file__})
+_READS = frozenset({"tolist", "numpy", "__array__"})
+
+
+class Codes:
+    """The code objects that began to run on a thread, and the globals of each.
+
+    Attributes:
+        globals: The globals by the code.
+        is_paused: Whether nothing is noted now.
+        is_blind: Whether nothing could be noted, as a profiler of C's is active.
+        seeds: The line that seeds a generator or sets its state; None if none does.
+        reads: Called with each method that reads a tensor of the host without an operator, which on
+            the simulator stands for one of the device.
+    """
+
+    def __init__(self) -> None:
+        self.globals: dict[CodeType, dict[str, Any]] = {}
+        # By their numbers: to hash a code object takes longer than a call.
+        self._seen: dict[int, CodeType] = {}
+        self.is_paused = False
+        self.is_blind = False
+        self.seeds: str | None = None
+        self.reads: Callable[[str], None] | None = None
+
+    def note(self, frame: FrameType, event: str, called: object) -> None:
+        """Note the code of a frame that begins, as ``sys.setprofile`` calls it."""
+        if event == "c_call":
+            name = getattr(called, "__name__", None)
+            if name in _SETS and type(getattr(called, "__self__", None)) is torch.Generator:
+                self._note_seed()
+            elif name in _READS and isinstance(getattr(called, "__self__", None), torch.Tensor):
+                if self.reads is not None and not self.is_paused:
+                    self.reads(f"Tensor.{name}")
+            return
+        if event != "call" or self.is_paused:
+            return
+        code = frame.f_code
+        if id(code) not in self._seen and not _is_beside(frame):
+            self._seen[id(code)] = code
+            if code.co_filename not in _AROUND and not code.co_filename.startswith(_OWN):
+                self.globals[code] = frame.f_globals
+
+    def _note_seed(self) -> None:
+        if not self.is_paused:
+            self.seeds = self.seeds or user_line() or "a seed"
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A block of which nothing is noted."""
+        before, self.is_paused = self.is_paused, True
+        try:
+            yield
+        finally:
+            self.is_paused = before
+
+    @contextmanager
+    def noted(self) -> Iterator[None]:
+        """A block whose calls are noted, beside a profiler of the user's."""
+        before: Any = sys.getprofile()
+        if before is not None and not callable(before):
+            # One of C's, which Python cannot put back.
+            self.is_blind = True
+            yield
+            return
+        note = self.note if before is None else functools.partial(_both, self.note, before)
+        sys.setprofile(note)
+        try:
+            yield
+        finally:
+            sys.setprofile(before)
+
+
+def _is_beside(frame: FrameType | None) -> bool:
+    """Whether a frame is part of an import, a warning or a mode: none of the function's own."""
+    while frame is not None:
+        file = frame.f_code.co_filename
+        if file in _BESIDE or file.startswith(_OF_MODES):
+            return True
+        frame = frame.f_back
+    return False
+
+
+def _both(one: Callable[..., Any], other: Callable[..., Any], *event: Any) -> None:
+    one(*event)
+    other(*event)

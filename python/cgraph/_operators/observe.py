@@ -1,0 +1,460 @@
+"""``Observer``: notes what a call does, while it runs eagerly or is captured.
+
+It sees each operator: what it gets, where its tensors come from, which memory it writes, and
+whether a capture would refuse it. It sees each code object that begins to run, too: the names that
+stand in these are what guards look at.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _torch
+from cgraph._operators.codes import Codes
+from cgraph._operators.refused import refusal_of
+from cgraph._operators.schemas import tensors_in, tensors_of, touches_memory, written_by
+from cgraph._operators.trace import Operator, Outside, Trace
+from cgraph._operators.watching import OperatorWatch
+from cgraph._source import user_line
+from cgraph.breaks import Breakable, Work
+
+__all__ = ["ObservedBreaks", "Observer", "Refusal", "numbers_in"]
+
+_OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
+_LITERAL = torch.ops.aten.lift_fresh.default
+
+
+class Refusal(NamedTuple):
+    """An operator that a capture refuses.
+
+    Attributes:
+        kind: Of what ``cgraph.explain`` lists, as ``"host read"``.
+        operator: Its name.
+        line: The line of the user's.
+    """
+
+    kind: str
+    operator: str
+    line: str | None
+
+
+class ObservedBreaks:
+    """Breaks of a call that is observed: what happens in them is their own affair.
+
+    Args:
+        observer: Notes nothing of them but that they ran.
+        divided: What they divide; None if they just run.
+
+    Attributes:
+        are_met: Whether there was one.
+    """
+
+    are_met = False
+
+    def __init__(self, observer: Observer, divided: Breakable | None = None) -> None:
+        self._observer = observer
+        self._divided = divided
+        # What was returned of what a break was given, and how often it was written by then.
+        self._passed: list[tuple[str, torch.Tensor, int]] = []
+
+    @property
+    def written(self) -> str | None:
+        """A break whose argument was returned and written then; None if there is none."""
+        changed = (name for name, one, version in self._passed if one._version != version)
+        return next(changed, None)
+
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
+        """Run a break."""
+        self.are_met = True
+        if self._divided is not None:
+            # What begins and ends segments is none of the function's.
+            with self._observer.aside():
+                result = self._divided.run(work, args, kwargs)
+        else:
+            with self._observer.aside():
+                result = work.fn(*args, **kwargs)
+            given = {_torch.storage_id(one) for one in _memories((args, kwargs))}
+            for one in tensors_in(result):
+                memory = None if one.is_inference() else _torch.memory_of(one)
+                if memory is not None and _torch.storage_id(memory) in given:
+                    self._passed.append((work.name, one, one._version))
+        self._observer.note_break(work.name, result)
+        return result
+
+
+class Observer(OperatorWatch):
+    """Notes what one call does.
+
+    Args:
+        device_type: Of the tensors that a capture works on.
+        inputs: What the function is given for the tensors that are copied.
+        given: The tensors of the call in their places.
+        are_dense: For each whether the copy has its strides.
+        lines: Note the line of each operator, which takes time.
+
+    Attributes:
+        trace: The operators.
+        codes: What Python ran.
+        refusals: The operators that a capture refuses.
+        generators: What random numbers were drawn from besides the default generators.
+        devices: The GPUs whose tensors operators got.
+        draws: Whether an operator draws random numbers.
+        is_backward: Whether an operator was part of a backward pass.
+        stop: Called at the first operator that a capture refuses, if it is one; it ends the
+            capture, and the rest of the call runs eagerly.
+        is_over: Nothing is noted any more.
+        by_recorder: A recorder calls :meth:`seen`, as the simulator's does while it captures.
+        is_capture: Whether the call is captured.
+    """
+
+    def __init__(
+        self,
+        device_type: str,
+        inputs: Sequence[torch.Tensor],
+        given: Sequence[torch.Tensor],
+        are_dense: Sequence[bool],
+        *,
+        lines: bool,
+    ) -> None:
+        super().__init__()
+        self.trace = Trace()
+        self.codes = Codes()
+        self.refusals: list[Refusal] = []
+        self.generators: list[torch.Generator] = []
+        self.devices: set[torch.device] = set()
+        self.draws = False
+        self.is_backward = False
+        self.stop: Callable[[Refusal], None] | None = None
+        self.is_over = False
+        self.by_recorder = False
+        self.is_capture = False
+        self._is_paused = True
+        self._device_type = device_type
+        self._lines = lines
+        # One tensor may be given in several places, where copies are several.
+        firsts = {id(one): place for place, one in reversed([*enumerate(given)])}
+        places = [firsts[id(one)] for one in given]
+        self._inputs = {id(one): places[place] for place, one in enumerate(inputs)}
+        self._are_dense = are_dense
+        self._versions = {id(one): version_of(one) for one in inputs}
+        self._input_offsets = [one.storage_offset() if _is_plain(one) else 0 for one in inputs]
+        self._origins: dict[int, tuple[Any, ...]] = {}
+        for place, one in reversed([*enumerate(inputs)]):
+            if (memory := _torch.memory_of(one)) is not None:
+                self._origins[_torch.storage_id(memory)] = ("input", places[place])
+        # Of what operators made, by the number of the storage, with what keeps the number.
+        self._made: dict[int, _torch.WeakStorage] = {}
+        self._of_breaks: list[torch.UntypedStorage] = []
+        self._written: dict[int, list[tuple[int, int]]] = {}
+        if device_type == "cpu":
+            self.codes.reads = self._read
+        # Autograd has a thread for each GPU.
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """A block that is observed."""
+        _torch.enter_mode(self)
+        try:
+            yield
+        finally:
+            self.is_over = True
+            _torch.leave_mode(self)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """A block of which nothing is noted, as a break; what it makes is from outside."""
+        before, self._is_paused = self._is_paused, True
+        try:
+            with self.codes.aside():
+                yield
+        finally:
+            self._is_paused = before
+
+    @contextmanager
+    def noting(self) -> Iterator[None]:
+        """A block in which the function runs: operators and code are noted."""
+        self._is_paused = False
+        try:
+            with self.codes.noted():
+                yield
+        finally:
+            self._is_paused = True
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note an operator, unless a recorder tells of those that are captured."""
+        if self.by_recorder and not self.is_over:
+            return func(*args, **(kwargs or {}))
+        return super().__torch_dispatch__(func, types, args, kwargs)
+
+    def note_break(self, name: str, result: Any) -> None:
+        """Note a break that has just run, whose results are taken from then on."""
+        if self.is_over or self._is_paused:
+            return
+        with self._lock:
+            line = user_line() if self._lines else None
+            self.trace.operators.append(Operator(f"the break {name}", (), (), line))
+            place = len(self.trace.operators) - 1
+            for order, tensor in enumerate(tensors_in(result)):
+                if (memory := _torch.memory_of(tensor)) is not None:
+                    number = _torch.storage_id(memory)
+                    if number not in self._origins:
+                        self._origins[number] = "operator", place, order
+                        self._of_breaks.append(memory)
+
+    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Note an operator, and run it."""
+        if self.is_over or self._is_paused:
+            return run()
+        if _decomposes(func) and torch.is_inference_mode_enabled():
+            # Inference mode leaves it whole; its parts are what is captured.
+            with self:
+                return func.decompose(*args, **kwargs)
+        if func is _LITERAL and self._device_type == "cpu":
+            made = run()
+            self.literal(args[0], made)
+            return made
+        if not touches_memory(func):
+            return run()
+        with self._lock:
+            refusal = self._refusal(func, args, kwargs)
+            if refusal is not None and self.stop is not None:
+                self.is_over = True
+                self.stop(refusal)
+                return func(*args, **kwargs)
+            given = [*tensors_of(args), *tensors_of(kwargs)]
+            self._note(func, args, kwargs, given)
+        if self._device_type != "cpu" or not self.is_capture:
+            result = run()
+        else:
+            # What the recorder runs is no code of the function's.
+            with self.codes.aside():
+                result = run()
+        with self._lock:
+            self._note_made(given, result)
+        return result
+
+    def literal(self, value: torch.Tensor, result: torch.Tensor) -> None:
+        """Note a tensor that Python spells out, as in ``torch.tensor(2.0)``."""
+        if self.is_over or self._is_paused:
+            return
+        with self._lock, _torch.without_modes():
+            numbers = value.dtype, value.shape, value.numpy(force=True).tobytes()
+            line = user_line() if self._lines else None
+            self.trace.operators.append(Operator("literal", numbers, (), line))
+            self._note_made((), result)
+
+    def has_written(self, tensor: torch.Tensor) -> bool:
+        """The same of an input, which code that torch has compiled writes without an operator."""
+        version = self._versions.get(id(tensor))
+        return self.writes(tensor) or (version is not None and version_of(tensor) != version)
+
+    def shares(self, tensor: torch.Tensor) -> bool:
+        """Whether something in the storage of a tensor was written."""
+        return bool(self.written_spans(tensor))
+
+    def written_spans(self, tensor: torch.Tensor) -> list[tuple[int, int]]:
+        """The ends of what operators wrote in the memory of a tensor."""
+        memory = _torch.memory_of(tensor)
+        return [] if memory is None else self._written.get(_torch.storage_id(memory), [])
+
+    def writes(self, tensor: torch.Tensor) -> bool:
+        """Whether an operator wrote between the ends of a tensor."""
+        spans = self.written_spans(tensor)
+        if not spans:
+            return False
+        begin, end = _torch.span_of(tensor)
+        return any(one < end and begin < other for one, other in spans)
+
+    def writes_outside(self) -> list[tuple[int, int]]:
+        """The ends of what was written in memory from outside, in order; no two overlap."""
+        outside = self.trace.outside
+        return _joined(span for number in outside for span in self._written.get(number, ()))
+
+    def taken_outside(self) -> list[tuple[int, int]]:
+        """The ends of the memory from outside that operators took, likewise."""
+        memories = (one.storage for one in self.trace.outside.values())
+        return _joined((one.data_ptr(), one.data_ptr() + one.nbytes()) for one in memories)
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        """Whether an operator of this call made the memory of a tensor."""
+        memory = _torch.memory_of(tensor)
+        return memory is not None and _torch.storage_id(memory) in self._made
+
+    def is_new(self, tensor: torch.Tensor) -> bool:
+        """Whether a tensor lies in memory that this call made, or is the result of a break."""
+        memory = _torch.memory_of(tensor)
+        kept = {_torch.storage_id(one) for one in self._of_breaks}
+        return self.made(tensor) or (memory is not None and _torch.storage_id(memory) in kept)
+
+    def left(self, but: Sequence[int]) -> list[tuple[int, int]]:
+        """The storages that operators made and that somebody still has.
+
+        Args:
+            but: The numbers of storages that are left out, as those of results.
+
+        Returns:
+            The number of each storage, and the place of the operator that made it.
+        """
+        alive = (one for one, weak in self._made.items() if weak.get() is not None)
+        return [(one, self._origins[one][1]) for one in alive if one not in but]
+
+    def _read(self, method: str) -> None:
+        """Note a method that reads a tensor on the host."""
+        if self.is_over or self._is_paused:
+            return
+        refusal = Refusal("host read", method, user_line())
+        self.refusals.append(refusal)
+        if self.stop is not None:
+            self.is_over = True
+            self.stop(refusal)
+
+    def _refusal(self, func: Any, args: Any, kwargs: dict[str, Any]) -> Refusal | None:
+        kind = refusal_of(func, args, kwargs, self._device_type)
+        if kind is None:
+            return None
+        if kind == "host read" and _is_count_of_steps():
+            kind = "optimizer"
+        refusal = Refusal(kind, str(func).removesuffix(".default"), user_line())
+        self.refusals.append(refusal)
+        return refusal
+
+    def _note(
+        self, func: Any, args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]
+    ) -> None:
+        place = len(self.trace.operators)
+        origins = tuple(self._origin(one, place) for one in given)
+        numbers = tuple(numbers_in((args, kwargs), self._device_type))
+        line = user_line() if self._lines else None
+        self.trace.operators.append(Operator(str(func), numbers, origins, line))
+        for one in given:
+            if one.is_cuda:
+                self.devices.add(one.device)
+        if not self.is_backward:
+            self.is_backward = _torch.backward_pass() != -1
+        self.draws |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
+        generator = _torch.generator_among(args, kwargs)
+        if generator is not None and not _is_known(generator, self.generators):
+            self.generators.append(generator)
+        for one in written_by(func, args, kwargs):
+            if (memory := _torch.memory_of(one)) is not None:
+                number = _torch.storage_id(memory)
+                self._written.setdefault(number, []).append(_torch.span_of(one))
+                if number in self.trace.outside:
+                    self.trace.outside[number].is_written = True
+
+    def _origin(self, tensor: torch.Tensor, place: int) -> tuple[Any, ...]:
+        """Where a tensor is from, and how it lies there."""
+        whole = self._inputs.get(id(tensor))
+        if whole is not None:
+            return (("input", whole),)
+        if tensor.device.type != self._device_type and tensor.dim() == 0:
+            return ("host",), tensor.dtype
+        memory = _torch.memory_of(tensor)
+        if memory is None:
+            return ("other", type(tensor).__name__), tensor.shape, tensor.dtype
+        number = _torch.storage_id(memory)
+        origin = self._origins.get(number)
+        if origin is None:
+            origin = self._origins[number] = "outside", len(self.trace.outside)
+            shape = tuple(tensor.shape)
+            self.trace.outside[number] = Outside(memory, tensor.dtype, shape, place)
+        offset: int | None = int(tensor.storage_offset())
+        if origin[0] == "input":
+            # A copy may have other strides than what it is a copy of.
+            is_dense = self._are_dense[origin[1]]
+            offset = offset - self._input_offsets[origin[1]] if is_dense and offset else offset
+            offset = offset if is_dense else None
+        return origin, offset, tensor.shape, tensor.dtype
+
+    def _note_made(self, given: Sequence[torch.Tensor], result: Any) -> None:
+        """Note the storages that an operator made: those of its results that none was given."""
+        place = len(self.trace.operators) - 1
+        old: set[int] | None = None
+        for order, tensor in enumerate(tensors_of((result,))):
+            if (memory := _torch.memory_of(tensor)) is None:
+                continue
+            number = _torch.storage_id(memory)
+            if old is None:
+                memories = _torch.memories_of(given)
+                old = {_torch.storage_id(one) for one in memories}
+            if number not in old:
+                self._made[number] = _torch.WeakStorage(tensor)
+                self._origins[number] = "operator", place, order
+
+
+def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
+    pieces: list[tuple[int, int]] = []
+    for begin, end in sorted(spans):
+        if pieces and begin <= pieces[-1][1]:
+            begin, end = pieces[-1][0], max(end, pieces.pop()[1])
+        if begin < end:
+            pieces.append((begin, end))
+    return pieces
+
+
+def numbers_in(tree: Any, device_type: str) -> Iterator[Any]:
+    """What an operator gets besides tensors of the device."""
+    if isinstance(tree, torch.Tensor):
+        if tree.device.type != device_type and tree.dim() == 0 and _is_plain(tree):
+            # A kernel gets it as a number.
+            yield float, repr(tree.item())
+        return
+    if isinstance(tree, tuple | list):
+        for one in tree:
+            yield from numbers_in(one, device_type)
+    elif isinstance(tree, dict):
+        for name, one in tree.items():
+            yield name
+            yield from numbers_in(one, device_type)
+    elif isinstance(tree, float | complex):
+        yield type(tree), repr(tree)
+    elif isinstance(tree, torch.Generator):
+        yield int(tree._cdata)  # type: ignore[attr-defined]
+    else:
+        yield type(tree), tree
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was written; always 0 of one of inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
+
+
+def _is_count_of_steps() -> bool:
+    """Whether an optimizer of torch's that counts its steps on the host is running."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if frame.f_code.co_filename.startswith(_OPTIMIZERS):
+            if frame.f_locals.get("capturable") is False:
+                return True
+        frame = frame.f_back
+    return False
+
+
+def _memories(tree: Any) -> Iterator[torch.UntypedStorage]:
+    return (one for one in map(_torch.memory_of, tensors_in(tree)) if one is not None)
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter) and tensor.device.type != "meta"
+
+
+def _is_known(generator: torch.Generator, others: Sequence[torch.Generator]) -> bool:
+    known = (torch.default_generator, *torch.cuda.default_generators, *others)
+    return any(_torch.is_same(generator, one) for one in known)
+
+
+@functools.cache
+def _decomposes(func: Any) -> bool:
+    return hasattr(func, "_schema") and bool(func._can_decompose())

@@ -1,0 +1,91 @@
+"""Operators that a capture refuses, told before they run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+
+from cgraph._operators.schemas import name_of, tensors_of
+
+__all__ = ["READING", "is_copied_from_host", "refusal_of"]
+
+READING = {
+    **dict.fromkeys(("item", "_local_scalar_dense", "is_nonzero"), "host read"),
+    **dict.fromkeys(("equal", "allclose", "_linalg_check_errors"), "host read"),
+    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "bincount"), "shape"),
+    **dict.fromkeys(("unique", "_unique2", "unique_dim", "unique_consecutive"), "shape"),
+    **dict.fromkeys(("unique_dim_consecutive", "repeat_interleave"), "shape"),
+    **dict.fromkeys(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc"), "shape"),
+    **dict.fromkeys(("_to_sparse_bsr", "_to_sparse_bsc", "to_sparse"), "shape"),
+    **dict.fromkeys(("cond", "while_loop"), "branch"),
+}
+"""The kinds of operators that wait for a value of the device, by name."""
+
+_INDEXED_WRITES = ("index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put")
+_COPIES = ("_to_copy", "copy_", "copy")
+
+
+def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
+    """The kind of what a capture on such a device has against an operator; None if nothing.
+
+    The kinds are those of ``cgraph.explain``: ``"host read"``, ``"host copy"``, ``"shape"`` and
+    ``"branch"``.
+    """
+    name = name_of(func).rpartition(".")[2]
+    if name in _COPIES:
+        return _refused_copy(name, args, kwargs, device_type)
+    if name in ("index", *_INDEXED_WRITES):
+        return _refused_index(name, args, kwargs, device_type)
+    known = READING.get(name)
+    if name == "normal" and device_type == "cuda" and any(True for _ in tensors_of((args, kwargs))):
+        # It looks whether all standard deviations are positive.
+        known = "host read"
+    if known is None and torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
+        return None
+    if name == "repeat_interleave" and kwargs.get("output_size") is not None:
+        return None
+    if not any(one.device.type == device_type for one in tensors_of((args, kwargs))):
+        return None
+    return known or "shape"
+
+
+def is_copied_from_host(source: torch.Tensor, non_blocking: bool) -> bool:
+    """Whether a copy of a host tensor to the device waits, as that of pageable memory does."""
+    return not (non_blocking and source.is_pinned())
+
+
+def _refused_copy(name: str, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
+    if device_type == "cpu" or not isinstance(args[0], torch.Tensor):
+        return None
+    if name == "_to_copy":
+        source, target = args[0], kwargs.get("device") or args[0].device
+        non_blocking = kwargs.get("non_blocking", False)
+    else:
+        source, target = args[1], args[0].device
+        non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
+    pair = source.device.type, torch.device(target).type
+    if pair == ("cpu", device_type):
+        return "host copy" if is_copied_from_host(source, non_blocking) else None
+    if pair == (device_type, "cpu"):
+        # torch takes pinned memory for a new tensor that is not waited for.
+        pinned = name == "_to_copy" or args[0].is_pinned()
+        return None if non_blocking and pinned else "host read"
+    return None
+
+
+def _refused_index(name: str, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
+    indices: Sequence[torch.Tensor] = [one for one in args[1] if one is not None]
+    if not any(one.device.type == device_type for one in (args[0], *indices)):
+        return None
+    masks = [one for one in indices if one.dtype in (torch.bool, torch.uint8)]
+    if not masks:
+        is_moved = device_type != "cpu" and any(one.device.type == "cpu" for one in indices)
+        return "host copy" if is_moved else None
+    if name == "index":
+        return "shape"
+    value, accumulates = args[2], kwargs.get("accumulate", args[3] if len(args) > 3 else False)
+    # torch fills where one mask says so, with one number of the host.
+    is_number = value.numel() == 1 and value.device.type == "cpu"
+    return None if len(indices) == 1 and is_number and not accumulates else "shape"

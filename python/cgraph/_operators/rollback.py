@@ -1,0 +1,270 @@
+"""Undoes what running a function did to tensors, their gradients and random state.
+
+A dispatch mode sees each operator before it runs and copies what it is about to write. It stands on
+two facts. Operators get a parameter as the very object that the module holds, in forward, backward
+and optimiser alike, so that its ``.grad`` can be noted there. And what an operator makes is new:
+its storage needs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+
+from cgraph import _torch
+from cgraph._autograd.history import leaves_behind
+from cgraph._operators.before import StorageBefore, bytes_of, in_type
+from cgraph._operators.writes import Watch
+
+__all__ = ["Buffer", "Rollback"]
+
+Buffer = tuple[torch.Tensor, torch.Tensor]
+"""What a storage held before it was written, and the storage itself."""
+
+
+class Rollback:
+    """Notes what a function changes in a ``with`` block, to put it back.
+
+    >>> x = torch.tensor([1.0, 2.0])
+    >>> with Rollback() as rollback:
+    ...     _ = x.mul_(3)
+    >>> rollback.undo()
+    >>> x
+    tensor([1., 2.])
+
+    What is put back, bit by bit: the contents of storages that operators wrote, and their sizes;
+    where tensors lie in them, and that a tensor had no autograd history; ``.grad`` of leaves, to
+    the very object, but for one in the memory of a graph, which gets its own; the states of the
+    default generators of the CPU and of the current CUDA device, and of those that operators get
+    outside a capture.
+
+    What is not: anything of Python's own, such as counters, ``requires_grad`` flags, and entries
+    that an optimiser makes in its ``state`` at its first step (they stay, with the contents of
+    that step). Version counters. The history of a tensor that had another one, or of a view that
+    now has one. Writes that torch's dispatcher does not see: through NumPy, ``untyped_storage()``,
+    a kernel launched by hand, the replay of a graph, an operator whose schema hides them, another
+    thread than the block's (those of autograd are seen). What is made inside without an operator,
+    as from a literal or from NumPy, counts as from before: writes to it are taken back too.
+
+    While a capture is open, nothing is computed, so nothing is copied. A capture on the simulator
+    takes operators before they are seen here: a leaf that nothing has read before it must be given.
+
+    Args:
+        leaves: Tensors whose ``.grad`` is noted at once. Of others, it is noted when an operator
+            first gets them, which is too late if ``zero_grad()`` comes first. For one with a
+            history, the leaves behind it are noted.
+        is_capturing: Whether a capture is open; asked at each operator that writes.
+    """
+
+    def __init__(
+        self,
+        *,
+        leaves: Iterable[torch.Tensor] = (),
+        is_capturing: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._leaves = list(leaves)
+        self._is_capturing = is_capturing
+        self._watch = Watch(is_capturing)
+        self._uncompiled = _torch.Uncompiled()
+        self._is_entered = False
+        self._states: list[tuple[torch.Generator, torch.Tensor]] = []
+        self._kept: list[tuple[str, torch.Tensor]] = []
+
+    def __enter__(self) -> Rollback:
+        """Note the leaves and the random state, and watch operators from now on."""
+        generators = [torch.default_generator]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
+        self._states = [(generator, generator.get_state()) for generator in generators]
+        self._watch = Watch(self._is_capturing)
+        self._watch.uncompiled = self._uncompiled
+        for leaf in _with_leaves_behind(self._leaves):
+            self._watch.note(leaf)
+        self._uncompiled.__enter__()
+        _torch.enter_mode(self._watch)
+        self._is_entered = True
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop watching; nothing is put back yet."""
+        self._is_entered = False
+        self._watch.over = True
+        _torch.leave_mode(self._watch)
+        self._uncompiled.__exit__()
+
+    def keep(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Note where tensors lie, before operators get them, and what they are called."""
+        # Of classes of the user's as well, whose code is none of ours.
+        with _torch.without_functions():
+            for name, tensor in tensors:
+                if _torch.memory_of(tensor) is not None:
+                    self._watch.note(tensor)
+                    self._kept.append((name, tensor))
+
+    @property
+    def displaced(self) -> str | None:
+        """What one of these is called that lies elsewhere now; None if none does."""
+        names = (name for name, one in self._kept if self._watch.has_displaced(one))
+        return next(names, None)
+
+    @contextmanager
+    def in_break(self) -> Iterator[None]:
+        """A block in which a break runs, as in each replay: what it moves may lie elsewhere."""
+        moved = self._watch.has_displaced
+        before = {id(one) for _, one in self._kept if moved(one)}
+        try:
+            yield
+        finally:
+            kept = (one for one in self._kept if id(one[1]) in before or not moved(one[1]))
+            self._kept = list(kept)
+
+    @contextmanager
+    def aside(self) -> Iterator[None]:
+        """Watch no operators in a block; what they write is put back if it was written before."""
+        if not self._is_entered:
+            yield
+            return
+        _torch.leave_mode(self._watch)
+        try:
+            self._uncompiled.__exit__()
+            try:
+                yield
+            finally:
+                self._uncompiled.__enter__()
+        finally:
+            _torch.enter_mode(self._watch)
+
+    @property
+    def has_uncompiled(self) -> bool:
+        """Whether something ran as it was written that torch compiles elsewhere."""
+        return self._uncompiled.has_met
+
+    @property
+    def has_unseen(self) -> bool:
+        """Whether a capture writes what is older and was not written before.
+
+        A replay would write it, too, and that could not be put back.
+        """
+        return self._watch.has_unseen
+
+    @property
+    def takes_probabilities(self) -> bool:
+        """Whether an operator takes only numbers from 0 to 1, and draws none by them."""
+        return self._watch.takes_probabilities
+
+    def generators_of(self, device_type: str) -> list[torch.Generator]:
+        """Those that operators got besides the default ones, and that are of a kind of device."""
+        found = (generator for generator, _ in self._watch.generators)
+        return [generator for generator in found if generator.device.type == device_type]
+
+    @property
+    def is_state_made(self) -> bool:
+        """Whether a capture writes what was made in the block before it, and is there since.
+
+        What the calls before it have written there cannot be put back.
+        """
+        return self._watch.is_state_made
+
+    def notice(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Note from now on whether captures use these, which must stay alive."""
+        for tensor in tensors:
+            self._watch.noticed_tensors.add(id(tensor))
+            if (memory := _torch.memory_of(tensor)) is not None:
+                self._watch.noticed.add(_torch.storage_id(memory))
+
+    def captures_name(self, tensor: torch.Tensor) -> bool:
+        """Whether a captured operator gets the very object, which is noticed."""
+        return id(tensor) in self._watch.used_tensors
+
+    def captured_writes(self, but: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
+        """The ends of what captured operators write that no capture has made.
+
+        Args:
+            but: Tensors whose memory is left out.
+        """
+        if not self._watch.captured:
+            return []
+        memories = [memory for memory in map(_torch.memory_of, but) if memory is not None]
+        return self._watch.captured_writes({_torch.storage_id(memory) for memory in memories})
+
+    @property
+    def written(self) -> int:
+        """How many storages were written so far."""
+        return len(self._watch.storages)
+
+    def is_written(self, tensor: torch.Tensor) -> bool:
+        """Whether the storage of a tensor was written."""
+        memory = _torch.memory_of(tensor)
+        return memory is not None and _torch.storage_id(memory) in self._watch.storages
+
+    def buffers(self, count: int) -> list[Buffer]:
+        """What the first storages that were written held, and they themselves.
+
+        Both in the type of the first write, with one dimension.
+        """
+        with _torch.without_modes():
+            storages = list(self._watch.storages.values())[:count]
+            return [
+                (in_type(one.copy, one.dtype), in_type(bytes_of(one.storage), one.dtype))
+                for one in storages
+            ]
+
+    @property
+    def storages(self) -> list[StorageBefore]:
+        """The storages that were written, as they were before."""
+        return list(self._watch.storages.values())
+
+    def renew(self) -> None:
+        """Note what the storages that were written hold now, to be put back again."""
+        storages = self._watch.storages
+        with torch.no_grad(), _torch.without_modes():
+            for number, (storage, _, _, dtype) in storages.items():
+                copy = bytes_of(storage).clone()
+                storages[number] = StorageBefore(storage, storage.nbytes(), copy, dtype)
+
+    def rewind(self) -> None:
+        """Put the contents of storages back, and go on."""
+        with torch.no_grad(), _torch.without_modes():
+            for storage in reversed(self._watch.storages.values()):
+                storage.rewind()
+
+    def rewind_generators(self) -> None:
+        """Put the states back of the generators that operators got, and go on."""
+        for generator, state in self._watch.generators:
+            generator.set_state(state)
+
+    def undo(self) -> None:
+        """Put everything back; once is enough. No capture may be open.
+
+        It waits for the CUDA devices that it copies to, before and after.
+        """
+        watch = self._watch
+        devices = {one.storage.device for one in watch.storages.values()}
+        on_gpu = [device for device in devices if device.type == "cuda"]
+        with torch.no_grad(), _torch.without_modes(), _torch.without_functions():
+            for device in on_gpu:
+                torch.cuda.synchronize(device)
+            for tensor in watch.tensors.values():
+                tensor.undo_place()
+            # Two storages may lie on the same memory: what was copied first comes last.
+            for storage in reversed(watch.storages.values()):
+                storage.undo()
+            for tensor in watch.tensors.values():
+                tensor.undo_autograd()
+            self.rewind_generators()
+            for generator, state in self._states:
+                generator.set_state(state)
+            for device in on_gpu:
+                torch.cuda.synchronize(device)
+        self._kept.clear()
+        watch.tensors.clear()
+        watch.storages.clear()
+        watch.generators.clear()
+
+
+def _with_leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
+    tensors = list(tensors)
+    yield from tensors
+    yield from leaves_behind(tensors)

@@ -1,0 +1,34 @@
+"""What a dispatch mode that only looks on has in common with the simulator's recorder."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+
+__all__ = ["OperatorWatch"]
+
+
+class OperatorWatch(_torch.Bystander):
+    """A dispatch mode that sees operators before and after they run.
+
+    A capture on the simulator takes operators before any other mode gets them: there the recorder
+    calls :meth:`seen` of the modes that are active.
+    """
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Look at the operator, and run it."""
+        given = kwargs or {}
+        return self.seen(func, args, given, lambda: func(*args, **given))
+
+    def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
+        """Look at an operator that ``run`` runs or captures; its result."""
+        return run()
+
+    def literal(self, value: torch.Tensor, result: torch.Tensor) -> None:
+        """Look at a tensor that Python spells out, which the simulator has captured."""

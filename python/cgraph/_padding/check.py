@@ -1,0 +1,156 @@
+"""Compares the first padded call of a size with an eager one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _driver, _torch
+from cgraph._captures.busy import busy
+from cgraph._debug.differences import wrong_value
+from cgraph._operators.before import StorageBefore, bytes_before, bytes_of, in_type
+from cgraph._operators.rollback import Rollback
+from cgraph._operators.trace import Outside
+from cgraph._padding.padded import cut_leaves
+from cgraph._padding.rows import Fit
+from cgraph._torch import tree_flatten, tree_unflatten
+
+__all__ = ["Compared", "compared", "rows_in"]
+
+
+class Compared(NamedTuple):
+    """What a comparison has shown.
+
+    Attributes:
+        result: What the call returns.
+        batched: For each leaf of the graph's result the dimension of its rows; None without.
+        shows: How the padding shows; None if it does not.
+    """
+
+    result: Any
+    batched: Sequence[int | None]
+    shows: str | None
+
+
+def compared(
+    eager: Callable[[], Any],
+    replay: Callable[[], tuple[Sequence[Any], Any]],
+    written: Sequence[Outside],
+    leaves: Sequence[torch.Tensor],
+    found: Fit,
+) -> Compared:
+    """Make a call eagerly, put back what it wrote, make it padded, and compare.
+
+    What stays is what the padded call has left, or where the padding shows what eager has.
+
+    Args:
+        eager: Makes the call.
+        replay: Replays it with padding; the leaves of the result and how they are put together.
+        written: The memory from outside that the graph writes.
+        leaves: The tensors whose gradients it may exchange.
+        found: The rows of the call.
+    """
+    driver = _driver.current()
+    driver.synchronize()
+    random = _states()
+    before = [bytes_before(one.storage, one.dtype) for one in written]
+    gradients = [one.grad for one in leaves]
+    rollback = Rollback(is_capturing=driver.is_capturing)
+    with rollback, busy():
+        result = eager()
+    parts, spec = tree_flatten(result)
+    expected = [one.detach().clone() if _is_tensor(one) else one for one in parts]
+    gradients_after = [one.grad for one in leaves]
+    right = [None if one is None else one.detach().clone() for one in gradients_after]
+    storages = {_torch.storage_id(one.storage): one for one in (*before, *rollback.storages)}
+    left = {number: bytes_of(one.storage).clone() for number, one in storages.items()}
+    random_after = _states()
+    for one in reversed(storages.values()):
+        one.rewind()
+    _put(random)
+    _give(leaves, gradients)
+    padded, its_spec = replay()
+    driver.synchronize()
+    batched = rows_in(padded, found)
+    shows = _difference(expected, cut_leaves(padded, batched, found.rows), found)
+    if spec != its_spec:
+        shows = "the result is put together in another way"
+    shows = shows or _difference_of_written(storages, left)
+    shows = shows or _difference_of_gradients(leaves, right)
+    if shows is None:
+        rest = cut_leaves(padded, batched, found.rows)
+        return Compared(tree_unflatten(rest, spec), batched, None)
+    for number, storage in storages.items():
+        bytes_of(storage.storage).copy_(left[number])
+    _give(leaves, gradients_after)
+    _put(random_after)
+    return Compared(result, batched, shows)
+
+
+def rows_in(leaves: Sequence[Any], found: Fit) -> list[int | None]:
+    """For each leaf of a graph's result the dimension of its rows, by its shape; None without."""
+    dim = next(one for one in found.dims if one is not None)
+    return [
+        dim if _is_tensor(leaf) and leaf.dim() > dim and leaf.shape[dim] == found.size else None
+        for leaf in leaves
+    ]
+
+
+def _difference(expected: Sequence[Any], leaves: Sequence[Any], found: Fit) -> str | None:
+    if len(expected) != len(leaves):
+        return "the result has another number of values"
+    for place, (right, one) in enumerate(zip(expected, leaves, strict=True)):
+        if _is_tensor(right) and _is_tensor(one):
+            if (wrong := wrong_value(one.detach(), right)) is not None:
+                return f"output {place}: with {found.size} rows {wrong.text}"
+        elif type(right) is not type(one) or (not _is_tensor(right) and right != one):
+            return f"output {place} is {one!r:.40} for {found.size} rows, {right!r:.40} in eager"
+    return None
+
+
+def _difference_of_written(
+    storages: dict[int, StorageBefore], left: dict[int, torch.Tensor]
+) -> str | None:
+    for number, storage in storages.items():
+        now, right = bytes_of(storage.storage), left[number]
+        if now.numel() != right.numel() or (
+            not torch.equal(now, right)
+            and wrong_value(in_type(now, storage.dtype), in_type(right, storage.dtype)) is not None
+        ):
+            return "what the function writes is not as without padding"
+    return None
+
+
+def _difference_of_gradients(
+    leaves: Sequence[torch.Tensor], right: Sequence[torch.Tensor | None]
+) -> str | None:
+    for leaf, one in zip(leaves, right, strict=True):
+        if (leaf.grad is None) != (one is None):
+            return "the gradients are not as without padding"
+        if leaf.grad is not None and one is not None and leaf.grad.layout is torch.strided:
+            if wrong_value(leaf.grad.detach(), one) is not None:
+                return "the gradients are not as without padding"
+    return None
+
+
+def _give(leaves: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:
+    for leaf, one in zip(leaves, gradients, strict=True):
+        if leaf.grad is not one:
+            leaf.grad = one
+
+
+def _states() -> list[tuple[torch.Generator, torch.Tensor]]:
+    generators = [torch.default_generator]
+    generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
+    return [(one, one.get_state()) for one in generators]
+
+
+def _put(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
+    for generator, state in states:
+        generator.set_state(state)
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, torch.Tensor)

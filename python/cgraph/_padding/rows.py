@@ -1,0 +1,104 @@
+"""Where the rows of a call are."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from cgraph._graphed.call import Call
+from cgraph._graphed.options import Options
+from cgraph.errors import ArgumentError
+
+__all__ = ["Fit", "Rows"]
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Where a call's rows are.
+
+    Attributes:
+        rows: How many it has.
+        size: The size that it is padded to; None if it has more rows than all sizes.
+        dims: For each tensor the dimension of the rows; None for a tensor without.
+        without: The names of tensors that have another length there.
+    """
+
+    rows: int
+    size: int | None
+    dims: tuple[int | None, ...]
+    without: tuple[str, ...] = ()
+
+
+class Rows:
+    """Finds the rows of a function's calls.
+
+    Args:
+        options: The function's options.
+    """
+
+    def __init__(self, options: Options) -> None:
+        self._sizes = options.sizes
+        self._dim = options.dim
+        # The names of tensors that are known to have none.
+        self._without: set[str] = set()
+
+    def fit(self, call: Call, sizes: Sequence[int]) -> Fit | None:
+        """The rows of a call; None if no tensor has any.
+
+        The first tensor that has the dimension says how many rows there are. Another one has rows
+        if it is as long there, and never was of another length.
+
+        Args:
+            call: The call.
+            sizes: Those that it may be padded to, the smallest first.
+        """
+        dims: list[int | None] = []
+        rows: int | None = None
+        others: list[str] = []
+        for tensor, name in zip(call.tensors, call.names, strict=True):
+            its_dim = self._dim if isinstance(self._dim, int) else self._dim.get(_root(name))
+            if not isinstance(self._dim, int) and name in self._dim:
+                _require_dim(name, self._dim[name], tensor)
+            if its_dim is None or tensor.dim() <= its_dim or name in self._without:
+                dims.append(None)
+                continue
+            rows = tensor.shape[its_dim] if rows is None else rows
+            dims.append(its_dim if tensor.shape[its_dim] == rows else None)
+            if tensor.shape[its_dim] != rows:
+                others.append(name)
+        if rows is None:
+            return None
+        place = bisect.bisect_left(sizes, rows)
+        size = sizes[place] if place < len(sizes) else None
+        return Fit(rows, size, tuple(dims), tuple(others))
+
+    def learn(self, call: Call) -> None:
+        """Note which tensors have no rows, from a call that was captured."""
+        if self._sizes is not None:
+            found = self.fit(call, self._sizes)
+            self._without.update(() if found is None else found.without)
+
+    def clear(self) -> None:
+        """Forget what calls have shown."""
+        self._without.clear()
+
+
+def _require_dim(name: str, dim: int, tensor: torch.Tensor) -> None:
+    """Refuse rows along a dimension that the argument which was named has not.
+
+    Raises:
+        ArgumentError: It has not.
+    """
+    if tensor.dim() <= dim:
+        raise ArgumentError(
+            f"the rows of {name} are along dimension {dim}, and it has shape"
+            f" {tuple(tensor.shape)}: name another one in dim, or leave {name} out"
+        )
+
+
+def _root(name: str) -> str:
+    """The argument that a leaf belongs to."""
+    return name.split("[", 1)[0].split(".", 1)[0]

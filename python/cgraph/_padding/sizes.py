@@ -1,0 +1,252 @@
+"""Calls of other numbers of rows than were captured: padded to the next size, and cut."""
+
+from __future__ import annotations
+
+import warnings
+import weakref
+from collections.abc import Callable, Collection, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from cgraph import _core, _torch
+from cgraph._graphed.call import Call
+from cgraph._graphed.entry import returned
+from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.reasons import fix_for
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.results import Result
+from cgraph._graphed.train import Trained
+from cgraph._graphed.writeback import reason_beside
+from cgraph._padding.check import compared, rows_in
+from cgraph._padding.contents import like_resized, resized
+from cgraph._padding.padded import Padded, PaddedPasses, cut_leaves, first_rows
+from cgraph._padding.rows import Fit, Rows
+from cgraph._source import levels_to_user, user_line
+from cgraph._text import first_line
+from cgraph._torch import tree_flatten
+from cgraph.errors import CgraphWarning
+
+if TYPE_CHECKING:
+    from cgraph._graphed.cache import Family
+    from cgraph._graphed.miss import Answer, Answers
+
+__all__ = ["Sizes"]
+
+
+class Sizes:
+    """Calls that are padded to a size.
+
+    Args:
+        answers: Answers the function's calls. It has this.
+
+    Attributes:
+        rows: Where calls have rows.
+    """
+
+    def __init__(self, answers: Answers) -> None:
+        self._answers = answers
+        self._options = answers.options
+        self.rows = Rows(answers.options)
+        # Whether it was said that sizes have no effect.
+        self._has_told = False
+        # Why no call is padded to the size of a key.
+        self._unsafe: weakref.WeakKeyDictionary[Key, str] = weakref.WeakKeyDictionary()
+
+    def answer(
+        self, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any], frozen: bool
+    ) -> Answer | None:
+        """What answers a call that has the rows of no size; None for any other call."""
+        options = self._options
+        if options.sizes is None:
+            return None
+        found = self.rows.fit(call, options.sizes)
+        if found is None:
+            self._tell_of_no_effect(call)
+            return None
+        if found.rows == found.size:
+            return None
+        if found.rows == 0:
+            return self._answers.never(call, eager, "no rows")
+        if found.size is None:
+            text = f"larger than all sizes: the largest one is {options.sizes[-1]}"
+            return self._answers.never(call, eager, text)
+        try:
+            like = call.replaced(like_resized(call.tensors, found, found.size))
+            family, large, like = self._answers.key_of(like)
+            tensors = resized(call.tensors, found, found.size, options.pad)
+        except (RuntimeError, TypeError) as error:
+            if callable(options.pad):
+                raise
+            text = f"padding to {found.size} rows failed: {first_line(error)}"
+            return self._answers.never(call, eager, text)
+        if large in self._unsafe:
+            return self._answers.never(call, eager, self._unsafe[large])
+        if large.is_eager():
+            self._answers.told.of_eager(large, large.reason)
+            return eager
+        whole = like.replaced(tensors)
+        if large.recorded is not None and large.shown is not None:
+            if not large.shown.guards.fit(whole.objects):
+                self._answers.require_thawed(large, frozen)
+                self._answers.keys.drop(large)
+        if large.recorded is None:
+            self._answers.require_thawed(large, frozen)
+            if large.shown is None or large.observed < options.warmup:
+                # Whatever it sets up is there when its size is captured.
+                return lambda: self._observed(family, large, call, args, kwargs)
+            try:
+                self._answers.capture_ahead(family, large, whole)
+            except Exception as error:
+                large.miss(Reason(first_line(error), user_line(), fix_for("padding shows")))
+                return self._answers.eagerly(large, eager)
+        return self._padded(large, call, whole, found, eager)
+
+    def _observed(self, family: Family, large: Key, call: Call, args: Any, kwargs: Any) -> Any:
+        """Run a call eagerly, for real, as the first one of its size."""
+        result = self._answers.observed(family, large, call, args, kwargs)
+        if large.shown is not None:
+            large.shown.is_of_size = False
+        return result
+
+    def clear(self) -> None:
+        """Forget what calls have shown."""
+        self.rows.clear()
+        self._unsafe.clear()
+        self._has_told = False
+
+    def _padded(
+        self,
+        large: Key,
+        call: Call,
+        whole: Call,
+        found: Fit,
+        eager: Callable[[], Any],
+    ) -> Answer:
+        """What answers a call whose size has a graph."""
+        recorded = large.recorded
+        assert recorded is not None and large.shown is not None
+        reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
+        if reason is not None or large.is_open:
+            large.reason = Reason(reason or "a call before waits for its backward pass")
+            large.eager_calls += 1
+            return eager
+        # One row that is repeated shows nothing of what several would.
+        place = found.dims, found.rows == 1
+        batched = large.checked.get(place)
+        if batched is not None:
+            return self._entry(large, call, found, batched)
+        if not self._options.check_padding:
+            batched = large.checked[place] = self._assumed(recorded, whole, found)
+            return self._entry(large, call, found, batched)
+        shown = compared(
+            eager,
+            lambda: self._replayed(recorded, call, whole, found),
+            large.shown.trace.written(),
+            large.shown.guards.leaves if large.shown.uses_gradients else (),
+            found,
+        )
+        if shown.shows is not None:
+            self._unsafe[large] = f"padding shows: {shown.shows}"
+            self._answers.never(call, eager, self._unsafe[large])
+        else:
+            large.checked[place] = shown.batched
+            large.was_replayed()
+        return lambda: shown.result
+
+    def _replayed(
+        self, recorded: Recorded | Trained, call: Call, whole: Call, found: Fit
+    ) -> tuple[Sequence[Any], Any]:
+        """The leaves of a padded replay, and how they are put together."""
+        if isinstance(recorded, Trained):
+            args, kwargs = whole.arguments(whole.tensors)
+            leaves, spec = tree_flatten(recorded.replay(*args, **kwargs))
+            return leaves, spec
+        Padded(recorded, found, self._options.pad)(tuple(call.tensors))
+        is_fresh = self._options.outputs == "fresh"
+        # The comparison cuts the others, which may share memory.
+        result = _cut(recorded, found, ["input"])
+        return tree_flatten(result.returned(call.tensors, is_fresh=is_fresh))
+
+    def _entry(
+        self, large: Key, call: Call, found: Fit, batched: Sequence[int | None]
+    ) -> _core.Entry:
+        """The entry of calls of this number of rows."""
+        identity = call.key()
+        if identity in large.padded:
+            return large.padded[identity]
+        recorded, answers = large.recorded, self._answers
+        assert recorded is not None and large.shown is not None
+        guards, pad = large.shown.guards, self._options.pad
+        lane = answers.lane
+        common: dict[str, Any] = {
+            "is_in_order": call.is_in_order,
+            "modes": call.mode,
+            "guards": guards.native,
+            "lane": lane,
+            "turn": answers.turn,
+            "written": recorded.writes,
+            "has_breaks": bool(recorded.breaks),
+        }
+        if isinstance(recorded, Trained):
+            run = PaddedPasses(recorded, found, pad, batched, answers.arguments)
+            signatures = [_torch.signature(tensor) for tensor in call.tensors]
+            entry = _core.Entry(
+                *call.patterns(signatures),
+                work=run,
+                outputs=None,
+                is_open=recorded.is_open,
+                **common,
+            )
+        else:
+            work: Any = Padded(recorded, found, pad)
+            if (native := work.native()) is not None:
+                work, like = native
+            else:
+                # Calls are compared with dense tensors; what is copied to may have gaps.
+                like = [torch.empty_like(one, requires_grad=False) for one in call.tensors]
+            result = _cut(recorded, found, ["input", "own", "constant"])
+            entry = _core.Entry(
+                *call.patterns([_torch.signature(one) for one in like]),
+                work=work,
+                outputs=returned(
+                    recorded,
+                    result,
+                    is_fresh=self._options.outputs == "fresh",
+                    warn=answers.told.of_held,
+                ),
+                **common,
+            )
+        large.padded[identity] = entry
+        answers.add(call, entry, recorded)
+        return entry
+
+    def _assumed(self, recorded: Recorded | Trained, whole: Call, found: Fit) -> list[int | None]:
+        """Where the rows of a result are by its shape alone."""
+        if not isinstance(recorded, Trained):
+            return rows_in(recorded.outputs, found)
+        with torch.random.fork_rng(_torch.random_devices()), torch.no_grad():
+            args, kwargs = whole.arguments(whole.tensors)
+            leaves = tree_flatten(recorded.replay(*args, **kwargs))[0]
+        return rows_in(leaves, found)
+
+    def _tell_of_no_effect(self, call: Call) -> None:
+        """Say once that no tensor has rows; scalars are not meant to have any."""
+        if self._has_told or not any(tensor.dim() for tensor in call.tensors):
+            return
+        self._has_told = True
+        warnings.warn(
+            f"sizes= has no effect on ({call}): no tensor of it has the dimension"
+            f" dim={self._options.dim!r}, along which rows are counted",
+            CgraphWarning,
+            stacklevel=levels_to_user(),
+        )
+
+
+def _cut(recorded: Recorded, found: Fit, kinds: Collection[str]) -> Result:
+    """The result of a graph with only the rows of a call, in its leaves of these kinds."""
+    result = recorded.result
+    dims = rows_in(recorded.outputs, found)
+    dims = [dim if kind in kinds else None for dim, kind in zip(dims, result.kinds, strict=True)]
+    leaves = cut_leaves(result.leaves, dims, found.rows)
+    return Result(leaves, result.spec, result.kinds, first_rows(recorded, found))

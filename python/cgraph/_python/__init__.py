@@ -1,0 +1,1 @@
+"""What functions read of Python: values, and the places that they are found at."""

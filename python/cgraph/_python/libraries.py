@@ -1,0 +1,54 @@
+"""What is code of libraries, whose own state nobody changes between calls."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import types
+import weakref
+
+import torch
+
+__all__ = ["is_library", "is_library_class", "is_library_module"]
+
+_PATHS = {name: sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
+_STANDARD = tuple(os.path.join(path, "") for path in {*_PATHS.values()} if path)
+_SITE = (os.path.join("site-packages", ""), os.path.join("dist-packages", ""))
+_OF_TORCH = (
+    os.path.join(os.path.dirname(torch.__file__), ""),
+    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
+)
+
+
+@functools.cache
+def is_library(file: str) -> bool:
+    """Whether a file is torch's, cgraph's or of Python's own library."""
+    if file.startswith(("<frozen ", "<eval_with_key>", "<built-in")) or file.startswith(_OF_TORCH):
+        return True
+    return file.startswith(_STANDARD) and not any(part in file for part in _SITE)
+
+
+_classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
+
+
+def is_library_class(kind: type) -> bool:
+    """Whether a class is of a library."""
+    known = _classes.get(kind)
+    if known is None:
+        module = sys.modules.get(getattr(kind, "__module__", None) or "")
+        known = _classes[kind] = module is not None and is_library_module(module)
+    return known
+
+
+def is_library_module(module: types.ModuleType) -> bool:
+    """Whether a module is of a library."""
+    name = vars(module).get("__name__")
+    if name == "__main__":
+        return False
+    file = vars(module).get("__file__")
+    if not isinstance(file, str):
+        # Somebody has made one that nothing imports.
+        return vars(module).get("__spec__") is not None
+    return is_library(file) or str(name).partition(".")[0] == "numpy"
