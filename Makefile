@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BUNDLE := dist/bundle
 EXAMPLES := first_graph update hooks embed_cudarc
-KERNELS := crates/cg-core/src/inputs/kernel crates/cg-core/tests/contract/kernels
+KERNELS := crates/cg-core/src/transfer/inputs crates/cg-core/src/transfer/outputs crates/cg-core/tests/contract/kernels
 
 .PHONY: demo test lint build ptx docs deny gpu-bundle clean
 

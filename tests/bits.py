@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cgraph._state.rollback import Rollback
+from cgraph._operators.rollback import Rollback
 
 __all__ = ["same", "undone"]
 

@@ -71,16 +71,6 @@ def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
     assert not any(simulator.live().values()), simulator.live()
 
 
-@pytest.fixture(params=["after calls", "alone"])
-def ladder(request: pytest.FixtureRequest) -> Iterator[dict[str, Any]]:
-    """Options of functions: each size is captured after calls, or all by captures alone."""
-    if request.param == "after calls":
-        yield {"measure": False}
-        return
-    with torch.no_grad():
-        yield {"measure": False, "warmup": 0, "preserve_state": False}
-
-
 @pytest.fixture
 def sim() -> Iterator[SimLab]:
     """The simulator alone."""

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-__all__ = ["Doubled", "Engine", "Inherited", "Minus", "Mode", "Plus", "Settings", "Slotted"]
+__all__ = ["Doubled", "Engine", "Mode", "Plus", "Settings", "Slotted"]
 
 
 class Mode(enum.Enum):
@@ -44,12 +44,6 @@ class Doubled(Settings):
         return 2.0
 
 
-class Inherited:
-    """The same in the class."""
-
-    scale, factor = 3.0, 1.0
-
-
 class Plus:
     """Adds its number."""
 
@@ -57,13 +51,6 @@ class Plus:
 
     def __call__(self, x: Tensor) -> Tensor:
         return x + self.by
-
-
-class Minus(Plus):
-    """Takes it away."""
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return x - self.by
 
 
 class Slotted:

@@ -21,13 +21,11 @@ __all__ = [
     "agree",
     "alike_after",
     "eager_calls",
-    "long",
     "misses",
     "near",
     "numbers",
     "poison",
     "quiet",
-    "resetting",
     "same_gradients",
     "states",
 ]
@@ -46,11 +44,6 @@ def agree(function: GraphedFunction, eager: Callable[..., Any], *args: Any, **kw
     wanted = [one for one in pytree.tree_leaves((own_args, own_kwargs)) if isinstance(one, Tensor)]
     assert_close(tensors, wanted, equal_nan=True, rtol=0, atol=0)
     poison(found)
-
-
-def long(value: Any) -> list[Any]:
-    """Equal values, too many for a graphed function to notice what becomes of them."""
-    return [value] * 100
 
 
 def alike_after(
@@ -118,20 +111,6 @@ def numbers(function: Any) -> tuple[int, int, int]:
     """How many keys have a graph, how many calls were replays, and how many ran eagerly."""
     report = function.report()
     return report.captured, report.replays, eager_calls(function)
-
-
-def resetting(when: int, **options: Any) -> tuple[GraphedFunction, list[int]]:
-    """A function that triples and lets its graphs go in one of its calls; what counts these."""
-    calls: list[int] = []
-
-    def resets(x: Tensor) -> Tensor:
-        calls.append(1)
-        if len(calls) == when:
-            graphed.reset()
-        return x * 3
-
-    graphed = cgraph.graphed(resets, **options)
-    return graphed, calls
 
 
 def eager_calls(function: Any) -> int:

@@ -2,10 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Callable
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -32,17 +28,6 @@ def require_whole(function: cgraph.functions.GraphedFunction, lab: Lab) -> None:
     """Check calls of each size, after which each has a graph."""
     require_right(function, lab, SIZES)
     assert states(function) == ["captured"] * len(SIZES)
-
-
-def nth(number: int, do: Callable[..., object]) -> Callable[..., None]:
-    """A hook that does something when it is called for this time, counted from 1."""
-    calls = itertools.count(1)
-
-    def hook(*args: Any) -> None:
-        if next(calls) == number:
-            do(*args)
-
-    return hook
 
 
 def refuse(error: type[BaseException], text: str) -> None:

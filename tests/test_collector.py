@@ -80,7 +80,8 @@ def test_no_collection_starts_in_the_capture_of_a_graphed_function(
         return x * 2
 
     x = fresh(lab, 8).requires_grad_(needs_grad)
-    assert torch.equal(double(x), x * 2)
+    for _ in range(2):
+        assert torch.equal(double(x), x * 2)
     assert gc.isenabled()
     assert litter.collected == 0
     assert double.report().captured == 1

@@ -6,7 +6,6 @@ import copy
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import nullcontext
 from typing import Any
 
 import pytest
@@ -15,7 +14,7 @@ from torch import nn
 
 import cgraph
 from cgraph import _torch
-from cgraph._state.rollback import Rollback
+from cgraph._operators.rollback import Rollback
 from cgraph.errors import CaptureError
 from cgraph.sim import Simulator
 from graphed_calls import near, same_gradients
@@ -81,19 +80,18 @@ class Counting(nn.Module):
 
 
 @both_ways
-@pytest.mark.parametrize("preserve_state", [False, True])
-def test_a_graph_has_what_torch_has_compiled(lab: Lab, preserve_state: bool) -> None:
+def test_a_graph_has_what_torch_has_compiled(lab: Lab) -> None:
     compiler = Compiler()
     compiled = torch.compile(lambda x: x.sin() * 2 + 1, backend=compiler)
-    graphed = cgraph.graphed(lambda x: compiled(x) - 1, preserve_state=preserve_state)
+    graphed = cgraph.graphed(lambda x: compiled(x) - 1, side_effects="ignore")
     with torch.no_grad():
         for _ in range(3):
             x = fresh(lab, 4)
             assert near(graphed(x), x.sin() * 2)
         assert graphed.report().captured == 1
         if lab.device == "cuda" or Simulator.captures_compiled:
-            # A warm-up call, one that is timed, and the capture.
-            assert compiler.compiled in ONCE and compiler.runs >= 3
+            # The first call and the capture.
+            assert compiler.compiled in ONCE and compiler.runs >= 2
         runs = compiler.runs
         assert near(compiled(x), x.sin() * 2 + 1)
     assert compiler.compiled in ONCE and compiler.runs == runs + 1
@@ -103,7 +101,7 @@ def test_a_graph_has_what_torch_has_compiled(lab: Lab, preserve_state: bool) -> 
 def test_compiled_code_that_was_there_before_is_captured_and_stays(lab: Lab) -> None:
     compiler = Compiler()
     compiled = torch.compile(lambda x: x.cos() + 3, backend=compiler)
-    graphed = cgraph.graphed(lambda x: compiled(x) * 2)
+    graphed = cgraph.graphed(lambda x: compiled(x) * 2, side_effects="ignore")
     with torch.no_grad():
         compiled(fresh(lab, 5))
         for _ in range(3):
@@ -118,7 +116,7 @@ def test_compiled_code_that_was_there_before_is_captured_and_stays(lab: Lab) -> 
 def test_state_that_a_compiled_module_writes_is_as_after_eager_calls(lab: Lab) -> None:
     net = Counting().to(lab.device)
     eager, compiler = copy.deepcopy(net), Compiler()
-    graphed = cgraph.graphed(torch.compile(net, backend=compiler))
+    graphed = cgraph.graphed(torch.compile(net, backend=compiler), side_effects="ignore")
     with torch.no_grad():
         for _ in range(4):
             x = fresh(lab, 2, 4)
@@ -130,7 +128,7 @@ def test_state_that_a_compiled_module_writes_is_as_after_eager_calls(lab: Lab) -
 @both_ways
 def test_arguments_that_a_compiled_function_writes_are_the_callers(lab: Lab) -> None:
     compiled = torch.compile(lambda x, y: x.add_(y).sum(), backend=Compiler())
-    graphed = cgraph.graphed(compiled)
+    graphed = cgraph.graphed(compiled, side_effects="ignore")
     with torch.no_grad():
         for _ in range(3):
             x, y = fresh(lab, 4), fresh(lab, 4)
@@ -144,7 +142,7 @@ def test_arguments_that_a_compiled_function_writes_are_the_callers(lab: Lab) -> 
 def test_a_compiled_module_is_trained_as_in_eager(lab: Lab) -> None:
     net = Counting().to(lab.device)
     eager, compiler = copy.deepcopy(net), Compiler()
-    graphed = cgraph.graphed(torch.compile(net, backend=compiler))
+    graphed = cgraph.graphed(torch.compile(net, backend=compiler), side_effects="ignore")
     for _ in range(3):
         x = leaf(lab, 2, 4)
         same = x.detach().clone().requires_grad_()
@@ -178,12 +176,14 @@ def test_a_step_with_a_compiled_module_adds_the_gradients_of_eager(lab: Lab) -> 
         assert same_gradients(net, eager) and torch.equal(net.calls, eager.calls)
 
 
+# What is compiled anew for other rows runs eagerly: Dynamo puts random states back.
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @both_ways
 def test_padded_calls_of_a_compiled_function_are_those_of_eager(lab: Lab) -> None:
     net = nn.Linear(4, 3).to(lab.device)
     graphed = cgraph.graphed(torch.compile(net, backend=Compiler()), sizes=[2, 4])
     with torch.no_grad():
-        for rows in (4, 3, 1, 2, 3):
+        for rows in (4, 3, 1, 2, 3, 4, 1):
             x = fresh(lab, rows, 4)
             assert near(graphed(x), net(x))
 
@@ -204,7 +204,8 @@ def test_a_function_with_a_branch_can_be_called_as_before(lab: Lab, way: str) ->
     else:
         graphed = cgraph.graphed(chosen, debug="compare" if way == "debug" else None)
         with pytest.warns(UserWarning, match="runs eagerly"):
-            assert near(graphed(x), torch.where(x.sum() > 0, x * 2, x + 1))
+            for _ in range(4):
+                assert near(graphed(x), torch.where(x.sum() > 0, x * 2, x + 1))
     for _ in range(2):
         y = fresh(lab, 4)
         assert near(chosen(y), torch.where(y.sum() > 0, y * 2, y + 1))
@@ -233,23 +234,6 @@ def test_other_threads_go_on_compiling(lab: Lab) -> None:
     assert (here.runs, there.runs) == (0, 1)
     compiled(x)
     assert here.runs == 1
-
-
-@pytest.mark.parametrize("grad", [False, True])
-def test_what_old_torch_refuses_in_a_mode_runs_eagerly(lab: Lab, grad: bool) -> None:
-    net = nn.Linear(4, 4).to(lab.device)
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        if _torch.mode_count():
-            raise NotImplementedError("There was no rule registered for HOP late and mode")
-        return net(x)
-
-    graphed = cgraph.graphed(function)
-    with torch.set_grad_enabled(grad):
-        with pytest.warns(UserWarning, match="runs eagerly.*no rule registered"):
-            graphed(fresh(lab, 4))
-        x = fresh(lab, 4)
-        assert near(graphed(x), net(x))
 
 
 def test_what_torch_is_to_leave_alone_does_not_count_as_compiled(lab: Lab) -> None:
@@ -286,71 +270,6 @@ def test_a_stance_that_is_taken_inside_compiles_nothing_either(lab: Lab, stance:
     assert (compiler.runs, rollback.has_uncompiled) == (1, True)
     compiled(x)
     assert compiler.runs == 2
-
-
-@both_ways
-@pytest.mark.parametrize("grad", [False, True])
-def test_what_a_capture_makes_and_python_keeps_is_computed(lab: Lab, grad: bool) -> None:
-    net = nn.Linear(4, 4).to(lab.device)
-    compiled = torch.compile(net, backend=Compiler())
-    table: dict[str, torch.Tensor] = {}
-
-    def function(x: torch.Tensor) -> torch.Tensor:
-        if "one" not in table:
-            table["one"] = torch.arange(4.0, device=x.device) + 1
-        return compiled(x) * 3 + table["one"]
-
-    graphed = cgraph.graphed(function, warmup=0, measure=False)
-    with torch.set_grad_enabled(grad):
-        compiled(fresh(lab, 4))
-        for call in range(3):
-            x = fresh(lab, 4)
-            is_told = call == 0 and (lab.device == "cuda" or Simulator.captures_compiled)
-            with pytest.warns(UserWarning, match="with warmup=0") if is_told else nullcontext():
-                result = graphed(x)
-            assert near(result, net(x) * 3 + torch.arange(4.0, device=x.device) + 1)
-            del result
-
-
-@both_ways
-def test_what_cannot_be_captured_compiled_is_captured_as_it_was_written(lab: Lab) -> None:
-    def backend(module: torch.fx.GraphModule, _: Any) -> Callable[..., Any]:
-        def run(*args: Any) -> Any:
-            if cgraph.is_current_stream_capturing():
-                raise RuntimeError("not while a stream captures")
-            return module.forward(*args)
-
-        return run
-
-    torch.compiler.reset()
-    compiled = torch.compile(lambda x: x.sin() * 2, backend=backend)
-    graphed = cgraph.graphed(lambda x: compiled(x) + 1)
-    is_tried = lab.device == "cuda" or Simulator.captures_compiled
-    told = pytest.warns(UserWarning, match="as it was written.*not while a stream captures")
-    with torch.no_grad():
-        with told if is_tried else nullcontext():
-            graphed(fresh(lab, 4))
-        for _ in range(2):
-            x = fresh(lab, 4)
-            assert near(graphed(x), x.sin() * 2 + 1)
-    assert graphed.report().captured == 1
-
-
-def test_hooks_learn_of_the_graph_that_stays_alone(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Simulator, "captures_compiled", True)
-    compiled = torch.compile(lambda x: x.sin() * 2, backend=Compiler())
-    graphed = cgraph.graphed(lambda x: compiled(x) + 1)
-    seen: list[Any] = []
-    with (
-        cgraph.register_graph_capture_end_hook(seen.append),
-        cgraph.register_graph_instantiate_hook(seen.append),
-        torch.no_grad(),
-    ):
-        graphed(fresh(lab, 4))
-    assert len(seen) == 2 and seen[0] is seen[1]
-    seen.clear()
 
 
 def test_a_mode_that_another_thread_has_left_keeps_nobody_from_compiling(lab: Lab) -> None:

@@ -107,7 +107,7 @@ def test_gradients_of_arguments_are_taken_inside(lab: Lab, words: str) -> None:
         torch.testing.assert_close(function(x), 2 * x.detach())
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 3])
+@pytest.mark.parametrize("warmup", [1, 3])
 def test_state_that_a_graphed_function_inside_writes_is_written_once(lab: Lab, warmup: int) -> None:
     total = torch.zeros(4, device=lab.device)
     inner = cgraph.graphed(lambda x: total.add_(x) * 1)
@@ -133,7 +133,6 @@ def test_a_result_with_a_size_and_one_without_names_are_compared(lab: Lab) -> No
     run = cgraph.graphed(
         lambda x: {"size": x.shape, "pair": Pair(x * 2, x + 1)},
         debug="compare",
-        on_held="ignore",
     )
     for _ in range(2):
         x = fresh(lab, 3)

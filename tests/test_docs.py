@@ -9,10 +9,12 @@ from pathlib import Path
 
 import pytest
 
+import cgraph
+
 MODULES = [
     "cgraph",
-    "cgraph._functions.debug.differences",
-    "cgraph._state.rollback",
+    "cgraph._debug.differences",
+    "cgraph._operators.rollback",
     "cgraph._text",
     "cgraph.breaks",
     "cgraph.dryrun",
@@ -28,6 +30,7 @@ MODULES = [
     "cgraph.timeline",
 ]
 README = Path(__file__).parent.parent / "README.md"
+GRAPHED = README.parent / "docs" / "graphed.md"
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -46,3 +49,17 @@ def test_the_readmes_python_without_a_gpu_prints_what_it_says(
     printed = capsys.readouterr().out.splitlines()
     promised = re.findall(r"# (tensor\(.*?\))", block)
     assert printed == promised
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly:cgraph.errors.EagerWarning")
+@pytest.mark.skipif(not GRAPHED.exists(), reason="the bundle for GPU machines has no documents")
+def test_what_the_page_on_graphed_prints_is_what_it_says(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    blocks = re.findall(r"```python\n(.*?)```", GRAPHED.read_text(), flags=re.DOTALL)
+    program = tmp_path / "graphed.py"
+    program.write_text("\n".join(blocks))
+    with cgraph.sim.use():
+        exec(compile(program.read_text(), program, "exec"), {"__name__": "graphed"})
+    promised = re.findall(r"print\(.*\)  # (.*)", program.read_text())
+    assert capsys.readouterr().out.splitlines() == promised

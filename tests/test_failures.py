@@ -276,7 +276,8 @@ def test_a_stream_that_is_not_joined_is_said_with_the_fix_and_what_names_the_lin
     x = fresh(lab, 4)
     with pytest.raises(CaptureError, match="not joined") as caught:
         if is_graphed:
-            cgraph.graphed(forks, on_fail="raise")(x)
+            graphed = cgraph.graphed(forks, on_fail="raise")
+            graphed(x), graphed(x)
         else:
             with cgraph.graph(cgraph.CUDAGraph()):
                 forks(x)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph.errors import CaptureError, CgraphError, StateError
+from cgraph.errors import CgraphError
 from graphed_calls import misses, states
 from lab import Lab, fresh
-from ladders import SIZES, doubled, nth, refuse, require_right, require_whole
+from ladders import SIZES, doubled, require_right, require_whole
 
-ALONE: dict[str, Any] = {"warmup": 0, "preserve_state": False}
+ALONE: dict[str, Any] = {}
 
 
 @pytest.fixture(autouse=True)
@@ -53,78 +53,6 @@ def test_what_a_function_writes_to_its_argument_is_written_to_that_of_each_call(
         assert torch.equal(mine, x)
 
 
-def test_what_a_function_raises_comes_out_and_the_sizes_before_it_serve_calls(lab: Lab) -> None:
-    def picky(x: Tensor) -> Tensor:
-        if at(3, x) and torch.is_grad_enabled() is wants_grad:
-            raise LookupError("three are a crowd")
-        return doubled(x)
-
-    wants_grad = False
-    function = cgraph.graphed(picky, sizes=SIZES, **ALONE)
-    with pytest.raises(LookupError, match="three are a crowd"):
-        function.capture(fresh(lab, 8, 5), progress=False)
-    # The smaller ones were not tried, and are not known.
-    assert states(function) == ["captured"] * 3 + ["eager"]
-    wants_grad = True
-    require_whole(function, lab)
-
-
-@pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit])
-def test_an_interrupt_in_the_function_leaves_no_capture_open(
-    lab: Lab, error: type[BaseException]
-) -> None:
-    stop = nth(3, lambda: refuse(error, "enough"))
-
-    def stopped(x: Tensor) -> Tensor:
-        stop()
-        return doubled(x)
-
-    function = cgraph.graphed(stopped, sizes=SIZES, **ALONE)
-    with pytest.raises(error, match="enough"):
-        function.capture(fresh(lab, 8, 5), progress=False)
-    assert not cgraph.is_current_stream_capturing()
-    assert states(function) == ["captured"] * 2 + ["eager"]
-    require_whole(function, lab)
-
-
-class Counted(nn.Module):
-    """Counts its calls with three rows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.count = 7
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.count += at(3, x)
-        return doubled(x)
-
-
-def test_the_size_that_changes_a_number_is_named_and_the_number_is_put_back(lab: Lab) -> None:
-    net = Counted()
-    function = cgraph.graphed(net, sizes=SIZES, **ALONE)
-    with pytest.raises(CaptureError, match="changes count from 7 to 8"):
-        function.capture(fresh(lab, 8, 5), progress=False)
-    assert net.count == 7
-    assert states(function) == ["captured"] * 3 + ["eager"]
-    require_right(function, lab, SIZES)
-
-
-@pytest.mark.parametrize("rows", [3, 8])
-def test_a_size_whose_result_no_replay_could_return_is_let_go_and_the_others_serve_calls(
-    lab: Lab, rows: int
-) -> None:
-    def odd(x: Tensor) -> Any:
-        return {1} if at(rows, x) else doubled(x)
-
-    function = cgraph.graphed(odd, sizes=SIZES, **ALONE)
-    with pytest.raises(CaptureError, match="the result has a set"):
-        function.capture(fresh(lab, 8, 5), progress=False)
-    assert states(function).count("captured") == len(SIZES) - 1
-    with pytest.warns(UserWarning, match="the result has a set"):
-        assert function(fresh(lab, rows, 5)) == {1}
-    require_right(function, lab, [size for size in SIZES if size != rows])
-
-
 def test_a_function_with_a_break_in_some_sizes_is_right_in_all(lab: Lab) -> None:
     def broken(x: Tensor) -> Tensor:
         x = x * 2
@@ -153,15 +81,6 @@ def test_a_hook_for_the_end_of_captures_finds_each_graph_before_the_next_capture
         function.capture(fresh(lab, 8, 5), progress=False)
     assert seen[::2] == ["begun"] * len(SIZES)
     assert len({*seen[1::2]}) == 1 and seen[1].startswith("ended with")
-
-
-def test_a_ladder_of_a_frozen_function_names_the_key_and_remembers_none(lab: Lab) -> None:
-    function = cgraph.graphed(doubled, sizes=[2, 4], **ALONE)
-    function.capture(fresh(lab, 4, 5), progress=False).freeze()
-    with pytest.raises(StateError, match=r"float32\[8, 5\]"):
-        function.capture(fresh(lab, 8, 5), sizes=[2, 4, 8], progress=False)
-    assert states(function) == ["captured"] * 2
-    require_right(function, lab, [2, 4])
 
 
 def test_what_was_captured_before_is_not_captured_again(lab: Lab) -> None:

@@ -30,37 +30,6 @@ def twins(lab: Lab, net: nn.Module) -> tuple[nn.Module, nn.Module]:
     return net, copy.deepcopy(net)
 
 
-@pytest.mark.parametrize("is_ahead", [False, True])
-@pytest.mark.parametrize("what", ["step", "zero_grad", "zeros", "clip"])
-def test_gradients_that_come_after_a_first_call_without_any_are_used(
-    lab: Lab, what: str, is_ahead: bool
-) -> None:
-    mine, other = twins(lab, nn.Linear(3, 2))
-
-    def make(net: nn.Module) -> Callable[[], Any]:
-        optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-        if what == "step":
-            return optimizer.step
-        if what == "clip":
-            return lambda: nn.utils.clip_grad_norm_(net.parameters(), 1e-3)
-        return lambda: optimizer.zero_grad(set_to_none=what == "zero_grad")
-
-    eager, graphed = make(other), cgraph.graphed(make(mine))
-    if is_ahead:
-        graphed.capture(progress=False)
-    else:
-        graphed()
-        eager()
-    for _ in range(4):
-        x = fresh(lab, 4, 3)
-        for net in (mine, other):
-            net(x).square().mean().backward()
-        graphed()
-        eager()
-        assert are_alike(mine, other)
-    assert graphed.report().captured == 2
-
-
 class Tasks(nn.Module):
     """One body, two heads."""
 
@@ -182,56 +151,3 @@ def test_parameters_of_a_group_that_come_and_go_are_those_of_the_call(
         graphed(x)
         eager(x)
         assert are_alike(mine, other)
-
-
-class Own:
-    """An optimizer as users write them."""
-
-    def __init__(self, parameters: Any) -> None:
-        self.parameters, self.state = list(parameters), {"steps": 0}
-
-    @torch.no_grad()
-    def step(self) -> None:
-        """One step, each smaller than the one before."""
-        self.state["steps"] += 1
-        for one in self.parameters:
-            one.sub_(one.grad / self.state["steps"])
-
-
-@pytest.mark.filterwarnings("ignore:.*runs eagerly.*changes steps")
-def test_a_count_in_a_method_with_a_decorator_of_torch_is_noticed(lab: Lab) -> None:
-    mine, other = twins(lab, nn.Linear(3, 2))
-
-    def make(net: nn.Module) -> Callable[[Tensor], None]:
-        optimizer = Own(net.parameters())
-
-        def step(x: Tensor) -> None:
-            net.zero_grad()
-            net(x).square().mean().backward()
-            optimizer.step()
-
-        return step
-
-    graphed, eager = cgraph.graphed(make(mine)), make(other)
-    for _ in range(4):
-        x = fresh(lab, 4, 3)
-        graphed(x)
-        eager(x)
-        assert are_alike(mine, other)
-
-
-@pytest.mark.filterwarnings("ignore:.*runs eagerly")
-@pytest.mark.parametrize("warmup", [0, 1, 3])
-def test_a_capture_that_fails_leaves_no_gradient_of_its_own(lab: Lab, warmup: int) -> None:
-    net = nn.Linear(3, 2).to(lab.device)
-
-    def step(x: Tensor) -> Tensor:
-        loss = net(x).square().mean()
-        loss.backward()
-        loss.item()
-        return loss.detach()
-
-    graphed = cgraph.graphed(step, preserve_state=False, warmup=warmup)
-    graphed(fresh(lab, 4, 3))
-    assert net.weight.grad is not None
-    assert bool(net.weight.grad.isfinite().all())

@@ -138,45 +138,6 @@ def test_a_break_may_stand_above_a_static_method(lab: Lab) -> None:
     assert graphed.report().keys[0].breaks
 
 
-def test_a_method_below_another_decorator_says_that_it_is_to_be_the_outermost_one(lab: Lab) -> None:
-    class Scaled:
-        def __init__(self, factor: Tensor) -> None:
-            self.factor = factor
-
-        @torch.no_grad()
-        @cgraph.graphed
-        def run(self, x: Tensor) -> Tensor:
-            return x * self.factor
-
-        @property
-        @cgraph.graphed
-        def doubled(self) -> Tensor:
-            return self.factor * 2
-
-        @staticmethod
-        @cgraph.graphed
-        def of(one: Scaled) -> Tensor:
-            return one.factor * 3
-
-        @cgraph.graphed
-        def times(self, other: Scaled) -> Tensor:
-            return self.factor * other.factor
-
-    class Derived(Scaled):
-        pass
-
-    for kind in (Scaled, Derived):
-        scaled, x = kind(fresh(lab, 3)), fresh(lab, 3)
-        with pytest.warns(UserWarning, match=r"below another decorator.*be the outermost dec"):
-            assert torch.equal(scaled.run(x), x * scaled.factor)
-    with pytest.warns(UserWarning, match=r"below another decorator.*graph a method that it calls"):
-        assert torch.equal(scaled.doubled, scaled.factor * 2)
-    with pytest.warns(UserWarning, match=r"tensors inside a \S*Derived.*pytree_node"):
-        assert torch.equal(Scaled.of(scaled), scaled.factor * 3)
-    with pytest.warns(UserWarning, match=r"tensors inside a \S*Scaled.*pytree_node"):
-        assert torch.equal(scaled.times(Scaled(x)), scaled.factor * x)
-
-
 @pytest.mark.parametrize("decorator", [cgraph.graphed, cgraph.eager_break])
 @pytest.mark.parametrize("kind", [classmethod, property])
 def test_a_decorator_below_says_where_it_belongs(decorator: Any, kind: Any) -> None:
@@ -196,13 +157,3 @@ def test_a_decorator_below_says_where_it_belongs(decorator: Any, kind: Any) -> N
 def test_what_a_break_cannot_be_made_of_is_refused(fn: Any, options: Any, said: str) -> None:
     with pytest.raises(ArgumentError, match=said):
         cgraph.eager_break(fn, **options)
-
-
-def test_a_graphed_function_shows_how_many_graphs_it_has(lab: Lab) -> None:
-    shown = cgraph.graphed(lambda x: x + 1, sizes=[4])
-    shown(fresh(lab, 3, 2))
-    assert repr(shown).endswith(": 1 graph>")
-    eager = cgraph.graphed(lambda x: x * x.sum().item())
-    with pytest.warns(UserWarning, match="runs eagerly"):
-        eager(fresh(lab, 3))
-    assert repr(eager).endswith(": 0 graphs>")

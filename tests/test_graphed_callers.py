@@ -29,24 +29,6 @@ class Counted(nn.Module):
         return self.layer(x)
 
 
-class Model(Counted):
-    """Its forward, which counts, calls the graphed method."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.encoder = Counted()
-
-    @cgraph.graphed
-    def core(self, x: Tensor) -> Tensor:
-        return self.layer(x) * 2
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls += 1
-        if self.calls % 3 == 0:
-            self.shown += 1
-        return self.core(self.encoder(x))
-
-
 class Trainer:
     """Its method of the name of an optimizer's counts."""
 
@@ -70,16 +52,6 @@ class Trainer:
         return self.run(self.encoder(x).detach())
 
     forward = step
-
-
-def test_what_the_callers_of_a_graphed_method_count_makes_no_keys(lab: Lab) -> None:
-    model = Model().to(lab.device)
-    with torch.no_grad():
-        for _ in range(12):
-            x = fresh(lab, 2, 4)
-            assert near(model(x), model.layer(model.encoder.layer(x)) * 2)
-    assert numbers(model.core) == (1, 12, 0)
-    assert model.shown == 4
 
 
 def test_what_a_method_counts_of_the_name_of_an_optimizers_makes_no_keys(lab: Lab) -> None:

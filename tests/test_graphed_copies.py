@@ -13,24 +13,9 @@ from torch import Tensor
 
 import cgraph
 from graphed_calls import near
-from graphed_objects import Net, Scale, eager_net, keys
+from graphed_objects import Net, Scale, eager_net
 from lab import Lab, fresh
 from networks import network
-
-
-@pytest.mark.parametrize("was_called", [False, True])
-def test_a_deep_copy_of_an_object_is_independent(lab: Lab, was_called: bool) -> None:
-    two = Scale(2)
-    if was_called:
-        two.run(fresh(lab, 4))
-    other = copy.deepcopy(two)
-    other.by = 5
-    for _ in range(2):
-        x = fresh(lab, 4)
-        assert torch.equal(other.run(x), x * 5)
-        assert torch.equal(two.run(x), x * 2)
-    assert other.run is not two.run
-    assert keys(other.run) == (1, 2)
 
 
 @pytest.mark.parametrize("was_called", [False, True])
@@ -116,19 +101,6 @@ def test_a_module_with_a_graphed_forward_can_be_saved(lab: Lab, was_called: bool
         for _ in range(2):
             x = fresh(lab, 4, 6)
             assert near(other(x), eager_net(net, x))
-
-
-def test_a_graphed_module_can_be_saved_without_its_graphs(lab: Lab) -> None:
-    graphed = cgraph.graphed(network(lab), sizes=[4])
-    with torch.no_grad():
-        graphed(fresh(lab, 4, 6))
-        file = io.BytesIO()
-        torch.save(graphed, file)
-        file.seek(0)
-        other = torch.load(file, weights_only=False)
-        x = fresh(lab, 3, 6)
-        assert near(other(x), graphed.__wrapped__(x))
-        assert keys(other) == (1, 1)
 
 
 @cgraph.graphed

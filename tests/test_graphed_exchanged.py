@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import types
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,73 +11,10 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import states
 from lab import Lab, fresh
 
 # Some of these functions run eagerly, and say so.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
-
-
-class Net(nn.Module):
-    """Two modules that change places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.one, self.two = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.one, self.two = self.two, self.one
-        return self.one(x)  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("where", ["module", "namespace", "list"])
-def test_modules_that_a_function_exchanges_take_turns(lab: Lab, where: str) -> None:
-    net = Net().to(lab.device)
-    one, two = net.one, net.two
-    kept, listed = types.SimpleNamespace(one=one, two=two), [one, two]
-
-    def of_namespace(x: Tensor) -> Tensor:
-        kept.one, kept.two = kept.two, kept.one
-        return kept.one(x)  # type: ignore[no-any-return]
-
-    def of_list(x: Tensor) -> Tensor:
-        listed.reverse()
-        return listed[0](x)  # type: ignore[no-any-return]
-
-    functions: dict[str, Any] = {"module": net, "namespace": of_namespace, "list": of_list}
-    graphed = cgraph.graphed(functions[where])
-    with torch.no_grad():
-        for turn in (two, one, two, one, two):
-            x = fresh(lab, 2, 3)
-            torch.testing.assert_close(graphed(x), turn(x))
-    (key,) = graphed.report().keys
-    assert "exchange modules around the call" in str(key.reason)
-    assert str(key.advice).startswith("do what the reason says")
-
-
-@pytest.mark.parametrize("where", ["attribute", "dict", "list", "function"])
-def test_a_module_without_parameters_may_be_exchanged_between_calls(lab: Lab, where: str) -> None:
-    host, kept, listed = types.SimpleNamespace(act=nn.ReLU()), {"act": nn.ReLU()}, [nn.ReLU()]
-
-    def get(one: Any) -> Any:
-        return one.act
-
-    functions: dict[str, Callable[[Tensor], Any]] = {
-        "attribute": lambda x: host.act(x),
-        "dict": lambda x: kept["act"](x),
-        "list": lambda x: listed[0](x),
-        "function": lambda x: get(host)(x),
-    }
-    graphed = cgraph.graphed(functions[where])
-    for act in (nn.ReLU(), nn.ReLU(), nn.Tanh(), nn.LeakyReLU(0.1), nn.LeakyReLU(0.5)):
-        host.act = kept["act"] = listed[0] = act  # type: ignore[assignment]
-        for _ in range(2):
-            x = fresh(lab, 3)
-            torch.testing.assert_close(graphed(x), act(x))
-    assert states(graphed) == ["captured"]
-    again = [one for key in graphed.report().keys for one in key.rerecorded]
-    # One of the same class and settings is as good.
-    assert sum(one.count for one in again) == 3
 
 
 def test_a_generator_that_is_exchanged_is_drawn_from(lab: Lab) -> None:
@@ -122,25 +58,6 @@ def test_frames_that_a_function_turns_are_turned_in_each_call(lab: Lab) -> None:
         torch.testing.assert_close(graphed(x), x + expected[-1 - number % 3])
 
 
-def test_a_function_that_ends_training_ends_it_in_each_call(lab: Lab) -> None:
-    net = nn.Sequential(nn.Linear(3, 3), nn.Dropout(0.5)).to(lab.device)
-
-    @cgraph.graphed
-    def predict(x: Tensor) -> Tensor:
-        net.eval()
-        return net(x)  # type: ignore[no-any-return]
-
-    with torch.no_grad():
-        for _ in range(4):
-            net.train()
-            x = fresh(lab, 2, 3)
-            y = predict(x)
-            assert not any(part.training for part in net.modules())
-            torch.testing.assert_close(y, net[0](x))
-    predict(x)
-    assert "captured" in states(predict)
-
-
 @pytest.mark.parametrize("grad", [False, True])
 def test_attributes_of_a_weight_are_those_of_eager(lab: Lab, grad: bool) -> None:
     net: Any = nn.Linear(3, 3, device=lab.device)
@@ -162,26 +79,6 @@ def test_attributes_of_a_weight_are_those_of_eager(lab: Lab, grad: bool) -> None
             net.weight.scale = fresh(lab, 1)
 
 
-@pytest.mark.parametrize("warmup", [0, 3])
-def test_attributes_that_a_function_sets_on_tensors_are_there(lab: Lab, warmup: int) -> None:
-    def of_argument(x: Any) -> Tensor:
-        x.seen = True
-        return x * 2  # type: ignore[no-any-return]
-
-    def of_result(x: Tensor) -> Tensor:
-        y: Any = x * 2
-        y.scale = 3
-        return y  # type: ignore[no-any-return]
-
-    one, two = cgraph.graphed(of_argument, warmup=warmup), cgraph.graphed(of_result, warmup=warmup)
-    for _ in range(3):
-        x = fresh(lab, 3)
-        torch.testing.assert_close(one(x), x * 2)
-        assert x.seen  # type: ignore[attr-defined]
-        x = fresh(lab, 3)
-        assert two(x).scale == 3
-
-
 def test_a_result_whose_gradient_is_to_be_kept_keeps_it(lab: Lab) -> None:
     net = nn.Linear(3, 3, device=lab.device)
 
@@ -195,30 +92,6 @@ def test_a_result_whose_gradient_is_to_be_kept_keeps_it(lab: Lab) -> None:
         y = graphed(fresh(lab, 2, 3))
         (y * 3).sum().backward()
         assert torch.equal(y.grad, torch.full_like(y, 3))
-
-
-@pytest.mark.parametrize("warmup", [0, 3])
-@pytest.mark.parametrize("grad", [False, True])
-def test_a_state_on_a_module_of_torchs_own_is_that_of_eager(
-    lab: Lab, grad: bool, warmup: int
-) -> None:
-    net: Any = nn.Linear(3, 3, device=lab.device)
-    net.register_forward_hook(lambda module, _args, result: setattr(module, "seen", result))
-    net.state, state = None, torch.zeros(3, device=lab.device)
-
-    def function(x: Tensor) -> Tensor:
-        before = torch.zeros_like(x) if net.state is None else net.state
-        net.state = (before * 0.5 + x).detach()
-        return net(x) + net.state  # type: ignore[no-any-return]
-
-    graphed = cgraph.graphed(function, warmup=warmup)
-    with torch.set_grad_enabled(grad):
-        for _ in range(4):
-            x = fresh(lab, 3)
-            state = state * 0.5 + x
-            y = nn.functional.linear(x, net.weight, net.bias)
-            torch.testing.assert_close(graphed(x), y + state)
-            torch.testing.assert_close(net.seen, y)
 
 
 @pytest.mark.parametrize("where", ["module", "method", "argument"])

@@ -76,16 +76,6 @@ def test_a_mode_of_dispatch_sees_the_operators_of_each_call_once(
     assert key.state == "captured" and not key.rerecorded
 
 
-def test_a_default_device_is_no_mode_that_has_to_see_operators(lab: Lab, modes_told: None) -> None:
-    doubled = cgraph.graphed(lambda x: x * 2)
-    with torch.device(lab.device):
-        for _ in range(3):
-            x = fresh(lab, 3)
-            assert_close(doubled(x), x * 2)
-    (key,) = doubled.report().keys
-    assert key.replays == 3
-
-
 def _by_fx(function: Callable[..., Any], _: Tensor) -> Any:
     return fx.symbolic_trace(lambda x: function(x))
 

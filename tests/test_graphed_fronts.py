@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import agree, misses, states
+from graphed_calls import agree, states
 from lab import Lab, fresh
 
 
@@ -39,76 +39,8 @@ MIXED: list[Callable[[Lab], Tensor]] = [
 ]
 
 
-def of_other_class(one: Tensor) -> Tensor:
-    copy = one.detach().clone()
-    return copy if isinstance(one, nn.Parameter) else nn.Parameter(copy, requires_grad=False)
-
-
-# What is another key in the place of a tensor. There is no size in a scalar.
-OTHERS: list[Callable[[Tensor], Tensor | float]] = [
-    lambda one: one.double(),
-    lambda one: one.clone().unsqueeze(0),
-    lambda one: torch.cat([one, one]) if one.dim() else one.half(),
-    lambda one: torch.cat([one, one, one], -1) if one.dim() else one.long(),
-    of_other_class,
-    lambda one: one.detach().clone().requires_grad_(),
-    lambda one: one.sum().item(),
-]
-
-# What fits in the place of a tensor [1, 4], and is not read in the fastest way.
-ODD: dict[str, Callable[[Tensor], Tensor]] = {
-    "a stride that means nothing": lambda one: one.as_strided((1, 4), (99, 1)),
-    "memory that is shared until it is written": torch._lazy_clone,
-    "a view": lambda one: one[:],
-}
-
-
 def mixed(lab: Lab) -> list[Tensor]:
     return [make(lab) for make in MIXED]
-
-
-def test_tensors_of_any_kind_beside_each_other_are_copied_at_each_call(lab: Lab) -> None:
-    function = cgraph.graphed(weighed)
-    agree(function, weighed, *mixed(lab))
-    with misses() as seen:
-        for _ in range(4):
-            agree(function, weighed, *mixed(lab))
-    assert not seen
-    assert states(function) == ["captured"]
-
-
-@pytest.mark.parametrize("place", range(len(MIXED)))
-def test_what_is_another_tensor_at_any_place_is_not_answered_by_the_first_graph(
-    lab: Lab, place: int
-) -> None:
-    function = cgraph.graphed(weighed)
-    with torch.no_grad():
-        agree(function, weighed, *mixed(lab))
-        for number, other in enumerate(OTHERS, 2):
-            given: list[Tensor | float] = list(mixed(lab))
-            one = given[place]
-            assert isinstance(one, Tensor)
-            given[place] = other(one)
-            agree(function, weighed, *given)
-            assert len(states(function)) == number
-        with misses() as seen:
-            agree(function, weighed, *mixed(lab))
-        assert not seen
-
-
-@pytest.mark.parametrize("place", range(3))
-@pytest.mark.parametrize("odd", ODD)
-def test_a_tensor_that_fits_in_another_way_is_answered_by_the_graph_at_any_place(
-    lab: Lab, odd: str, place: int
-) -> None:
-    function = cgraph.graphed(weighed)
-    agree(function, weighed, *(fresh(lab, 1, 4) for _ in range(3)))
-    with misses() as seen:
-        for _ in range(3):
-            given = [fresh(lab, 1, 4) for _ in range(3)]
-            given[place] = ODD[odd](given[place])
-            agree(function, weighed, *given)
-    assert not seen
 
 
 @pytest.mark.parametrize("first", [False, True])

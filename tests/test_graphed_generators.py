@@ -33,18 +33,6 @@ def of_argument(generator: torch.Generator) -> Callable[[Tensor], Tensor]:
     return lambda x: graphed(x, generator)
 
 
-@pytest.mark.parametrize("warmup", [1, 3])
-def test_replays_draw_what_eager_draws(lab: Lab, warmup: int) -> None:
-    mine, twin = two_alike(lab)
-    graphed = cgraph.graphed(of_closure(mine), on_fail="raise", warmup=warmup)
-    eager = of_closure(twin)
-    for rows in (3, 3, 5, 3, 5):
-        x = fresh(lab, rows)
-        assert torch.equal(graphed(x), eager(x))
-    assert graphed.report().captured == 2
-    assert torch.equal(mine.get_state(), twin.get_state())
-
-
 def test_a_generator_may_be_an_argument(lab: Lab) -> None:
     mine, twin = two_alike(lab)
     graphed = of_argument(mine)

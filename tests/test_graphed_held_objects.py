@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import copy
-import gc
-import weakref
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -293,18 +290,6 @@ def test_large_neighbours_hide_no_state(lab: Lab, neighbours: Callable[[], dict[
         assert torch.equal(graphed(x), x * engine.state.k)
 
 
-def test_objects_that_are_followed_may_go(lab: Lab) -> None:
-    engine = SimpleNamespace(state=State(fresh(lab, 4)))
-    graphed = cgraph.graphed(lambda x: x * engine.state.k)
-    x = fresh(lab, 4)
-    assert torch.equal(graphed(x), x * engine.state.k)
-    reference = weakref.ref(engine.state)
-    engine.state = State(fresh(lab, 4))
-    gc.collect()
-    assert reference() is None
-    assert torch.equal(graphed(x), x * engine.state.k)
-
-
 def test_requests_that_come_and_go_with_a_shared_cache_need_no_new_capture(lab: Lab) -> None:
     class Engine:
         def __init__(self) -> None:
@@ -323,46 +308,6 @@ def test_requests_that_come_and_go_with_a_shared_cache_need_no_new_capture(lab: 
         assert torch.equal(graphed(x), x * engine.pool.pages)
     (key,) = graphed.report().keys
     assert key.state == "captured" and not key.rerecorded
-
-
-def gets_weight(net: Any, lab: Lab) -> None:
-    net[0].weight = nn.Parameter(fresh(lab, 4, 4))
-
-
-def gets_memory(net: Any, lab: Lab) -> None:
-    net[0].weight.data = fresh(lab, 4, 4)
-
-
-def gets_layer(net: Any, lab: Lab) -> None:
-    net[0] = nn.Linear(4, 4).to(lab.device)
-
-
-def gets_buffer(net: Any, lab: Lab) -> None:
-    net[1].running_mean = fresh(lab, 4)
-
-
-def trains(net: Any, lab: Lab) -> None:
-    net.train()
-
-
-@pytest.mark.parametrize("change", [gets_weight, gets_memory, gets_layer, gets_buffer, trains])
-@pytest.mark.parametrize("is_kept", [False, True])
-def test_a_module_behind_an_object_is_followed(lab: Lab, change: Any, is_kept: bool) -> None:
-    net = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4)).to(lab.device).eval()
-    engine = SimpleNamespace(model=net)
-    graphed = cgraph.graphed(lambda x: engine.model(x))
-    with torch.no_grad():
-        for turn in range(6):
-            kept = [*net.parameters(), *net.buffers()] if is_kept else []
-            if turn == 3:
-                change(net, lab)
-            x = fresh(lab, 3, 4)
-            other = copy.deepcopy(net)
-            assert torch.allclose(graphed(x), other(x), atol=1e-5)
-            assert torch.allclose(net[1].running_mean, other[1].running_mean, atol=1e-5)
-            del kept
-    (key,) = graphed.report().keys
-    assert key.state == "captured" and sum(one.count for one in key.rerecorded) == 1
 
 
 def test_a_tensor_that_is_read_by_two_ways_is_followed_by_both(lab: Lab) -> None:

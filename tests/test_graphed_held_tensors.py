@@ -11,9 +11,7 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import cgraph
-from graphed_calls import near
 from lab import Lab, fresh
-from networks import leaf
 
 SCALE: Tensor | None = None
 
@@ -69,33 +67,6 @@ def of_global(scale: Tensor) -> tuple[Any, Replace]:
 
 
 KINDS = [of_object, of_module, of_closure, of_global]
-
-
-@pytest.mark.parametrize("is_kept", [False, True])
-@pytest.mark.parametrize("needs_grad", [False, True])
-@pytest.mark.parametrize("make", KINDS)
-def test_a_tensor_that_is_replaced_is_noticed(
-    lab: Lab, make: Any, needs_grad: bool, is_kept: bool
-) -> None:
-    scale = fresh(lab, 4)
-    graphed, replace = make(scale)
-    kept = []
-    for _ in range(3):
-        for _ in range(2):
-            x = leaf(lab, 4) if needs_grad else fresh(lab, 4)
-            result = graphed(x)
-            assert_close(result, x * scale)
-            if needs_grad:
-                result.sum().backward()
-                near(x.grad, scale)
-            del result
-        if is_kept:
-            kept.append(scale)
-        scale = fresh(lab, 4)
-        replace(scale)
-    (key,) = graphed.report().keys
-    assert [one.reason for one in key.rerecorded] == ["moved"]
-    assert sum(one.count for one in key.rerecorded) == 2
 
 
 @pytest.mark.parametrize("make", KINDS)

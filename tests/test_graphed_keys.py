@@ -70,28 +70,6 @@ def test_channels_last_has_a_key_and_a_result_of_its_own(lab: Lab) -> None:
     assert states(function) == ["captured"] * 2
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        lambda whole: whole[:, 1:7:2],
-        lambda whole: whole[1:7:2, :3],
-        lambda whole: whole.flip(0)[:, :3].expand(8, 3),
-        lambda whole: whole[:1].expand(8, 8)[:, :3],
-        lambda whole: whole.view(-1)[::2][:24].view(8, 3),
-    ],
-)
-def test_a_slice_with_gaps_is_copied_rightly_and_shares_the_key_of_its_dense_form(
-    lab: Lab, part: Callable[[Tensor], Tensor]
-) -> None:
-    function = cgraph.graphed(twice)
-    for _ in range(3):
-        sliced = part(fresh(lab, 8, 8))
-        dense = torch.empty_like(sliced)
-        assert_close(function(sliced), twice(sliced), rtol=0, atol=0)
-        agree(function, twice, dense.copy_(fresh(lab, *dense.shape)))
-    assert states(function) == ["captured"]
-
-
 def test_a_transposed_tensor_is_copied_rightly(lab: Lab) -> None:
     function = cgraph.graphed(lambda x: x.cumsum(1) * 2)
     for _ in range(3):
@@ -216,37 +194,6 @@ def test_containers_of_all_kinds_are_arguments_and_results(lab: Lab) -> None:
     assert states(function) == ["captured"] * 6
 
 
-def test_namedtuple_and_dataclass_arguments_replay(lab: Lab) -> None:
-    def mixed(pair: Pair, batch: Batch) -> Pair:
-        return Pair(pair.first - pair.second, batch.ids * batch.scale)
-
-    function = cgraph.graphed(mixed)
-    for _ in range(3):
-        for scale in (2.0, 3.0):
-            given = Pair(fresh(lab, 4), fresh(lab, 4)), Batch(fresh(lab, 4), scale)
-            expected = mixed(*given)
-            result = function(*given)
-            assert type(result) is Pair
-            assert_close(tuple(result), tuple(expected))
-    assert states(function) == ["captured"] * 2
-    assert function.report().replays == 6
-
-
-def test_plain_nested_containers_are_matched_by_native_code(lab: Lab) -> None:
-    def nested(x: list[Any], rest: dict[str, Any]) -> Tensor:
-        return x[0] * rest["a"][0] + x[1][0] - rest["b"]["c"]
-
-    def arguments() -> tuple[Any, ...]:
-        four = [fresh(lab, 3) for _ in range(4)]
-        return [four[0], (four[1],)], {"b": {"c": four[2]}, "a": [four[3]]}
-
-    function = cgraph.graphed(nested)
-    agree(function, nested, *arguments())
-    with misses() as seen:
-        agree(function, nested, *arguments())
-    assert not seen
-
-
 def test_a_dictionary_in_another_order_is_another_key(lab: Lab) -> None:
     def difference(rest: dict[str, Tensor]) -> Tensor:
         first, second = rest.values()
@@ -360,22 +307,6 @@ def test_the_training_flag_of_a_module_and_of_its_parts_is_part_of_the_key(lab: 
         assert_close(function(x), x + 1)
 
 
-def test_the_second_call_of_a_key_is_served_by_native_code(lab: Lab) -> None:
-    function = cgraph.graphed(twice)
-    with misses() as seen:
-        for _ in range(4):
-            agree(function, twice, fresh(lab, 4))
-    assert seen == [function]
-
-
-def test_alternating_keys_all_replay(lab: Lab) -> None:
-    function = cgraph.graphed(twice)
-    for size in (1, 2, 3, 4) * 3:
-        agree(function, twice, fresh(lab, size))
-    assert [key.replays for key in function.report().keys] == [3] * 4
-    assert [key.eager_calls for key in function.report().keys] == [0] * 4
-
-
 @pytest.mark.parametrize(
     ("args", "kwargs"),
     [(0, {}), (3, {}), (1, {"wrong": 1}), (2, {"x": 1}), (1, {})],
@@ -419,17 +350,6 @@ def test_the_order_of_keywords_that_have_parameters_makes_no_keys(lab: Lab) -> N
     assert states(graphed) == ["captured"]
 
 
-def test_a_value_that_cannot_be_shown_is_a_constant_as_others(lab: Lab) -> None:
-    class No:
-        def __repr__(self) -> str:
-            raise ValueError("no words")
-
-    graphed, silent = cgraph.graphed(lambda x, _: x * 2), No()
-    for _ in range(2):
-        agree(graphed, lambda x, _: x * 2, fresh(lab, 2), silent)
-    assert graphed.report().keys[0].key.startswith("x: float32[2], _=<test_graphed_keys")
-
-
 def test_keywords_of_the_name_of_a_place_keep_their_order(lab: Lab) -> None:
     def joined(x: Tensor, /, **parts: Tensor) -> Tensor:
         return torch.cat([x, *parts.values()])
@@ -454,21 +374,6 @@ def test_a_wrapper_gets_keywords_in_the_order_of_the_call(lab: Lab) -> None:
         a, b = fresh(lab, 2), fresh(lab, 2)
         assert torch.equal(graphed(a=a, b=b), torch.cat([a - b, a, b]))
         assert torch.equal(graphed(b=b, a=a), torch.cat([a - b, b, a]))
-
-
-def test_a_graph_of_gradients_serves_no_argument_that_requires_none(lab: Lab) -> None:
-    def force(x: Tensor) -> Tensor:
-        with torch.enable_grad():
-            return torch.autograd.grad((x**2).sum(), x)[0]
-
-    graphed = cgraph.graphed(force)
-    with torch.no_grad():
-        for _ in range(3):
-            x = fresh(lab, 3).requires_grad_()
-            assert_close(graphed(x), force(x))
-            with pytest.raises(RuntimeError, match="does not require grad"):
-                graphed(x.detach())
-    assert states(graphed) == ["captured"]
 
 
 def test_without_gradients_an_argument_with_a_history_may_be_written(lab: Lab) -> None:

@@ -8,54 +8,22 @@ import gc
 import threading
 import warnings
 import weakref
-from types import MappingProxyType
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph.errors import CaptureError
-from graphed_calls import near, states
+from graphed_calls import near
 from graphed_objects import Net, Scale, eager_net, keys
 from lab import Lab, fresh
 from networks import network
-
-
-def test_each_object_has_graphs_of_its_own(lab: Lab) -> None:
-    two, three = Scale(2), Scale(3)
-    for _ in range(3):
-        x = fresh(lab, 4)
-        assert torch.equal(two.run(x), x * 2)
-        assert torch.equal(three.run(x, more=1.0), x * 3 + 1)
-    assert keys(two.run) == keys(three.run) == (1, 3)
-    assert keys(Scale.run) == (0, 0)
 
 
 def test_the_method_of_an_object_is_always_the_same_one(lab: Lab) -> None:
     two = Scale(2)
     assert two.run is two.run
     assert two.run is not Scale(2).run
-
-
-def test_a_method_takes_options(lab: Lab) -> None:
-    two = Scale(2)
-    for rows in (3, 7, 4):
-        x = fresh(lab, rows, 2)
-        assert torch.equal(two.padded(x), x * 2)
-    assert keys(two.padded) == (2, 3)
-
-
-def test_an_object_dies_with_its_graphs(lab: Lab) -> None:
-    two = Scale(2)
-    two.run(fresh(lab, 4))
-    two.padded(fresh(lab, 3, 2))
-    died = weakref.ref(two)
-    del two
-    gc.collect()
-    assert died() is None
-    assert not any("Scale" in one.name and one.captured for one in cgraph.report().functions)
 
 
 def test_a_bound_method_keeps_its_object_alive(lab: Lab) -> None:
@@ -71,29 +39,6 @@ def test_a_method_called_on_the_class_gets_the_object(lab: Lab) -> None:
     assert torch.equal(Scale.run(Scale(2), x), x * 2)
     assert torch.equal(Scale.run(Scale(3), x), x * 3)
     assert keys(Scale.run) == (0, 0)
-
-
-def test_static_methods_are_graphed_once_for_all(lab: Lab) -> None:
-    Scale.plain.reset()
-    for owner in (Scale, Scale(1), Scale(2)):
-        x = fresh(lab, 4)
-        assert torch.equal(owner.plain(x), x - 1)
-    assert keys(Scale.plain) == (1, 3)
-    Scale.plain.reset()
-
-
-class Longer(Scale):
-    pass
-
-
-def test_class_methods_get_the_class(lab: Lab) -> None:
-    for _ in range(2):
-        x = fresh(lab, 4)
-        assert torch.equal(Scale.of_class(x), x + 5)
-        assert torch.equal(Longer.of_class(x), x + 6)
-        assert torch.equal(Longer(2).of_class(x), x + 6)
-    assert keys(Scale.of_class) == (2, 6)
-    Scale.of_class.reset()
 
 
 def test_an_object_without_a_dictionary_is_refused_with_advice(lab: Lab) -> None:
@@ -130,24 +75,6 @@ def test_a_subclass_overrides_a_method_and_calls_that_of_its_base(lab: Lab) -> N
             assert torch.equal(one.run(x), x * 2 + 1)
 
 
-def test_two_graphed_methods_of_one_object_call_each_other(lab: Lab) -> None:
-    class Both:
-        @cgraph.graphed
-        def inner(self, x: Tensor) -> Tensor:
-            return x * 2
-
-        @cgraph.graphed
-        def outer(self, x: Tensor) -> Tensor:
-            return self.inner(x) + 1
-
-    both = Both()
-    for _ in range(3):
-        x = fresh(lab, 4)
-        assert torch.equal(both.outer(x), x * 2 + 1)
-        assert torch.equal(both.inner(x), x * 2)
-    assert keys(both.outer) == (1, 3)
-
-
 def test_one_function_under_two_names_is_found_under_both(lab: Lab) -> None:
     class Named:
         @cgraph.graphed
@@ -163,28 +90,6 @@ def test_one_function_under_two_names_is_found_under_both(lab: Lab) -> None:
         assert torch.equal(one.alias(x), x * 2)
     assert one.run is one.run
     assert one.alias is one.alias
-
-
-def test_the_forward_of_a_module_is_graphed(lab: Lab) -> None:
-    net = Net().to(lab.device)
-    for _ in range(3):
-        x = fresh(lab, 4, 6)
-        with torch.no_grad():
-            assert near(net(x), eager_net(net, x))
-    assert keys(net.forward) == (1, 3)
-
-
-def test_a_module_with_a_graphed_forward_trains(lab: Lab) -> None:
-    net = Net().to(lab.device)
-    for _ in range(3):
-        x = fresh(lab, 4, 6)
-        found = []
-        for run in (net, functools.partial(eager_net, net)):
-            net.zero_grad()
-            run(x).sum().backward()
-            found.append([parameter.grad.clone() for parameter in net.parameters()])
-        assert all(near(*pair) for pair in zip(*found, strict=True))
-    assert keys(net.forward) == (1, 3)
 
 
 def test_hooks_of_a_module_run_at_each_call(lab: Lab) -> None:
@@ -272,17 +177,6 @@ def test_a_graphed_module_takes_keyword_arguments_by_its_forward(lab: Lab) -> No
         assert torch.equal(graphed(x, scale=scale, flip=flip), expected)
 
 
-def test_hooks_of_a_graphed_module_with_gradients_do_what_eager_does(lab: Lab) -> None:
-    net = network(lab)
-    net.register_forward_hook(lambda module, args, result: result * 2)
-    graphed = cgraph.graphed(net)
-    with pytest.warns(UserWarning, match="hooks.*does not run|hooks.*do not run"):
-        graphed(fresh(lab, 4, 6))
-    for _ in range(2):
-        x = fresh(lab, 4, 6)
-        assert near(graphed(x).detach(), net(x).detach())
-
-
 def test_a_partial_is_graphed_with_what_it_holds(lab: Lab) -> None:
     weight = fresh(lab, 4)
 
@@ -295,14 +189,6 @@ def test_a_partial_is_graphed_with_what_it_holds(lab: Lab) -> None:
         assert near(graphed(x), weight * x * 3)
     weight.mul_(2)
     assert near(graphed(x), weight * x * 3)
-
-
-def test_options_of_a_decorator_on_a_partial_and_a_lambda(lab: Lab) -> None:
-    graphed = cgraph.graphed(outputs="clone")(lambda x: x * 2)
-    x = fresh(lab, 4)
-    first = graphed(x)
-    graphed(fresh(lab, 4))
-    assert torch.equal(first, x * 2)
 
 
 def test_an_object_that_can_be_called_is_graphed(lab: Lab) -> None:
@@ -417,53 +303,3 @@ def test_attributes_that_change_their_names_are_no_constants(lab: Lab) -> None:
         for _ in range(4):
             x = fresh(lab, 4)
             assert torch.equal(graphed(x), eager(x))
-
-
-class Remembering(nn.Module):
-    """Keeps what no replay would keep."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.last = x * 2
-        return self.last + 1
-
-
-@pytest.mark.parametrize("raises", [False, True])
-def test_an_attribute_of_a_module_that_is_reached_in_two_ways_is_put_back_once(
-    lab: Lab, raises: bool
-) -> None:
-    inner = Remembering()
-    net = nn.Sequential(inner)
-
-    def function(x: Tensor) -> Tensor:
-        result: Tensor = net(x) if inner.training else x
-        if raises:
-            raise ValueError("the user's own")
-        return result
-
-    graphed = cgraph.graphed(function, warmup=0, measure=False)
-    expected = "the user's own" if raises else "sets the attribute last to a tensor"
-    with pytest.raises((ValueError, CaptureError), match=expected):
-        graphed.capture(fresh(lab, 3))
-    assert "last" not in vars(inner)
-
-
-class Shown:
-    """Whose attributes can be read and not be set."""
-
-    def __init__(self, factor: float) -> None:
-        self._factor = (factor,)
-
-    @property
-    def __dict__(self) -> Any:  # type: ignore[override]
-        return MappingProxyType({})
-
-    __slots__ = ("_factor",)
-
-    def times(self, x: Tensor) -> Tensor:
-        return x * self._factor[0]
-
-
-def test_a_method_of_an_object_that_has_no_dictionary_of_its_own_is_captured(lab: Lab) -> None:
-    graphed, x = cgraph.graphed(Shown(3.0).times), fresh(lab, 3)
-    assert torch.equal(graphed(x), x * 3.0)
-    assert states(graphed) == ["captured"]

@@ -146,45 +146,6 @@ def test_a_module_that_is_exchanged_is_noticed_in_what_the_function_calls(
         agree(graphed, function, fresh(lab, 4))
 
 
-@pytest.mark.parametrize("warmup", [0, 3])
-def test_a_module_that_the_first_call_makes_is_followed(
-    lab: Lab, warmup: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(globals(), "HELD", None)
-    first = Switch(fresh(lab, 4))
-
-    def function(x: Tensor) -> Any:
-        global HELD
-        HELD = HELD or first
-        return HELD(x)
-
-    graphed = cgraph.graphed(function, warmup=warmup)
-    with torch.no_grad():
-        agree(graphed, function, fresh(lab, 4))
-        agree(graphed, function, fresh(lab, 2, 4))
-        first.scale = nn.Parameter(fresh(lab, 4))
-        for _ in range(2):
-            agree(graphed, function, fresh(lab, 2, 4))
-            agree(graphed, function, fresh(lab, 4))
-
-
-def test_a_module_that_is_defined_after_a_call_that_failed_gets_gradients(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delitem(globals(), "HELD")
-    graphed = cgraph.graphed(named)
-    with pytest.raises(NameError):
-        graphed(fresh(lab, 4))
-    module = Switch(fresh(lab, 4))
-    monkeypatch.setitem(globals(), "HELD", module)
-    x = fresh(lab, 4)
-    graphed(x).sum().backward()
-    assert module.scale.grad is not None and torch.equal(module.scale.grad, x)
-    # The global outlives this test.
-    module.scale.grad = None
-    assert states(graphed) == ["captured"]
-
-
 class Counter:
     def __init__(self) -> None:
         self.count: Tensor | None = None
@@ -281,18 +242,6 @@ def test_a_module_that_is_deleted_is_missed_as_without_graphs(lab: Lab) -> None:
         for _ in range(2):
             with pytest.raises(NameError, match="module"):
                 graphed(fresh(lab, 4))
-
-
-def test_a_module_whose_first_call_makes_its_parameters_runs_eagerly(lab: Lab) -> None:
-    graphed = cgraph.graphed(nn.LazyLinear(3).to(lab.device))
-    with pytest.warns(UserWarning, match="parameters that the first call makes"):
-        result = graphed(fresh(lab, 2, 4))
-    assert result.shape == (2, 3)
-    graphed.reset()
-    x = fresh(lab, 2, 4)
-    for _ in range(2):
-        assert_close(graphed(x), graphed.__wrapped__(x))
-    assert states(graphed) == ["captured"]
 
 
 def list_in_itself(tensor: Tensor) -> tuple[Any, Any]:

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import argparse
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
@@ -13,40 +11,9 @@ from torch import Tensor, nn
 from torch.testing import assert_close
 
 import cgraph
-from cgraph.errors import CaptureError, StateError
+from cgraph.errors import StateError
 from graphed_calls import numbers
 from lab import Lab, fresh
-
-UNKNOWN: dict[str, Callable[[Tensor], Any]] = {
-    "values": lambda x: {1: x * 2}.values(),
-    "items": lambda x: {1: x * 2}.items(),
-    "closure": lambda x: lambda y=x * 2: y,
-    "generator": lambda x: (one for one in [x * 2]),
-}
-
-
-def leaves(result: Any) -> list[Tensor]:
-    """The tensors of such a result."""
-    if callable(result):
-        return [result()]
-    return [one[1] if isinstance(one, tuple) else one for one in result]
-
-
-@pytest.mark.parametrize("outputs", ["static", "clone"])
-@pytest.mark.parametrize("kind", UNKNOWN)
-def test_a_result_whose_tensors_nobody_can_tell_is_that_of_eager(
-    lab: Lab, kind: str, outputs: Any
-) -> None:
-    graphed = cgraph.graphed(UNKNOWN[kind], outputs=outputs)
-    first, second = fresh(lab, 3), fresh(lab, 3)
-    with pytest.warns(UserWarning, match="the result has a") as caught:
-        kept = graphed(first)
-    assert len(caught) == 1
-    assert "return tensors, numbers, strings" in str(caught[0].message)
-    assert "generator_state" not in str(caught[0].message)
-    later = graphed(second)
-    assert_close(leaves(kept), [first * 2])
-    assert_close(leaves(later), [second * 2])
 
 
 def test_a_function_that_closes_over_no_tensor_is_returned_as_ever(lab: Lab) -> None:
@@ -106,29 +73,6 @@ def test_a_frozen_function_runs_calls_eagerly_that_no_capture_serves(lab: Lab) -
         plain(fresh(lab, 2, 3))
 
 
-def test_a_batch_without_rows_gets_no_graph_beside_the_sizes(lab: Lab) -> None:
-    weight = fresh(lab, 3, 3)
-    graphed = cgraph.graphed(lambda x, w: x @ w, sizes=[2, 4])
-    with pytest.warns(UserWarning, match="no rows") as caught:
-        for rows in (0, 2, 0, 4, 0):
-            x = fresh(lab, rows, 3)
-            assert_close(graphed(x, weight), x @ weight)
-    assert len(caught) == 1
-    assert numbers(graphed) == (2, 2, 3)
-
-
-def test_a_frozen_function_names_keys_that_were_too_many(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x: x * 2)
-    with pytest.warns(UserWarning, match="too many keys"):
-        for rows in range(1, 12):
-            graphed(fresh(lab, rows, 2))
-    graphed.freeze()
-    x = fresh(lab, 1, 2)
-    assert_close(graphed(x), x * 2)
-    with pytest.raises(StateError, match=r"frozen.*float32\[11, 2\]"):
-        graphed(fresh(lab, 11, 2))
-
-
 def test_numbers_of_a_namespace_are_compared_in_each_call(lab: Lab) -> None:
     options = argparse.Namespace(scale=2, shift=1)
     graphed = cgraph.graphed(lambda x, given: x * given.scale + given.shift)
@@ -162,26 +106,6 @@ def test_what_a_size_raises_in_its_warmup_is_told_with_the_size(lab: Lab) -> Non
     assert any("float32[2, 3]" in note for note in caught.value.__notes__)
 
 
-def test_padding_that_pads_a_weight_says_how_to_name_what_has_rows(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x, w: x @ w, sizes=[4, 8])
-    with pytest.warns(UserWarning, match="dim=") as caught:
-        for _ in range(2):
-            x, w = fresh(lab, 3, 3), fresh(lab, 3, 4)
-            assert_close(graphed(x, w), x @ w)
-    assert "w" in str(caught[0].message)
-
-
-def test_a_size_that_cannot_be_captured_raises_if_that_was_asked_for(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x: x - x.mean(0), sizes=[4], on_fail="raise")
-    with pytest.raises(CaptureError, match="padding to 4 rows is not safe"):
-        graphed(fresh(lab, 3, 2))
-    x = fresh(lab, 4, 2)
-    assert_close(graphed(x), x - x.mean(0))
-    odd = cgraph.graphed(lambda x: x * 2, on_fail="raise")
-    with pytest.raises(CaptureError, match="elsewhere"):
-        odd(torch.ones(2, device="meta"))
-
-
 def test_flags_that_are_set_on_a_graphed_module_are_those_of_the_module(lab: Lab) -> None:
     module = nn.BatchNorm1d(3).to(lab.device)
     graphed = cgraph.graphed(module)
@@ -193,34 +117,6 @@ def test_flags_that_are_set_on_a_graphed_module_are_those_of_the_module(lab: Lab
     graphed.note = 3
     assert graphed.note == 3
     assert not hasattr(module, "note")
-
-
-def test_a_report_says_where_nothing_was_measured(lab: Lab) -> None:
-    graphed = cgraph.graphed(lambda x: x * 2, measure=False)
-    graphed(fresh(lab, 3))
-    graphed(fresh(lab, 3))
-    assert "2 replays, what they saved was not measured" in str(graphed.report())
-    measured = cgraph.graphed(lambda x: x * 2)
-    measured(fresh(lab, 3))
-    assert "1 replay saved" in str(measured.report())
-
-
-def test_a_key_that_waits_for_what_a_call_makes_says_so(lab: Lab) -> None:
-    host = argparse.Namespace(first=True)
-
-    def function(x: Tensor) -> Tensor:
-        host.first = False
-        return x * 2
-
-    graphed = cgraph.graphed(function)
-    graphed(fresh(lab, 3))
-    (key,) = graphed.report().keys
-    assert key.state == "eager"
-    assert str(key.reason).startswith("until its next call: the function changes first")
-    assert str(key.advice).startswith("nothing, unless")
-    graphed(fresh(lab, 3))
-    (key,) = graphed.report().keys
-    assert (key.state, key.reason) == ("captured", None)
 
 
 def test_calls_that_no_replay_could_answer_count_as_eager(lab: Lab) -> None:

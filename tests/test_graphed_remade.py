@@ -136,38 +136,6 @@ def test_what_a_module_leaves_in_a_container_is_that_of_the_last_call(lab: Lab, 
         y.sum().backward()
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 3])
-@pytest.mark.parametrize("grad", [False, True])
-def test_a_buffer_that_the_first_call_registers_is_written_once_a_call(
-    lab: Lab, grad: bool, warmup: int
-) -> None:
-    class Net(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.inner = nn.Linear(3, 3, device=lab.device)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y = self.inner(x)
-            if not hasattr(self, "mean"):
-                self.register_buffer("mean", torch.zeros(3, device=x.device))
-            self.mean.mul_(0.5).add_(y.detach().mean(0))
-            return y + self.mean.clone()
-
-    net = Net()
-    eager = copy.deepcopy(net)
-    graphed = cgraph.graphed(net, warmup=warmup)
-    with torch.set_grad_enabled(grad):
-        for _ in range(5):
-            x = fresh(lab, 2, 3)
-            y = graphed(x)
-            torch.testing.assert_close(y, eager(x))
-            torch.testing.assert_close(net.mean, eager.mean)
-            if grad:
-                y.sum().backward()
-    # Without a warm-up nobody knows that it is registered once.
-    assert states(graphed) == ["captured" if warmup else "eager"]
-
-
 def test_counts_in_an_object_that_a_first_call_makes_begin_with_it(lab: Lab) -> None:
     host = types.SimpleNamespace(meter=None)
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import threading
-import warnings
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +13,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import optimizer as torch_optimizer
 from torch.testing import assert_close
-from torch.utils.hooks import RemovableHandle
 
 import cgraph
 from cgraph._torch import modules
@@ -43,25 +41,6 @@ def training(module: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[T
     return step
 
 
-@pytest.mark.parametrize("warmup", [0, 1, 3])
-@pytest.mark.parametrize("make", OPTIMIZERS.values(), ids=OPTIMIZERS)
-def test_an_optimizer_that_makes_its_state_at_the_first_step_trains_as_without_graphs(
-    lab: Lab, make: Callable[[Any], torch.optim.Optimizer], warmup: int
-) -> None:
-    module = linear(lab)
-    other = copy.deepcopy(module)
-    graphed = cgraph.graphed(training(module, make(module.parameters())), warmup=warmup)
-    eager = training(other, make(other.parameters()))
-    for _ in range(5):
-        x = fresh(lab, 4, 3)
-        # Without a warm-up this one loads what is loaded once.
-        expected = eager(x)
-        assert near(graphed(x), expected)
-        assert near(module.weight, other.weight)
-    (key,) = graphed.report().keys
-    assert (key.state, key.eager_calls, key.replays) == ("captured", 1, 4)
-
-
 def test_steps_are_seen_by_hooks_of_torchs_where_its_list_of_them_is_gone(
     lab: Lab, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -80,44 +59,6 @@ def test_steps_are_seen_by_hooks_of_torchs_where_its_list_of_them_is_gone(
         assert near(graphed(x), expected)
         assert near(module.weight, other.weight)
     assert not torch_optimizer._global_optimizer_pre_hooks
-
-
-def test_a_capture_without_gradients_adds_no_hook_that_torch_counts(lab: Lab) -> None:
-    # After each, calls of all graphed modules look through the hooks of all their parts.
-    module, x = linear(lab), fresh(lab, 4, 3)
-    graphed = cgraph.graphed(module)
-    with torch.no_grad():
-        before = RemovableHandle.next_id
-        assert near(graphed(x), module(x))
-    assert RemovableHandle.next_id == before
-    assert states(graphed) == ["captured"]
-
-
-def test_a_step_in_another_thread_stays_while_a_function_is_captured(lab: Lab) -> None:
-    parameter = nn.Parameter(fresh(lab, 3))
-    optimizer = torch.optim.SGD([parameter], lr=0.1, momentum=0.9)
-    begun, done = threading.Event(), threading.Event()
-
-    def step() -> None:
-        assert begun.wait(30)
-        parameter.grad = torch.ones_like(parameter)
-        optimizer.step()
-        done.set()
-
-    thread = threading.Thread(target=step)
-    thread.start()
-
-    def function(x: Tensor) -> Tensor:
-        if not cgraph.is_current_stream_capturing():
-            begun.set()
-            assert done.wait(30)
-        return x * 2
-
-    graphed, x = cgraph.graphed(function), fresh(lab, 3)
-    assert torch.equal(graphed(x), x * 2)
-    thread.join()
-    assert "momentum_buffer" in optimizer.state[parameter]
-    assert states(graphed) == ["captured"]
 
 
 # torch 2.8 warns of what its own LBFGS does.
@@ -276,21 +217,6 @@ def test_an_optimizer_that_the_first_call_makes_steps_the_modules_parameters(lab
         assert near(module.weight, other.weight)
 
 
-def test_gradients_stay_no_inference_tensors_when_others_are_captured(lab: Lab) -> None:
-    module = linear(lab)
-    graphed, evaluated = cgraph.graphed(module), cgraph.graphed(lambda x: module(x) * 2)
-    x = fresh(lab, 4, 3)
-    graphed(x).sum().backward()
-    expected = module.weight.grad.clone()  # type: ignore[union-attr]
-    with torch.inference_mode():
-        assert near(evaluated(x), module(x) * 2)
-    gradient = module.weight.grad
-    assert gradient is not None and not gradient.is_inference()
-    module(x).sum().backward()
-    assert near(gradient, expected * 2)
-    assert states(evaluated) == ["captured"]
-
-
 def test_gradients_of_another_thread_add_up_while_functions_are_captured(sim: SimLab) -> None:
     module, is_over = linear(sim), threading.Event()
     graphed, x = cgraph.graphed(module), fresh(sim, 4, 3)
@@ -317,67 +243,6 @@ def test_gradients_of_another_thread_add_up_while_functions_are_captured(sim: Si
     assert wrong and not any(wrong)
 
 
-@pytest.mark.parametrize("warmup", [0, 3])
-@pytest.mark.parametrize("sets_anew", [False, True])
-def test_gradients_that_are_missing_at_first_are_those_without_graphs(
-    lab: Lab, sets_anew: bool, warmup: int
-) -> None:
-    module = linear(lab)
-    other = copy.deepcopy(module)
-
-    def backward(module: nn.Module) -> Callable[[Tensor], Tensor]:
-        def step(x: Tensor) -> Tensor:
-            if sets_anew:
-                module.zero_grad()
-            loss = module(x).square().sum()
-            loss.backward()
-            return loss.detach()
-
-        return step
-
-    graphed = cgraph.graphed(backward(module), warmup=warmup)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for _ in range(4):
-            x = fresh(lab, 4, 3)
-            # Without a warm-up this one loads what is loaded once.
-            expected = backward(other)(x)
-            assert near(graphed(x), expected)
-            assert near(module.weight.grad, other.weight.grad)  # type: ignore[arg-type]
-
-
-class Slow(torch.optim.Optimizer):
-    """Follows the weights every few steps, as optimizers that look ahead do."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, {"turn": 0})
-
-    @torch.no_grad()
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        group = self.param_groups[0]
-        group["turn"] += 1
-        for one in group["params"]:
-            state = self.state[one]
-            if not state:
-                state["slow"] = one.clone()
-            one.sub_(one.grad, alpha=0.1)
-            if group["turn"] % 3 == 0:
-                state["slow"].lerp_(one, 0.5)
-                one.copy_(state["slow"])
-
-
-class Counted(torch.optim.SGD):
-    """Keeps a count beside the states of the parameters."""
-
-    def __init__(self, parameters: Any) -> None:
-        super().__init__(parameters, 0.1)
-        self.state["steps"] = 0
-
-    def step(self, closure: Any = None) -> None:  # type: ignore[override]
-        self.state["steps"] += 1
-        super().step(closure)
-
-
 def stepping(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tensor], Tensor]:
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -387,26 +252,6 @@ def stepping(net: nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Tens
         return loss.detach()
 
     return step
-
-
-@pytest.mark.parametrize("warmup", [3, 1, 0])
-@pytest.mark.parametrize("kind", [Slow, Counted])
-def test_an_optimizer_that_counts_is_left_as_by_the_calls_alone(
-    lab: Lab, kind: Any, warmup: int
-) -> None:
-    net = nn.Linear(3, 2).to(lab.device)
-    nets = net, copy.deepcopy(net)
-    optimizers = [kind(one.parameters()) for one in nets]
-
-    mine, eager = map(stepping, nets, optimizers)
-    graphed = cgraph.graphed(mine, warmup=warmup)
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message=".*runs eagerly")
-        for _ in range(8):
-            x = fresh(lab, 4, 3)
-            assert near(graphed(x), eager(x))
-    assert_close([*nets[0].parameters()], [*nets[1].parameters()])
-    assert_close(optimizers[0].state_dict(), optimizers[1].state_dict())
 
 
 def test_an_optimizer_with_a_constant_beside_its_states_is_captured(lab: Lab) -> None:

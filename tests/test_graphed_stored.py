@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import states
 from lab import Lab, fresh
 
 Kept = dict[str, Any]
@@ -93,18 +92,3 @@ def test_what_is_stored_is_that_of_the_last_call(lab: Lab, made: Any) -> None:
                 run(x)
                 found[-1].append([one.clone() for one in seen(kept)])
     torch.testing.assert_close(found[1], found[0])
-
-
-def test_a_table_that_the_first_call_stores_is_no_concern(lab: Lab) -> None:
-    tables: dict[int, Tensor] = {}
-
-    def function(x: Tensor) -> Tensor:
-        if len(x) not in tables:
-            tables[len(x)] = torch.arange(len(x), device=x.device, dtype=x.dtype)
-        return x * tables[len(x)]
-
-    graphed = cgraph.graphed(function)
-    for rows in (2, 3, 2, 3):
-        x = fresh(lab, rows)
-        assert torch.equal(graphed(x), x * torch.arange(rows, device=lab.device))
-    assert states(graphed) == ["captured"] * 2

@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import _thread
-import gc
 import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 import torch
@@ -18,7 +15,6 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import cgraph
-from cgraph.errors import StateError
 from graphed_calls import agree, states
 from lab import Lab, fresh
 
@@ -27,7 +23,7 @@ def test_two_threads_get_right_results(lab: Lab) -> None:
     def mixed(x: Tensor, factor: int) -> Tensor:
         return (x * factor).cumsum(0)
 
-    function = cgraph.graphed(mixed, outputs="clone")
+    function = cgraph.graphed(mixed)
     wrong: list[object] = []
     barrier = threading.Barrier(2)
 
@@ -69,7 +65,7 @@ def test_an_interrupt_ends_the_wait_for_the_capture_of_another_thread(lab: Lab) 
         may_end.wait(20)
         return x * 2
 
-    function = cgraph.graphed(slow, outputs="clone")
+    function = cgraph.graphed(slow)
     x = torch.ones(4).to(lab.device)
     other = threading.Thread(target=function, args=(x,))
     other.start()
@@ -86,7 +82,7 @@ def test_an_interrupt_ends_the_wait_for_the_capture_of_another_thread(lab: Lab) 
 
 
 def test_two_threads_that_call_a_new_key_at_once_capture_it_once(lab: Lab) -> None:
-    function = cgraph.graphed(lambda x: x * 2, outputs="clone", measure=False)
+    function = cgraph.graphed(lambda x: x * 2)
     wrong: list[object] = []
     barrier = threading.Barrier(2)
 
@@ -126,37 +122,8 @@ def test_threads_that_end_leave_the_driver_to_others(lab: Lab) -> None:
     assert not wrong
 
 
-def test_a_pool_that_another_thread_captures_into_is_only_waited_for(lab: Lab) -> None:
-    pool = cgraph.graph_pool_handle()
-    begun, go_on = threading.Event(), threading.Event()
-
-    def slow(x: Tensor) -> Tensor:
-        begun.set()
-        go_on.wait(60)
-        return x * 2
-
-    first = cgraph.graphed(slow, pool=pool, warmup=1, measure=False)
-    second = cgraph.graphed(torch.cos, pool=pool, on_fail="raise")
-    x, y = fresh(lab, 3), fresh(lab, 3)
-    lab.sync()
-    thread = threading.Thread(target=first, args=(x,))
-    thread.start()
-    begun.wait(60)
-    try:
-        # The other one has not begun its capture, and would be in its way.
-        assert_close(second(y), y.cos())
-        with pytest.raises(StateError, match="by another thread"):
-            second.capture(y)
-    finally:
-        go_on.set()
-        thread.join()
-    assert second.report().captured == 0
-    assert_close(second(y), y.cos())
-    assert (first.report().captured, second.report().captured) == (1, 1)
-
-
 def test_a_report_may_be_asked_for_while_keys_come_and_go(lab: Lab) -> None:
-    function = cgraph.graphed(torch.sin, max_graphs=2, measure=False, warmup=0)
+    function = cgraph.graphed(torch.sin, max_graphs=2)
     errors: list[BaseException] = []
     is_over = threading.Event()
 
@@ -183,28 +150,9 @@ def test_a_report_may_be_asked_for_while_keys_come_and_go(lab: Lab) -> None:
     assert not errors
 
 
-def test_functions_can_be_made_while_all_are_reported_on() -> None:
-    is_over = threading.Event()
-
-    def make() -> None:
-        while not is_over.is_set():
-            cgraph.graphed(lambda x: x)
-
-    threads = [threading.Thread(target=make) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    try:
-        for _ in range(200):
-            cgraph.report()
-    finally:
-        is_over.set()
-        for thread in threads:
-            thread.join()
-
-
 def test_threads_get_right_results_of_calls_with_gradients(lab: Lab) -> None:
     net = torch.nn.Linear(16, 16).to(lab.device)
-    function = cgraph.graphed(lambda x: net(x), outputs="clone", measure=False)
+    function = cgraph.graphed(lambda x: net(x))
     inputs = [torch.full((4, 16), float(one), device=lab.device) for one in range(4)]
     expected = [net(x).detach() for x in inputs]
     function(inputs[0])
@@ -229,60 +177,3 @@ def test_threads_get_right_results_of_calls_with_gradients(lab: Lab) -> None:
     finally:
         sys.setswitchinterval(interval)
     assert not wrong
-
-
-def test_an_entry_that_goes_while_another_one_is_put_first_stays_away(lab: Lab) -> None:
-    function = cgraph.graphed(lambda x: x * 2)
-    for size in range(1, 5):
-        agree(function, lambda x: x * 2, fresh(lab, size))
-    entries = list(function.entries_by_use)
-    target, last = entries[1], entries[-1]
-
-    class Garbage:
-        def __init__(self) -> None:
-            self.me = self
-
-        def __del__(self) -> None:
-            function.remove(target)
-
-    # Before Python 3.12 any allocation may be the one that collects.
-    threshold = gc.get_threshold()
-    for allocations in range(12):
-        function.add(target)
-        gc.collect()
-        Garbage()
-        gc.set_threshold(gc.get_count()[0] + allocations, 1000, 1000)
-        try:
-            function.add(last)
-        finally:
-            gc.set_threshold(*threshold)
-        gc.collect()
-        assert all(one is not target for one in function.entries_by_use)
-        assert function.entries_by_use[0] is last
-
-
-@pytest.mark.parametrize("outputs", ["static", "clone"])
-@pytest.mark.parametrize("is_open", [False, True])
-def test_calls_with_gradients_of_several_threads_at_a_time_are_told_of(
-    lab: Lab, outputs: Any, is_open: bool
-) -> None:
-    net = torch.nn.Linear(4, 3).to(lab.device)
-    function = cgraph.graphed(net, outputs=outputs, measure=False)
-    losses = [function(fresh(lab, 2, 4)).sum() for _ in range(2)]
-    torch.autograd.backward(losses)
-    del losses
-
-    def work() -> None:
-        function(fresh(lab, 2, 4)).sum().backward()
-
-    own = function(fresh(lab, 2, 4)).sum()
-    if not is_open:
-        own.backward()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(2):
-            thread = threading.Thread(target=work)
-            thread.start()
-            thread.join()
-    told = [str(one.message) for one in caught if "several threads" in str(one.message)]
-    assert len(told) == (is_open and outputs == "static")

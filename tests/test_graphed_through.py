@@ -16,7 +16,6 @@ from lab import Lab, fresh
 
 WEIGHT: Any = None
 NORM: Any = None
-COUNT = 0
 
 
 class Forward(nn.Module):
@@ -146,36 +145,6 @@ def test_a_module_that_a_forward_names_is_followed(
     assert set(states(graphed)) == {"captured"}
 
 
-def of_python(lab: Lab) -> Any:
-    """A module of Python's with a tensor, a module of torch's and functions."""
-    module: Any = types.ModuleType("of_a_user")
-    exec(  # as a file of the user's would
-        "def product(x):\n    return x * W\ndef count(x):\n    global N\n    N += 1\n"
-        "    return x * N\n",
-        vars(module),
-    )
-    module.W, module.N, module.layer = fresh(lab, 4), 0, nn.Linear(4, 4).to(lab.device)
-    return module
-
-
-@pytest.mark.parametrize("what", ["W", "product", "layer"])
-def test_what_a_module_of_python_has_is_followed(lab: Lab, what: str) -> None:
-    module, kept = of_python(lab), []
-    function: Callable[[Tensor], Any] = {
-        "W": lambda x: x * module.W,
-        "product": lambda x: module.product(x),
-        "layer": lambda x: module.layer(x),
-    }[what]
-    graphed = cgraph.graphed(function)
-    with torch.no_grad():
-        for _ in range(3):
-            kept += [module.W, module.layer]
-            module.W, module.layer = fresh(lab, 4), nn.Linear(4, 4).to(lab.device)
-            for _ in range(2):
-                agree(graphed, function, fresh(lab, 3, 4))
-    assert states(graphed) == ["captured"]
-
-
 def test_a_tensor_of_the_class_of_an_object_is_followed(lab: Lab) -> None:
     one, kept = Host(), []
     graphed = cgraph.graphed(lambda x: x * one.factor)
@@ -200,58 +169,6 @@ def test_what_a_hook_closes_over_is_followed(lab: Lab) -> None:
     assert states(graphed) == ["captured"]
 
 
-class Counting(nn.Module):
-    """A forward that counts in a global."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        global COUNT
-        COUNT += 1
-        return x * COUNT
-
-
-class OfClass:
-    """A count that the class has."""
-
-    count = 0
-
-    def run(self, x: Tensor) -> Tensor:
-        type(self).count += 1
-        return x * type(self).count
-
-
-COUNTED: Any = types.SimpleNamespace(count=0)
-
-
-def counting_default(x: Tensor, host: Any = COUNTED) -> Tensor:
-    host.count += 1
-    return x * host.count  # type: ignore[no-any-return]
-
-
-@pytest.mark.parametrize("where", ["forward", "class", "default", "layer", "module of Python"])
-def test_a_number_that_is_counted_elsewhere_is_counted_once_a_call(lab: Lab, where: str) -> None:
-    global COUNT
-    COUNT = OfClass.count = COUNTED.count = 0
-    layer, module, host = nn.Linear(2, 2), of_python(lab), OfClass()
-    layer.turns = 0  # type: ignore[assignment]
-
-    def of_layer(x: Tensor) -> Tensor:
-        layer.turns += 1  # type: ignore[operator, assignment]
-        return x * layer.turns
-
-    function: Callable[..., Any] = {
-        "forward": Counting(),
-        "class": lambda x: host.run(x),
-        "default": counting_default,
-        "layer": of_layer,
-        "module of Python": lambda x: module.count(x),
-    }[where]
-    graphed = cgraph.graphed(function)
-    with torch.no_grad(), pytest.warns(UserWarning, match=r"changes \S*(COUNT|count|turns|N) from"):
-        for number in range(1, 7):
-            x = fresh(lab, 3)
-            assert torch.equal(graphed(x), x * number)
-
-
 class Steering:
     """An object whose method is a hook."""
 
@@ -273,36 +190,6 @@ def test_what_the_object_of_a_hook_has_is_followed(lab: Lab) -> None:
             for _ in range(2):
                 agree(graphed, net, fresh(lab, 3, 4))
     assert states(graphed) == ["captured"]
-
-
-class Library:
-    """Sets itself up once, and must not do so twice."""
-
-    is_ready, names = False, list[str]()
-
-    @classmethod
-    def set_up(cls) -> None:
-        if not cls.is_ready:
-            assert "operator" not in cls.names
-            cls.names.append("operator")
-            cls.is_ready = True
-
-    def run(self, x: Tensor) -> Tensor:
-        self.set_up()
-        return x * 2
-
-
-@pytest.mark.parametrize("ahead", [False, True])
-@pytest.mark.parametrize("warmup", [3, 1])
-def test_a_library_may_set_itself_up_in_the_first_call(lab: Lab, warmup: int, ahead: bool) -> None:
-    Library.is_ready, library = False, Library()
-    Library.names.clear()
-    graphed = cgraph.graphed(lambda x: library.run(x), warmup=warmup)
-    if ahead:
-        graphed.capture(fresh(lab, 3), progress=False).freeze()
-    for _ in range(3):
-        agree(graphed, lambda x: x * 2, fresh(lab, 3))
-    assert (Library.names, states(graphed)) == (["operator"], ["captured"])
 
 
 def test_many_hooks_hide_nothing_of_what_the_forward_calls(

@@ -4,84 +4,15 @@ from __future__ import annotations
 
 import copy
 import warnings
-from collections.abc import Callable
-from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import cgraph
-from graphed_calls import eager_calls, near, same_gradients
+from graphed_calls import near, same_gradients
 from lab import Lab, fresh
 from networks import leaf, network, random_state
-
-GLOBAL = nn.Linear(6, 3)
-
-
-def of_module(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    return net
-
-
-def of_closure(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    return lambda x: net(x * 2).exp()
-
-
-def of_method(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    class Model:
-        def __init__(self) -> None:
-            self.net = net
-
-        def run(self, x: Tensor) -> Tensor:
-            return self.net(x).square()
-
-    return Model().run
-
-
-def of_list(net: nn.Module) -> Callable[[Tensor], Tensor]:
-    layers = list(net.children())
-
-    def run(x: Tensor) -> Tensor:
-        for layer in layers:
-            x = layer(x)
-        return x
-
-    return run
-
-
-@pytest.mark.parametrize("reached", [of_module, of_closure, of_method, of_list])
-def test_gradients_equal_those_of_eager(lab: Lab, reached: Any) -> None:
-    mine = network(lab)
-    eager = copy.deepcopy(mine)
-    graphed, function = cgraph.graphed(reached(mine)), reached(eager)
-    for _ in range(3):
-        x, other = leaf(lab, 4, 6), fresh(lab, 4, 6)
-        same = x.detach().clone().requires_grad_()
-        for given, run, net in ((x, graphed, mine), (same, function, eager)):
-            net.zero_grad()
-            (run(given) * 3).sum().backward()
-            run(other).mean().backward()
-        assert x.grad is not None
-        assert same.grad is not None
-        assert near(x.grad, same.grad)
-        assert same_gradients(mine, eager)
-    assert eager_calls(graphed) == 0
-    assert graphed.report().replays == 6
-
-
-def test_a_module_among_the_globals_gets_gradients(lab: Lab) -> None:
-    net = GLOBAL.to(lab.device)
-    graphed = cgraph.graphed(lambda x: GLOBAL(x).tanh())
-    for _ in range(2):
-        x = fresh(lab, 4, 6)
-        net.zero_grad()
-        graphed(x).sum().backward()
-        mine = [parameter.grad.clone() for parameter in net.parameters()]
-        net.zero_grad()
-        net(x).tanh().sum().backward()
-        assert all(near(a, b.grad) for a, b in zip(mine, net.parameters(), strict=True))
-    assert eager_calls(graphed) == 0
-    net.zero_grad()
 
 
 def test_a_module_among_the_arguments_gets_gradients(lab: Lab) -> None:
@@ -133,30 +64,6 @@ def test_gradients_flow_on_to_what_an_input_was_made_of(lab: Lab) -> None:
         assert all(near(*pair) for pair in zip(*found, strict=True))
 
 
-@pytest.mark.parametrize("optimizer", [torch.optim.SGD, torch.optim.Adam])
-@pytest.mark.parametrize("set_to_none", [True, False])
-def test_losses_of_five_steps_equal_those_of_eager(
-    lab: Lab, optimizer: Any, set_to_none: bool
-) -> None:
-    mine = network(lab, nn.LayerNorm(8))
-    eager = copy.deepcopy(mine)
-    graphed = cgraph.graphed(mine)
-    steps = [(fresh(lab, 4, 6), fresh(lab, 4, 3)) for _ in range(5)]
-    losses = []
-    for run, net in ((graphed, mine), (eager, eager)):
-        own, found = optimizer(net.parameters(), lr=0.05), []
-        for x, y in steps:
-            own.zero_grad(set_to_none=set_to_none)
-            loss = nn.functional.mse_loss(run(x), y)
-            loss.backward()
-            own.step()
-            found.append(loss.detach().clone())
-        losses.append(torch.stack(found))
-    assert near(*losses)
-    assert len(set(losses[0].tolist())) == 5
-    assert eager_calls(graphed) == 0
-
-
 def test_dropout_draws_what_eager_draws_from_the_same_seed(lab: Lab) -> None:
     mine = network(lab, nn.Dropout(0.5))
     eager = copy.deepcopy(mine)
@@ -185,28 +92,6 @@ def test_the_first_call_draws_what_eager_draws(lab: Lab) -> None:
     torch.manual_seed(3)
     assert near(first, mine(x))
     assert torch.equal(after, random_state(lab))
-
-
-def test_a_module_has_graphs_for_training_and_for_evaluation(lab: Lab) -> None:
-    mine = network(lab, nn.BatchNorm1d(8), nn.Dropout(0.9))
-    eager = copy.deepcopy(mine)
-    graphed = cgraph.graphed(mine)
-    for training in (True, False, True, False):
-        mine.train(training), eager.train(training)
-        x = fresh(lab, 8, 6)
-        found = []
-        for run, net in ((graphed, mine), (eager, eager)):
-            torch.manual_seed(9)
-            net.zero_grad()
-            result = run(x)
-            result.sum().backward()
-            found.append(result.detach().clone())
-        assert near(*found), training
-        assert same_gradients(mine, eager)
-        for one, other in zip(mine.buffers(), eager.buffers(), strict=True):
-            assert near(one, other)
-    assert graphed.report().captured == 2
-    assert eager_calls(graphed) == 0
 
 
 def test_a_part_that_evaluates_inside_a_module_in_training_is_another_key(lab: Lab) -> None:
@@ -259,29 +144,6 @@ def test_a_parameter_that_is_frozen_is_another_key_and_gets_no_gradient(lab: Lab
         assert same_gradients(mine, eager)
 
 
-def test_autocast_in_training_equals_eager(lab: Lab) -> None:
-    mine = network(lab)
-    eager = copy.deepcopy(mine)
-    graphed = cgraph.graphed(mine)
-    for enabled in (True, False, True):
-        x = fresh(lab, 4, 6)
-        found = []
-        for run, net in ((graphed, mine), (eager, eager)):
-            net.zero_grad()
-            with torch.autocast(lab.device, torch.bfloat16, enabled=enabled):
-                result = run(x)
-            result.float().sum().backward()
-            found.append(result.detach().clone())
-        assert found[0].dtype == found[1].dtype == (torch.bfloat16 if enabled else torch.float32)
-        assert torch.allclose(*found, rtol=2e-2, atol=2e-2)
-        for one, other in zip(mine.parameters(), eager.parameters(), strict=True):
-            assert one.grad is not None
-            assert other.grad is not None
-            assert torch.allclose(one.grad, other.grad, rtol=5e-2, atol=5e-2)
-    assert graphed.report().captured == 2
-    assert eager_calls(graphed) == 0
-
-
 def test_gradients_accumulate_as_in_eager(lab: Lab) -> None:
     mine = network(lab)
     eager = copy.deepcopy(mine)
@@ -314,18 +176,6 @@ def test_the_first_call_moves_statistics_once(lab: Lab) -> None:
         assert near(graphed(x).detach(), eager(x))
         for one, other in zip(mine.buffers(), eager.buffers(), strict=True):
             assert near(one, other)
-
-
-def test_an_input_without_gradient_may_come_first_to_a_batch_norm(lab: Lab) -> None:
-    mine = nn.BatchNorm1d(6, device=lab.device)
-    eager = copy.deepcopy(mine)
-    graphed = cgraph.graphed(mine)
-    for _ in range(2):
-        x = fresh(lab, 8, 6)
-        graphed(x).square().sum().backward()
-        eager(x).square().sum().backward()
-        assert same_gradients(mine, eager)
-    assert eager_calls(graphed) == 0
 
 
 def test_results_without_gradients_beside_those_with_them(lab: Lab) -> None:

@@ -3,11 +3,7 @@
 from __future__ import annotations
 
 import collections
-import contextvars
-import functools
 import types
-import warnings
-import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -144,68 +140,6 @@ def test_what_a_dictionary_is_asked_for_may_come_later(lab: Lab) -> None:
             assert torch.equal(graphed(x), run(x))
 
 
-def test_tables_that_others_fill_are_not_captured_anew_where_code_looks_things_up(lab: Lab) -> None:
-    tables: dict[int, Tensor] = {3: fresh(lab, 3)}
-    caches = [fresh(lab, 3)]
-
-    def table(size: int) -> Tensor:
-        if size not in tables:
-            tables[size] = fresh(lab, size)
-        return tables[size]
-
-    def run(x: Tensor) -> Tensor:
-        return x + table(x.shape[-1]) + caches[0]
-
-    graphed = cgraph.graphed(run)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for size in range(4, 10):
-            x = fresh(lab, 2, 3)
-            assert torch.equal(graphed(x), run(x))
-            table(size)
-            caches.append(fresh(lab, 3))
-    (key,) = graphed.report().keys
-    assert key.replays == 6 and not key.rerecorded
-
-
-def test_what_a_context_variable_holds_counts(lab: Lab) -> None:
-    number = contextvars.ContextVar("number", default=1.0)
-    state: contextvars.ContextVar[Any] = contextvars.ContextVar("state")
-    state.set(types.SimpleNamespace(shift=fresh(lab, 3), by=2))
-
-    def run(x: Tensor) -> Tensor:
-        now = state.get()
-        return x * number.get() + now.shift * now.by
-
-    changes: list[Callable[[], object]] = [
-        lambda: number.set(2.0),
-        lambda: state.set(types.SimpleNamespace(shift=fresh(lab, 3), by=2)),
-        lambda: setattr(state.get(), "by", 5),
-        lambda: setattr(state.get(), "shift", fresh(lab, 3)),
-        lambda: number.set(1.0),
-    ]
-    alike_after(lab, run, *changes, grad=True)
-
-
-def test_what_is_behind_a_weak_reference_counts(lab: Lab) -> None:
-    class Owner:
-        def __init__(self) -> None:
-            self.by, self.shift = 2.0, fresh(lab, 3)
-
-    owner = Owner()
-    reference = weakref.ref(owner)
-
-    def run(x: Tensor) -> Tensor:
-        found: Any = reference()
-        return x * found.by + found.shift
-
-    changes: list[Callable[[], object]] = [
-        lambda: setattr(owner, "by", 3.0),
-        lambda: setattr(owner, "shift", fresh(lab, 3)),
-    ]
-    alike_after(lab, run, *changes, grad=True)
-
-
 @pytest.mark.parametrize("kind", ["class", "device"])
 def test_numbers_by_classes_and_devices_count(lab: Lab, kind: str) -> None:
     class Shape:
@@ -225,29 +159,6 @@ def test_numbers_by_classes_and_devices_count(lab: Lab, kind: str) -> None:
             assert torch.equal(graphed(x), run(x))
 
 
-@pytest.mark.parametrize("how", ["tested", "alias", "looked at"])
-def test_a_table_that_others_fill_is_no_reason_to_capture_anew(lab: Lab, how: str) -> None:
-    tables: dict[int, Tensor] = {3: fresh(lab, 3)}
-
-    def run(x: Tensor) -> Tensor:
-        if how == "tested":
-            return x + tables[3] if tables else x
-        if how == "looked at":
-            return x + tables[3] if isinstance(tables, dict) else x
-        found = tables
-        if x.shape[-1] not in found:
-            found[x.shape[-1]] = x.clone()
-        return x + found[x.shape[-1]]
-
-    graphed = cgraph.graphed(run)
-    for size in range(4, 10):
-        x = fresh(lab, 2, 3)
-        assert torch.equal(graphed(x), run(x))
-        tables[size] = fresh(lab, size)
-    (key,) = graphed.report().keys
-    assert key.replays == 6 and not key.rerecorded
-
-
 def test_whether_there_is_something_counts_where_code_asks(lab: Lab) -> None:
     some: list[Tensor] = []
     graphed = cgraph.graphed(lambda x: x + some[0] if some else x)
@@ -256,35 +167,6 @@ def test_whether_there_is_something_counts_where_code_asks(lab: Lab) -> None:
             x = fresh(lab, 3)
             assert torch.equal(graphed(x), x + some[0] if some else x)
         some.append(fresh(lab, 3))
-
-
-def test_a_weak_reference_to_a_module_lets_calls_be_replays(lab: Lab) -> None:
-    class Child(nn.Module):
-        def __init__(self, parent: nn.Module) -> None:
-            super().__init__()
-            self.parent = weakref.ref(parent)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return x * 2 if self.parent() is not None else x
-
-    parent = nn.Module()
-    parent.child = Child(parent)
-    graphed = cgraph.graphed(parent.child)
-    for _ in range(4):
-        x = fresh(lab, 3)
-        assert torch.equal(graphed(x), x * 2)
-    (key,) = graphed.report().keys
-    assert key.replays == 4 and not key.rerecorded
-
-
-def test_none_in_a_context_variable_is_not_its_default(lab: Lab) -> None:
-    scale: contextvars.ContextVar[float | None] = contextvars.ContextVar("scale", default=2.0)
-
-    def run(x: Tensor) -> Tensor:
-        now = scale.get()
-        return x if now is None else x * now
-
-    alike_after(lab, run, lambda: scale.set(None), lambda: scale.set(3.0), grad=True)
 
 
 def test_a_dictionary_named_grad_beside_a_break_is_no_gradient(lab: Lab) -> None:
@@ -326,19 +208,3 @@ def test_a_module_that_is_found_again_by_its_parts_is_followed_once(lab: Lab) ->
         lambda: setattr(root.blocks[1], "scale", 3.0),
     ]
     alike_after(lab, root, *changes)
-
-
-def test_a_generator_that_a_partial_function_was_given_is_its_own_affair(lab: Lab) -> None:
-    linear = nn.Linear(3, 3).to(lab.device)
-    finalizers = [functools.partial(list, one) for one in [iter(())]]
-
-    def run(x: Tensor) -> Tensor:
-        return x * next(linear.parameters()).sum() + len(finalizers)
-
-    graphed = cgraph.graphed(run)
-    with torch.no_grad():
-        for _ in range(3):
-            x = fresh(lab, 3)
-            assert torch.equal(graphed(x), run(x))
-    (key,) = graphed.report().keys
-    assert key.replays == 3

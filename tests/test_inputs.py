@@ -196,11 +196,8 @@ def test_memory_that_is_shared_until_it_is_written_is_no_longer_where_it_was(
 
 
 def test_each_way_of_reading_tells_where_tensors_lie(lab: Lab, reader: _core.TensorReader) -> None:
-    def lie(*tensors: Tensor) -> _core.Fixed:
-        addresses = [one.data_ptr() for one in tensors]
-        are_equal = torch._C._tensors_data_ptrs_at_indices_equal
-        counted = torch.utils.hooks.RemovableHandle, []
-        return _core.Fixed([], [], counted, [*tensors], addresses, reader, are_equal)
+    def lie(tensor: Tensor) -> _core.Guards:
+        return _core.Guards([(-1, ("root", tensor), ("tensor", tensor))], reader)
 
     base = fresh(lab, 4, 8)
     parts = [
@@ -210,21 +207,21 @@ def test_each_way_of_reading_tells_where_tensors_lie(lab: Lab, reader: _core.Ten
         fresh(lab, 3).as_subclass(Plain),
     ]
     for part in parts:
-        known, before = lie(fresh(lab, 2), part), part.detach()
-        assert known.is_in_place(False)
+        known, before = lie(part), part.detach()
+        assert known.fits()
         part.data = before.clone()
-        assert not known.is_in_place(False)
+        assert not known.fits()
         part.data = before
-        assert known.is_in_place(False)
+        assert known.fits()
         if before.storage_offset():
             # The same place in elements, but not in bytes.
             part.data = before.as_strided(before.shape, before.stride(), 1)
-            assert not known.is_in_place(False)
+            assert not known.fits()
             part.data = before
     late = fresh(lab, 5)
     known = lie(late)
     late.data = fresh(lab, 5)
-    assert not known.is_in_place(False)
+    assert not known.fits()
 
 
 @pytest.mark.skipif(not hasattr(torch.Tensor, "refine_names"), reason="torch 2.15 has none")

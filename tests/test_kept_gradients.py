@@ -67,7 +67,7 @@ def test_gradients_of_several_losses_that_are_kept_are_those_of_eager(lab: Lab) 
 
 def test_a_block_that_is_checkpointed_twice_has_the_gradients_of_eager(lab: Lab) -> None:
     net = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 6)).to(lab.device)
-    graphed = cgraph.graphed(net, on_held="raise")
+    graphed = cgraph.graphed(net)
     graphed.capture(fresh(lab, 3, 6).requires_grad_())
     for _ in range(3):
         x = fresh(lab, 3, 6)
@@ -130,4 +130,4 @@ def test_a_part_without_autocast_has_the_gradients_of_eager_outside_of_it(
             found.append(gate.weight.grad.clone())
         # In bfloat16 they are apart by a thousandth.
         assert_close(*found, rtol=1e-5, atol=1e-6)
-    assert graphed.report().keys[0].replays == 3
+    assert graphed.report().keys[0].replays == 2

@@ -13,37 +13,35 @@ import cgraph
 
 ROOT = Path(cgraph.__file__).parent
 BASE = {"_core", "_driver", "_source", "_text", "_torch", "errors"}
-CAPTURES = BASE | {"_captures", "_state", "labels", "mempool", "sim", "timeline"}
-GRAPHS = CAPTURES | {"_breaks", "breaks", "cudagraph", "graphs", "segments"}
+CAPTURES = BASE | {"_captures", "_operators", "labels", "mempool", "sim", "timeline"}
+GRAPHS = CAPTURES | {"_autograd", "_breaks", "_python", "breaks", "cudagraph", "graphs", "segments"}
+CALLS = GRAPHS | {"_explanation", "_graphed", "_padding", "callables", "hooks", "reports"}
 KNOWN = {
     "_torch": {"_core", "_driver", "_torch", "errors"},
-    "_state": {"_core", "_state", "_torch", "errors"},
+    "_autograd": {"_torch", "errors"},
+    "_python": {"_core", "_python", "_torch"},
+    # The text of a break is what an operator that waits is answered with.
+    "_operators": BASE | {"_autograd", "_operators", "breaks"},
     "_captures": CAPTURES,
     "_breaks": GRAPHS,
     "_callables": GRAPHS | {"_callables"},
-    # Of those of all keys only the classes that debug, and these only in annotations.
-    "_recording": GRAPHS | {"_functions", "_recording", "callables"},
-    "_functions": GRAPHS | {"_explanation", "_functions", "_recording", "hooks", "reports"},
     "_explanation": BASE | {"_explanation", "breaks"},
+    "_graphed": CALLS | {"_debug"},
+    "_padding": CALLS | {"_debug"},
+    "_debug": CALLS | {"_debug"},
     "_reports": {"_reports", "_text", "reports"},
     "_timeline": {"_text", "_timeline", "errors", "timeline"},
 }
+TOGETHER = [{"_graphed", "_padding", "_debug"}]
+"""Folders that know each other: keys of calls, their sizes and what debugs them."""
 
 
-def imports(folder: str) -> Iterator[tuple[str, bool]]:
-    """The modules of the package that the files of a folder name, and whether for types alone."""
+def imports(folder: str) -> Iterator[str]:
+    """The modules of the package that the files of a folder name."""
     files = list((ROOT / folder).rglob("*.py"))
     assert files, f"there is no folder {folder}"
     for file in files:
-        tree = ast.parse(file.read_text())
-        blocks = (node for node in ast.walk(tree) if isinstance(node, ast.If))
-        for_types = {
-            id(inner)
-            for block in blocks
-            if isinstance(block.test, ast.Name) and block.test.id == "TYPE_CHECKING"
-            for inner in ast.walk(block)
-        }
-        for node in ast.walk(tree):
+        for node in ast.walk(ast.parse(file.read_text())):
             names: list[str] = []
             if isinstance(node, ast.Import):
                 names = [one.name for one in node.names]
@@ -52,8 +50,7 @@ def imports(folder: str) -> Iterator[tuple[str, bool]]:
                 inside = [f"cgraph.{one.name}" for one in node.names]
                 names = inside if node.module == "cgraph" else [node.module or ""]
             assert "cgraph" not in names, f"{file} has the whole package"
-            of_package = [name for name in names if name.startswith("cgraph.")]
-            yield from ((name, id(node) in for_types) for name in of_package)
+            yield from (name for name in names if name.startswith("cgraph."))
 
 
 def test_each_folder_says_what_it_knows() -> None:
@@ -63,15 +60,36 @@ def test_each_folder_says_what_it_knows() -> None:
 
 @pytest.mark.parametrize("folder", KNOWN)
 def test_a_folder_knows_only_what_lies_below_it(folder: str) -> None:
-    found = {name.split(".")[1] for name, _ in imports(folder)}
+    found = {name.split(".")[1] for name in imports(folder)}
     assert found - KNOWN[folder] == set()
     assert found & {folder, "_torch", "_text"}
 
 
-def test_what_is_of_one_key_knows_of_all_keys_only_the_types_that_debug() -> None:
-    found = [one for one in imports("_recording") if one[0].startswith("cgraph._functions")]
-    assert all(name.startswith("cgraph._functions.debug.") for name, _ in found)
-    assert all(for_types for _, for_types in found)
+def test_no_other_folders_know_each_other() -> None:
+    known = {
+        folder: {name.split(".")[1] for name in imports(folder)} & set(KNOWN) for folder in KNOWN
+    }
+    below = {folder: all_below(folder, known) for folder in KNOWN}
+    for folder in KNOWN:
+        together = next((one for one in TOGETHER if folder in one), {folder})
+        assert {one for one in below[folder] if folder in below[one]} <= together, folder
+
+
+def all_below(folder: str, known: dict[str, set[str]]) -> set[str]:
+    found = set[str]()
+    new = known[folder]
+    while new - found:
+        found |= new
+        new = set().union(*(known[one] for one in new))
+    return found
+
+
+def test_keys_are_imported_without_what_debugs_them() -> None:
+    """Nobody pays for it who does not debug: it is imported where a call needs it."""
+    for file in (ROOT / "_graphed").rglob("*.py"):
+        for node in ast.parse(file.read_text()).body:
+            if isinstance(node, ast.ImportFrom):
+                assert not (node.module or "").startswith("cgraph._debug"), file
 
 
 def test_only_one_package_names_private_modules_and_functions_of_torch() -> None:
@@ -90,4 +108,8 @@ def test_only_one_package_names_private_modules_and_functions_of_torch() -> None
 
 
 def is_private_in_torch(name: str) -> bool:
-    return re.fullmatch(r"torch\.([\w.]+\.)?_(?!_)[\w.]+", name) is not None
+    # Names of operators are not torch's own alone: dispatchers, exporters and compilers know them.
+    return (
+        not name.startswith("torch.ops.aten.")
+        and re.fullmatch(r"torch\.([\w.]+\.)?_(?!_)[\w.]+", name) is not None
+    )

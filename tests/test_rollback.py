@@ -13,7 +13,7 @@ from torch.utils import _python_dispatch as python_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from bits import same, undone
-from cgraph._state.rollback import Rollback
+from cgraph._operators.rollback import Rollback
 from cgraph._torch import WeakStorage
 
 

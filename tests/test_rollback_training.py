@@ -15,7 +15,7 @@ from torch.nn import functional
 import cgraph
 from bits import same, undone
 from cgraph import _torch
-from cgraph._state.rollback import Rollback
+from cgraph._operators.rollback import Rollback
 from lab import SimLab
 
 

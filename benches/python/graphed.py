@@ -142,7 +142,7 @@ def ladder(
     torch.cuda.synchronize()
     theirs = time.perf_counter() - begun
     kept.clear()
-    graphed = cgraph.graphed(model, sizes=SIZES, warmup=0, preserve_state=False, measure=False)
+    graphed = cgraph.graphed(model, sizes=SIZES)
     begun = settle()
     graphed.capture(tokens, place, progress=False)
     torch.cuda.synchronize()

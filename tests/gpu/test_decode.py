@@ -39,9 +39,7 @@ def test_all_sizes_of_a_decode_model_equal_eager_padded_or_not(decode: Any) -> N
     with torch.no_grad():
         model = decode.Decode().cuda().bfloat16().eval()
         model(*tokens(max(sizes)))  # makes cuBLAS's handle, which no capture can
-        graphed = cgraph.graphed(
-            model, sizes=sizes, warmup=0, preserve_state=False, measure=False, on_fail="raise"
-        )
+        graphed = cgraph.graphed(model, sizes=sizes, on_fail="raise")
         graphed.capture(*tokens(max(sizes)), progress=False).freeze()
         assert graphed.report().captured == 51
         previous = None
@@ -71,7 +69,7 @@ def test_a_trial_takes_less_than_three_times_a_cache_that_gets_a_few_new_rows() 
             return self.cache[: len(x)].index_select(1, place) * 2
 
     model = Cached().cuda()
-    graphed = cgraph.graphed(model, sizes=[8], warmup=0, preserve_state=False, on_fail="raise")
+    graphed = cgraph.graphed(model, sizes=[8], on_fail="raise")
     place = torch.tensor([3, 70_000], device="cuda")
     graphed(torch.rand(8, 2, device="cuda", dtype=torch.bfloat16), place)
     for rows in (5, 7):

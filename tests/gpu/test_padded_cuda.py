@@ -38,7 +38,7 @@ def arguments(rows: int) -> tuple[Tensor, ...]:
 
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
 def test_a_padded_call_needs_no_operator_of_torch(pad: Any) -> None:
-    graphed = cgraph.graphed(mixed, sizes=SIZES, pad=pad)
+    graphed = cgraph.graphed(mixed, sizes=SIZES, pad=pad, dim={"x": 0, "ids": 0, "flags": 0})
     for rows in ROWS:
         graphed(*arguments(rows))
     given = {rows: [arguments(rows) for _ in range(3)] for rows in ROWS}
@@ -79,11 +79,8 @@ def test_calls_that_the_first_node_pads_and_others_may_alternate(pad: Any) -> No
                 del result, total
 
 
-@pytest.mark.parametrize("keep_templates", [False, True])
-def test_padded_calls_go_on_where_their_graph_comes_back(keep_templates: bool) -> None:
-    graphed = cgraph.graphed(
-        lambda x: x * 2 + 1, sizes=[4, 8], max_graphs=1, keep_templates=keep_templates
-    )
+def test_padded_calls_go_on_where_their_graph_comes_back() -> None:
+    graphed = cgraph.graphed(lambda x: x * 2 + 1, sizes=[4, 8], max_graphs=1)
     for rows in (3, 7, 3, 2, 8, 4, 7, 3, 5, 1):
         x = torch.randn(rows, 3, device="cuda")
         assert torch.equal(graphed(x), x * 2 + 1), rows

@@ -20,8 +20,7 @@ def test_functions_of_one_pool_run_one_after_the_other_whatever_their_streams() 
 
     pool = cgraph.graph_pool_handle()
     functions = [
-        cgraph.graphed(lambda x, place=place: chain(x, place), pool=pool, outputs="clone")
-        for place in range(2)
+        cgraph.graphed(lambda x, place=place: chain(x, place), pool=pool) for place in range(2)
     ]
     streams = [torch.cuda.Stream() for _ in range(2)]
     inputs = [torch.randn(512, 512, device="cuda") for _ in range(2)]

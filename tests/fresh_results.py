@@ -1,0 +1,53 @@
+"""Graphs whose replays copy their results to new tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import cgraph
+from cgraph import _core, _torch
+from cgraph._captures.results import Results
+
+__all__ = ["capture", "entry", "results_of"]
+
+
+def capture(
+    fn: Callable[..., Sequence[Tensor]], *statics: Tensor, **options: Any
+) -> tuple[cgraph.CUDAGraph, list[Tensor]]:
+    """A graph of a function, and its results there."""
+    graph = cgraph.CUDAGraph(**options)
+    graph._statics = statics
+    with cgraph.graph(graph):
+        results = list(fn(*statics))
+        graph._results = results
+    return graph, results
+
+
+def results_of(graph: cgraph.CUDAGraph) -> Results:
+    """What a graph knows of its results."""
+    assert graph._captured is not None
+    results = graph._captured.results
+    assert results is not None
+    return results
+
+
+def entry(
+    graph: Any, statics: Sequence[Tensor], leaves: list[tuple[Any, ...]], build: Any = "tuple"
+) -> _core.Entry:
+    """An entry that returns these leaves."""
+    signatures = [_torch.signature(one) for one in statics]
+    work = graph if statics[0].is_cuda else graph._fresh_feeder()
+    return _core.Entry(
+        [("tensor", signature, False, None, torch.Tensor) for signature in signatures],
+        [],
+        is_in_order=False,
+        modes=(True, False, None),
+        work=work,
+        outputs=(leaves, build, None),
+        lane=None,
+        turn=None,
+    )
