@@ -229,8 +229,8 @@ class GraphedFunction(Binding):
             The function itself.
 
         Raises:
-            CaptureError: A call leaves new tensors, or changes what is guarded: make that state
-                first, by calling the function once.
+            CaptureError: A call leaves new tensors, or changes what is guarded behind the first
+                one: make that state first, by calling the function once.
             Exception: What the function or its capture raised, whatever ``on_fail`` says.
         """
         from cgraph._graphed.ladder import capture_ladder
@@ -263,7 +263,7 @@ class GraphedFunction(Binding):
     def freeze(self) -> Self:
         """Forbid captures from now on: a call that would need one raises, and names its key.
 
-        :meth:`capture` does so too. :meth:`reset` allows them again.
+        :meth:`reset` allows them again.
         """
         self._is_frozen = True
         return self

@@ -42,9 +42,7 @@ def entry_of_graph(
     work: Any = recorded.graph
     if recorded.debugged is not None:
         work = recorded.debugged
-    elif recorded.leaves_more:
-        work = Fed(recorded)
-    elif lane is None:
+    elif recorded.leaves_more or lane is None:
         work = Fed(recorded)
     return _core.Entry(
         *call.patterns([_torch.signature(static) for static in recorded.statics]),

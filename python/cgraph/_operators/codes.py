@@ -17,7 +17,7 @@ import torch
 
 from cgraph._source import user_line
 
-__all__ = ["Codes"]
+__all__ = ["Codes", "Unseen"]
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # Methods of generators after which draws go on elsewhere.
@@ -27,6 +27,19 @@ _BESIDE = frozenset({"<frozen importlib._bootstrap>", warnings.__file__})
 # Runs around the function and wherever objects die, and looks at nothing that could change.
 _AROUND = frozenset({contextlib.__file__, weakref.__file__, torch.autograd.grad_mode.__file__})
 _READS = frozenset({"tolist", "numpy", "__array__"})
+
+
+class Unseen:
+    """A block of which no profile function of its thread is told."""
+
+    def __enter__(self) -> None:
+        self._before = sys.getprofile()
+        if callable(self._before):
+            sys.setprofile(None)
+
+    def __exit__(self, *_: object) -> None:
+        if callable(self._before):
+            sys.setprofile(self._before)
 
 
 class Codes:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _torch
-from cgraph._operators.codes import Codes
+from cgraph._operators.codes import Codes, Unseen
 from cgraph._operators.refused import refusal_of
 from cgraph._operators.schemas import tensors_in, tensors_of, touches_memory, written_by
 from cgraph._operators.trace import Operator, Outside, Trace
@@ -194,9 +194,11 @@ class Observer(OperatorWatch):
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Note an operator, unless a recorder tells of those that are captured."""
+        given = kwargs or {}
         if self.by_recorder and not self.is_over:
-            return func(*args, **(kwargs or {}))
-        return super().__torch_dispatch__(func, types, args, kwargs)
+            return func(*args, **given)
+        # Each __torch_dispatch__ of a class costs a call of torch's more.
+        return self.seen(func, args, given, lambda: func(*args, **given))
 
     def note_break(self, name: str, result: Any) -> None:
         """Note a break that has just run, whose results are taken from then on."""
@@ -227,21 +229,22 @@ class Observer(OperatorWatch):
             return made
         if not touches_memory(func):
             return run()
-        with self._lock:
+        with self._lock, Unseen():
             refusal = self._refusal(func, args, kwargs)
-            if refusal is not None and self.stop is not None:
-                self.is_over = True
-                self.stop(refusal)
-                return func(*args, **kwargs)
             given = [*tensors_of(args), *tensors_of(kwargs)]
-            self._note(func, args, kwargs, given)
+            if refusal is None or self.stop is None:
+                self._note(func, args, kwargs, given)
+        if refusal is not None and self.stop is not None:
+            self.is_over = True
+            self.stop(refusal)
+            return func(*args, **kwargs)
         if self._device_type != "cpu" or not self.is_capture:
             result = run()
         else:
             # What the recorder runs is no code of the function's.
             with self.codes.aside():
                 result = run()
-        with self._lock:
+        with self._lock, Unseen():
             self._note_made(given, result)
         return result
 
