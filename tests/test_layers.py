@@ -25,7 +25,7 @@ KNOWN = {
     "_captures": CAPTURES,
     "_breaks": GRAPHS,
     "_callables": GRAPHS | {"_callables"},
-    "_explanation": BASE | {"_explanation", "breaks"},
+    "_explanation": BASE | {"_explanation", "_operators", "breaks"},
     "_graphed": CALLS | {"_debug"},
     "_padding": CALLS | {"_debug"},
     "_debug": CALLS | {"_debug"},

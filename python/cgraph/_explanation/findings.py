@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Any, NamedTuple
 
 from cgraph import _source
+from cgraph._operators.refused import REFUSED
 from cgraph._text import short_place
 from cgraph.breaks import Work
 from cgraph.errors import CaptureError, CgraphError
 
 __all__ = [
     "KINDS",
-    "OPERATORS",
     "Finding",
     "Log",
     "blame",
@@ -133,21 +133,9 @@ KINDS = {
     ),
 }
 
-OPERATORS = {
-    **dict.fromkeys(("item", "_local_scalar_dense", "is_nonzero"), "host read"),
-    **dict.fromkeys(("equal", "allclose", "_linalg_check_errors"), "host read"),
-    **dict.fromkeys(("nonzero", "argwhere", "masked_select", "bincount"), "shape"),
-    **dict.fromkeys(("unique", "_unique2", "unique_dim", "unique_consecutive"), "shape"),
-    **dict.fromkeys(("unique_dim_consecutive", "repeat_interleave"), "shape"),
-    **dict.fromkeys(("_to_sparse", "_to_sparse_csr", "_to_sparse_csc"), "shape"),
-    **dict.fromkeys(("_to_sparse_bsr", "_to_sparse_bsc", "to_sparse"), "shape"),
-    **dict.fromkeys(("cond", "while_loop"), "branch"),
-}
-"""The kinds of operators that a capture refuses, by name; index is not always one."""
-
 # Names that a line of Python calls, beside those of operators.
 _CALLS = {
-    **OPERATORS,
+    **REFUSED,
     **dict.fromkeys(("cpu", "tolist", "print", "numpy", "int", "float"), "host read"),
     **dict.fromkeys(("__repr__", "__format__", "str", "repr"), "host read"),
     **dict.fromkeys(("bool", "__bool__"), "branch"),
@@ -365,7 +353,7 @@ def _kind(text: str, level: TracebackType, inner: list[str]) -> str:
     if operation.startswith(("POP_JUMP", "JUMP_IF", "TO_BOOL", "UNARY_NOT")):
         return "branch"
     if known:
-        return known[0] if operators and operators[0] in OPERATORS else known[-1]
+        return known[0] if operators and operators[0] in REFUSED else known[-1]
     if _UNPINNED in text:
         return "host copy"
     return "shape" if segment.endswith("]") or "SUBSCR" in operation else "unknown"

@@ -15,8 +15,9 @@ from torch.overrides import TorchFunctionMode
 from cgraph import _source, _torch
 from cgraph._driver import Driver
 from cgraph._explanation.draws import draws_noted
-from cgraph._explanation.findings import OPERATORS, Log
+from cgraph._explanation.findings import Log
 from cgraph._explanation.joins import Streams
+from cgraph._operators.refused import REFUSED, refused_copy
 from cgraph._source import Place
 from cgraph._torch import tree_iter
 
@@ -170,7 +171,8 @@ class _Operators(_torch.Bystander):
         if not self._is_work(on_device, kwargs):
             return
         if name in _COPIES:
-            yield from self._copied(name, args, kwargs)
+            if (kind := refused_copy(name, args, kwargs, self._device_type)) is not None:
+                yield kind
         elif name == "lift_fresh":
             if self._device_type != "cpu" or args[0].dim():
                 # Of a literal; on the simulator one of a number may also be on the host.
@@ -178,7 +180,7 @@ class _Operators(_torch.Bystander):
         elif name in ("index", *_INDEXED_WRITES):
             yield from self._indexed(name, args, kwargs)
         elif on_device and self._reads(func, name, kwargs):
-            known = OPERATORS.get(name, "shape")
+            known = REFUSED.get(name, "shape")
             is_branch = known == "host read" and self._calls.running == "__bool__"
             yield "branch" if is_branch else known
         elif "attention" not in name and any(self._is_outside(one) for one in tensors):
@@ -189,26 +191,7 @@ class _Operators(_torch.Bystander):
         if name == "repeat_interleave":
             return kwargs.get("output_size") is None
         tags = getattr(func, "tags", ())
-        return name in OPERATORS or torch.Tag.dynamic_output_shape in tags
-
-    def _copied(self, name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[str]:
-        if not isinstance(args[0], torch.Tensor):
-            return  # a number, under torch.vmap
-        if name == "_to_copy":
-            source, target = args[0], kwargs.get("device") or args[0].device
-            non_blocking = kwargs.get("non_blocking", False)
-        else:
-            source, target = args[1], args[0].device
-            non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
-        pair = source.device.type, torch.device(target).type
-        if pair == ("cpu", self._device_type) and pair[1] != "cpu":
-            if not (non_blocking and source.is_pinned()):
-                yield "host copy"
-        elif pair == (self._device_type, "cpu") and pair[0] != "cpu":
-            # torch takes pinned memory for a new tensor that is not waited for.
-            pinned = name == "_to_copy" or args[0].is_pinned()
-            if not (non_blocking and pinned):
-                yield "host read"
+        return name in REFUSED or torch.Tag.dynamic_output_shape in tags
 
     def _indexed(self, name: str, args: Any, kwargs: dict[str, Any]) -> Iterator[str]:
         indices = [one for one in args[1] if one is not None]

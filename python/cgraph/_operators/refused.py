@@ -9,9 +9,9 @@ import torch
 
 from cgraph._operators.schemas import name_of, tensors_of
 
-__all__ = ["READING", "is_copied_from_host", "refusal_of"]
+__all__ = ["REFUSED", "refusal_of", "refused_copy"]
 
-READING = {
+REFUSED = {
     **dict.fromkeys(("item", "_local_scalar_dense", "is_nonzero"), "host read"),
     **dict.fromkeys(("equal", "allclose", "_linalg_check_errors"), "host read"),
     **dict.fromkeys(("nonzero", "argwhere", "masked_select", "bincount"), "shape"),
@@ -21,7 +21,7 @@ READING = {
     **dict.fromkeys(("_to_sparse_bsr", "_to_sparse_bsc", "to_sparse"), "shape"),
     **dict.fromkeys(("cond", "while_loop"), "branch"),
 }
-"""The kinds of operators that wait for a value of the device, by name."""
+"""The kinds of operators that a capture refuses, by name; index is not always one."""
 
 _INDEXED_WRITES = ("index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put")
 _COPIES = ("_to_copy", "copy_", "copy")
@@ -35,10 +35,10 @@ def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -
     """
     name = name_of(func).rpartition(".")[2]
     if name in _COPIES:
-        return _refused_copy(name, args, kwargs, device_type)
+        return refused_copy(name, args, kwargs, device_type)
     if name in ("index", *_INDEXED_WRITES):
         return _refused_index(name, args, kwargs, device_type)
-    known = READING.get(name)
+    known = REFUSED.get(name)
     if name == "normal" and device_type == "cuda" and any(True for _ in tensors_of((args, kwargs))):
         # It looks whether all standard deviations are positive.
         known = "host read"
@@ -51,12 +51,8 @@ def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -
     return known or "shape"
 
 
-def is_copied_from_host(source: torch.Tensor, non_blocking: bool) -> bool:
-    """Whether a copy of a host tensor to the device waits, as that of pageable memory does."""
-    return not (non_blocking and source.is_pinned())
-
-
-def _refused_copy(name: str, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
+def refused_copy(name: str, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
+    """The same of a copy; on the simulator, whose device is the host, none is refused."""
     if device_type == "cpu" or not isinstance(args[0], torch.Tensor):
         return None
     if name == "_to_copy":
@@ -67,7 +63,7 @@ def _refused_copy(name: str, args: Any, kwargs: dict[str, Any], device_type: str
         non_blocking = kwargs.get("non_blocking", args[2] if len(args) > 2 else False)
     pair = source.device.type, torch.device(target).type
     if pair == ("cpu", device_type):
-        return "host copy" if is_copied_from_host(source, non_blocking) else None
+        return None if non_blocking and source.is_pinned() else "host copy"
     if pair == (device_type, "cpu"):
         # torch takes pinned memory for a new tensor that is not waited for.
         pinned = name == "_to_copy" or args[0].is_pinned()

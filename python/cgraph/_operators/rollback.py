@@ -167,17 +167,6 @@ class Rollback:
         """
         return self._watch.is_state_made
 
-    def notice(self, tensors: Iterable[torch.Tensor]) -> None:
-        """Note from now on whether captures use these, which must stay alive."""
-        for tensor in tensors:
-            self._watch.noticed_tensors.add(id(tensor))
-            if (memory := _torch.memory_of(tensor)) is not None:
-                self._watch.noticed.add(_torch.storage_id(memory))
-
-    def captures_name(self, tensor: torch.Tensor) -> bool:
-        """Whether a captured operator gets the very object, which is noticed."""
-        return id(tensor) in self._watch.used_tensors
-
     def captured_writes(self, but: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
         """The ends of what captured operators write that no capture has made.
 
