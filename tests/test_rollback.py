@@ -327,17 +327,3 @@ def test_between_calls_a_storage_stays_as_large_as_a_tensor_in_it_has_become() -
         x.resize_(1024).fill_(5)
     rollback.undo()
     assert same(x, before)
-
-
-def test_tensors_that_were_named_are_found_elsewhere_and_put_back() -> None:
-    one, other = torch.rand(4), torch.rand(4)
-    place, before = one.data_ptr(), one.clone()
-    with Rollback() as rollback:
-        rollback.keep([("one", one), ("other", other)])
-        other.add_(1)
-        assert rollback.displaced is None
-        # No operator gets it before.
-        one.data = torch.rand(4)
-        assert rollback.displaced == "one"
-    rollback.undo()
-    assert one.data_ptr() == place and same(one, before)

@@ -238,56 +238,6 @@ def test_warm_up_and_capture_are_undone_and_the_graph_holds_no_copy(sim: SimLab)
     assert watched == nodes(cgraph.CUDAGraph(keep_graph=True))
 
 
-class Open:
-    """Whether a capture is open, by hand."""
-
-    is_open = False
-
-    def __call__(self) -> bool:
-        return self.is_open
-
-
-def trained(net: nn.Module, x: Tensor) -> None:
-    """A step whose writes are all of kinds that training has."""
-    loss = functional.dropout(net(x), 0.5).square().mean()
-    net.zero_grad(set_to_none=False)
-    loss.backward()
-    with torch.no_grad():
-        for parameter in net.parameters():
-            assert parameter.grad is not None
-            parameter.add_(parameter.grad, alpha=-0.1)
-
-
-def test_a_capture_that_writes_what_was_written_before_has_nothing_unseen() -> None:
-    net, capture = nn.Sequential(nn.Linear(6, 5), nn.BatchNorm1d(5)), Open()
-    for parameter in net.parameters():
-        parameter.grad = torch.zeros_like(parameter)
-    with Rollback(leaves=net.parameters(), is_capturing=capture) as rollback:
-        trained(net, torch.randn(3, 6))
-        capture.is_open = True
-        x = torch.randn(3, 6)
-        trained(net, x)
-        out = torch.empty(3)
-        torch.add(out.zero_(), 1, out=out)
-        out[1:].mul_(2)
-        assert not rollback.has_unseen
-    rollback.undo()
-
-
-@pytest.mark.parametrize("is_older", [True, False])
-def test_a_capture_that_writes_older_memory_for_the_first_time_has_something_unseen(
-    is_older: bool,
-) -> None:
-    capture, older = Open(), torch.randn(3)
-    with Rollback(is_capturing=capture) as rollback:
-        made = torch.randn(3)
-        capture.is_open = True
-        assert not rollback.has_unseen
-        (older if is_older else made)[1:].add_(1)
-        assert rollback.has_unseen
-    rollback.undo()
-
-
 def test_what_runs_aside_is_not_watched_and_put_back_if_it_was_written_before() -> None:
     x, y = torch.randn(3), torch.randn(3)
     before, other = x.clone(), y.clone()

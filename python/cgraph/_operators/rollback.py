@@ -8,7 +8,7 @@ its storage needs no copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
 import torch
@@ -70,7 +70,6 @@ class Rollback:
         self._uncompiled = _torch.Uncompiled()
         self._is_entered = False
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
-        self._kept: list[tuple[str, torch.Tensor]] = []
 
     def __enter__(self) -> Rollback:
         """Note the leaves and the random state, and watch operators from now on."""
@@ -94,32 +93,6 @@ class Rollback:
         _torch.leave_mode(self._watch)
         self._uncompiled.__exit__()
 
-    def keep(self, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Note where tensors lie, before operators get them, and what they are called."""
-        # Of classes of the user's as well, whose code is none of ours.
-        with _torch.without_functions():
-            for name, tensor in tensors:
-                if _torch.memory_of(tensor) is not None:
-                    self._watch.note(tensor)
-                    self._kept.append((name, tensor))
-
-    @property
-    def displaced(self) -> str | None:
-        """What one of these is called that lies elsewhere now; None if none does."""
-        names = (name for name, one in self._kept if self._watch.has_displaced(one))
-        return next(names, None)
-
-    @contextmanager
-    def in_break(self) -> Iterator[None]:
-        """A block in which a break runs, as in each replay: what it moves may lie elsewhere."""
-        moved = self._watch.has_displaced
-        before = {id(one) for _, one in self._kept if moved(one)}
-        try:
-            yield
-        finally:
-            kept = (one for one in self._kept if id(one[1]) in before or not moved(one[1]))
-            self._kept = list(kept)
-
     @contextmanager
     def aside(self) -> Iterator[None]:
         """Watch no operators in a block; what they write is put back if it was written before."""
@@ -141,42 +114,10 @@ class Rollback:
         """Whether something ran as it was written that torch compiles elsewhere."""
         return self._uncompiled.has_met
 
-    @property
-    def has_unseen(self) -> bool:
-        """Whether a capture writes what is older and was not written before.
-
-        A replay would write it, too, and that could not be put back.
-        """
-        return self._watch.has_unseen
-
-    @property
-    def takes_probabilities(self) -> bool:
-        """Whether an operator takes only numbers from 0 to 1, and draws none by them."""
-        return self._watch.takes_probabilities
-
     def generators_of(self, device_type: str) -> list[torch.Generator]:
         """Those that operators got besides the default ones, and that are of a kind of device."""
         found = (generator for generator, _ in self._watch.generators)
         return [generator for generator in found if generator.device.type == device_type]
-
-    @property
-    def is_state_made(self) -> bool:
-        """Whether a capture writes what was made in the block before it, and is there since.
-
-        What the calls before it have written there cannot be put back.
-        """
-        return self._watch.is_state_made
-
-    def captured_writes(self, but: Sequence[torch.Tensor]) -> list[tuple[int, int]]:
-        """The ends of what captured operators write that no capture has made.
-
-        Args:
-            but: Tensors whose memory is left out.
-        """
-        if not self._watch.captured:
-            return []
-        memories = [memory for memory in map(_torch.memory_of, but) if memory is not None]
-        return self._watch.captured_writes({_torch.storage_id(memory) for memory in memories})
 
     @property
     def written(self) -> int:
@@ -247,7 +188,6 @@ class Rollback:
                 generator.set_state(state)
             for device in on_gpu:
                 torch.cuda.synchronize(device)
-        self._kept.clear()
         watch.tensors.clear()
         watch.storages.clear()
         watch.generators.clear()
