@@ -17,7 +17,7 @@ import torch
 
 from cgraph._source import user_line
 
-__all__ = ["Codes", "Unseen"]
+__all__ = ["Codes"]
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
 # Methods of generators after which draws go on elsewhere.
@@ -27,19 +27,6 @@ _BESIDE = frozenset({"<frozen importlib._bootstrap>", warnings.__file__})
 # Runs around the function and wherever objects die, and looks at nothing that could change.
 _AROUND = frozenset({contextlib.__file__, weakref.__file__, torch.autograd.grad_mode.__file__})
 _READS = frozenset({"tolist", "numpy", "__array__"})
-
-
-class Unseen:
-    """A block of which no profile function of its thread is told."""
-
-    def __enter__(self) -> None:
-        self._before = sys.getprofile()
-        if callable(self._before):
-            sys.setprofile(None)
-
-    def __exit__(self, *_: object) -> None:
-        if callable(self._before):
-            sys.setprofile(self._before)
 
 
 class Codes:
@@ -65,15 +52,17 @@ class Codes:
 
     def note(self, frame: FrameType, event: str, called: object) -> None:
         """Note the code of a frame that begins, as ``sys.setprofile`` calls it."""
+        if self.is_paused:
+            return
         if event == "c_call":
             name = getattr(called, "__name__", None)
             if name in _SETS and type(getattr(called, "__self__", None)) is torch.Generator:
                 self._note_seed()
             elif name in _READS and isinstance(getattr(called, "__self__", None), torch.Tensor):
-                if self.reads is not None and not self.is_paused:
+                if self.reads is not None:
                     self.reads(f"Tensor.{name}")
             return
-        if event != "call" or self.is_paused:
+        if event != "call":
             return
         code = frame.f_code
         if id(code) not in self._seen and not _is_beside(frame):
@@ -82,17 +71,11 @@ class Codes:
                 self.globals[code] = frame.f_globals
 
     def _note_seed(self) -> None:
-        if not self.is_paused:
-            self.seeds = self.seeds or user_line() or "a seed"
+        self.seeds = self.seeds or user_line() or "a seed"
 
-    @contextmanager
-    def aside(self) -> Iterator[None]:
-        """A block of which nothing is noted."""
-        before, self.is_paused = self.is_paused, True
-        try:
-            yield
-        finally:
-            self.is_paused = before
+    def aside(self) -> Aside:
+        """A block of which nothing is noted, as of cgraph's own work."""
+        return Aside(self)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
@@ -124,3 +107,17 @@ def _is_beside(frame: FrameType | None) -> bool:
 def _both(one: Callable[..., Any], other: Callable[..., Any], *event: Any) -> None:
     one(*event)
     other(*event)
+
+
+class Aside:
+    """A block of which nothing is noted; entered for each operator, so no generator."""
+
+    def __init__(self, codes: Codes) -> None:
+        self._codes = codes
+        self._before = False
+
+    def __enter__(self) -> None:
+        self._before, self._codes.is_paused = self._codes.is_paused, True
+
+    def __exit__(self, *_: object) -> None:
+        self._codes.is_paused = self._before

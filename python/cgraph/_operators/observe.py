@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _torch
-from cgraph._operators.codes import Codes, Unseen
+from cgraph._operators.codes import Codes
 from cgraph._operators.refused import refusal_of
 from cgraph._operators.schemas import tensors_in, tensors_of, touches_memory, written_by
 from cgraph._operators.trace import Operator, Outside, Trace
@@ -229,7 +229,7 @@ class Observer(OperatorWatch):
             return made
         if not touches_memory(func):
             return run()
-        with self._lock, Unseen():
+        with self._lock, self.codes.aside():
             refusal = self._refusal(func, args, kwargs)
             given = [*tensors_of(args), *tensors_of(kwargs)]
             if refusal is None or self.stop is None:
@@ -244,7 +244,7 @@ class Observer(OperatorWatch):
             # What the recorder runs is no code of the function's.
             with self.codes.aside():
                 result = run()
-        with self._lock, Unseen():
+        with self._lock, self.codes.aside():
             self._note_made(given, result)
         return result
 
