@@ -55,6 +55,7 @@ class Work:
         materialize_grads: See :func:`eager_break`.
         is_pause: It has no operators of its own, and may come inside of one of torch's.
         is_backward: It is part of a backward pass, through which no other one comes.
+        stand_in: What a capture whose segments do not run calls instead; None if it cannot.
     """
 
     fn: Callable[..., Any]
@@ -62,6 +63,7 @@ class Work:
     materialize_grads: bool = False
     is_pause: bool = False
     is_backward: bool = False
+    stand_in: Callable[..., Any] | None = None
 
 
 class Breakable(Protocol):
@@ -105,8 +107,7 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     clipping do; what it keeps of them it is to clone. A break that is called by another one just
     runs. What it reads of the variables of its caller it finds as the capture left them. In a
     graphed function nothing guards what only it reads, and what it changes is its own affair. It
-    runs once in each call, but for the call that captures while gradients are recorded: in that one
-    it runs in the capture and again in the replay.
+    runs once in each call.
 
     Gradients get back through a break, in the backward pass of what a graphed function returns and
     in one inside of the captured function: each call of the break has a history of its own, and its
@@ -123,7 +124,7 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
     Arguments that it has not used in a call get zeros. Parameters that it finds elsewhere and has
     not used get no gradient, as in eager. A backward pass inside of the function cannot leave them
     out: an optimizer behind it was captured with them or without. So these are to get zeros there,
-    see ``materialize_grads``. A break may be called by a captured backward pass, too.
+    see ``materialize_grads``. A break may be called by a backward pass inside of the function, too.
 
     Args:
         fn: The function, method or callable object. Left out, a decorator is returned.

@@ -138,7 +138,9 @@ class SegmentedGraph(_core.Segments):
         capture_error_mode: str,
         statics: Sequence[torch.Tensor],
     ) -> tuple[SegmentedGraph, R]:
-        """Capture what runs the backward pass of a result of :meth:`_forward`.
+        """Capture what runs the backward pass of a result of :meth:`_forward`. Nothing runs.
+
+        What the forward pass has saved is still to be read.
 
         Args:
             body: Called without arguments, as for :meth:`capture`.
@@ -148,7 +150,7 @@ class SegmentedGraph(_core.Segments):
             capture_error_mode: As for :meth:`capture`.
             statics: As for :meth:`capture`.
         """
-        session = Session(stream, pool, capture_error_mode, ())
+        session = Session(stream, pool, capture_error_mode, (), runs=False)
         for flow in flows:
             flow.divides = session
         try:

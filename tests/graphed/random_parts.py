@@ -63,7 +63,7 @@ def _embedding(world: World) -> Part:
         table.weight.data = world.fresh(draw, 7, WIDTH)
 
     world.actions.append(replace_data)
-    return lambda x: x + table((x.detach()[:, 0].abs() * 3).long().clamp(max=6))
+    return lambda x: x + table((x.detach()[:, 0].abs() * 3).long().clamp(0, 6))
 
 
 def _layers(world: World) -> Part:

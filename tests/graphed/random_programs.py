@@ -54,9 +54,6 @@ class World:
         self.parts: list[Part] = [first(self)]
         many = self.random.randint(1, 4)
         kinds = [*PARTS, *(RARE if self.sizes is None and self.random.random() < 0.2 else ())]
-        if self.mode == "grad":
-            # There the call that captures runs a break twice.
-            kinds = [make for make in kinds if make.__name__ != "_break"]
         self.parts += [make(self) for make in self.random.sample(kinds, many)]
         self.tensors.append(lambda: [*self.net.parameters()])
         self.tensors.append(lambda: [one.grad for one in self.net.parameters()])

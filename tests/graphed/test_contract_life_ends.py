@@ -92,6 +92,7 @@ def test_where_the_driver_invalidates_a_capture_the_call_runs_again_with_a_warni
     assert states_of(graphed) == {"eager"}
 
 
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_where_the_driver_invalidates_a_capture_behind_a_break_the_call_raises(lab: Lab) -> None:
     """… behind a break that has run, it raises."""
 
@@ -106,6 +107,8 @@ def test_where_the_driver_invalidates_a_capture_behind_a_break_the_call_raises(l
     equal(graphed(x), scaled(x) * 2)
     with pytest.raises(RuntimeError):
         graphed(x)
+    equal(graphed(x), scaled(x) * 2)
+    assert states_of(graphed) == {"eager"}
 
 
 @pytest.mark.parametrize(

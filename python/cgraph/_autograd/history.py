@@ -15,8 +15,8 @@ def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
     return _behind([tensor.grad_fn for tensor in tensors])
 
 
-def _behind(nodes: list[Any]) -> Iterator[Any]:
-    seen: set[Any] = set()
+def _behind(nodes: list[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
+    seen = set(ends)
     while nodes:
         node = nodes.pop()
         if node is None or node in seen:
@@ -26,9 +26,15 @@ def _behind(nodes: list[Any]) -> Iterator[Any]:
         nodes += [after for after, _ in node.next_functions]
 
 
-def leaves_behind(tensors: Iterable[torch.Tensor]) -> Iterator[torch.Tensor]:
-    """The leaves that a backward pass from tensors with a history would give gradients to."""
-    return _leaves_of(nodes_behind(tensors))
+def leaves_behind(
+    tensors: Iterable[torch.Tensor], arguments: Iterable[torch.Tensor] = ()
+) -> Iterator[torch.Tensor]:
+    """The leaves that a backward pass from tensors with a history would give gradients to.
+
+    Those that it comes to through ``arguments`` are left out.
+    """
+    ends = [tensor.grad_fn for tensor in arguments]
+    return _leaves_of(_behind([tensor.grad_fn for tensor in tensors], ends))
 
 
 def leaves_behind_node(node: Any) -> list[torch.Tensor]:

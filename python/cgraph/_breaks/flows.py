@@ -26,7 +26,13 @@ from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.breaks import Breakable, Work
 from cgraph.errors import CallableError, CaptureError
 
-__all__ = ["Flow", "no_way_back", "requires_gradient"]
+__all__ = ["WAY_BACK", "Flow", "no_way_back", "requires_gradient", "unreached"]
+
+WAY_BACK = (
+    "make it a parameter of a module that the function names, pass it as an argument, or call under"
+    " torch.no_grad()"
+)
+"""What to do about a tensor that would get no gradient."""
 
 
 class Flow(ABC):
@@ -161,8 +167,12 @@ class Flow(ABC):
         back: Callable[..., Any],
         gradients: tuple[torch.Tensor | None, ...],
         refusal: str | None,
+        stand_in: Callable[..., Any] | None = None,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Call ``back`` in a break of the backward pass, which fails if there is a refusal."""
+        """Call ``back`` in a break of the backward pass, which fails if there is a refusal.
+
+        ``stand_in`` is called instead where the capture runs nothing.
+        """
         if self.divides is None:
             raise CaptureError(
                 f"a gradient came to the break {self._title} when its capture was over, and no"
@@ -175,8 +185,9 @@ class Flow(ABC):
             )
         if refusal is not None:
             # In the break, so that the capture fails also if somebody catches it.
-            back = functools.partial(_refuse, refusal)
-        work = Work(back, f"gradients of {self._name}", is_backward=True)
+            back = stand_in = functools.partial(_refuse, refusal)
+        name = f"gradients of {self._name}"
+        work = Work(back, name, is_backward=True, stand_in=stand_in)
         found: tuple[torch.Tensor | None, ...] = self.divides.run(work, gradients, {})
         return found
 
@@ -246,10 +257,14 @@ def _refuse(reason: str, *_: torch.Tensor | None) -> None:
 
 def no_way_back(user: str, tensor: torch.Tensor) -> CallableError:
     """The error of something that requires a gradient of a tensor which would not get one."""
-    return CallableError(
+    return CallableError(f"{unreached(user, tensor)}: {WAY_BACK}")
+
+
+def unreached(user: str, tensor: torch.Tensor) -> str:
+    """What is said of something that requires a gradient of a tensor which would not get one."""
+    return (
         f"{user} requires a gradient of a tensor of shape {list(tensor.shape)} that is no argument"
-        " and in no module that the function names: make it a parameter of one, pass it as an"
-        " argument, or call under torch.no_grad()"
+        " and in no module that the function names"
     )
 
 

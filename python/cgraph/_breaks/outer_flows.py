@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import gc
-import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -32,11 +30,18 @@ class OuterFlow(Flow):
         self._forward = divides
         self.anchor = torch.zeros((), requires_grad=True)
         self.live: frozenset[int] | None = None
-        self._references: list[weakref.ref[torch.Tensor]] = []
+        # What has stood for parameters in the first call, whose history leads to it.
+        self._reals: Mapping[int, torch.Tensor] = {}
         self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """See :meth:`Flow.__call__`."""
+        self._reals = {}
+        return super().__call__(*args, **kwargs)
 
     def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
         """Give the break other parameters than those of the capture, found by their ``id``."""
+        self._reals = parameters
         pairs = self._parameters.items()
         self._parameters = {place: parameters.get(id(one), one) for place, one in pairs}
 
@@ -68,7 +73,9 @@ class OuterFlow(Flow):
         inner, behind = self._arguments(), self._leaves_behind(ends)
         self._results, self._inner, self._found = {}, {}, []
         found = self._gradients(ends, given, inner, behind, keeps=False)
-        self._found = list(zip(behind, found[len(inner) :], strict=True))
+        real = [self._reals.get(id(one), one) for one in behind]
+        self._found = list(zip(real, found[len(inner) :], strict=True))
+        self._reals = {}
         return tuple(
             torch.zeros_like(one) if gradient is None else gradient
             for one, gradient in zip(inner, found[: len(inner)], strict=True)
@@ -85,26 +92,9 @@ class OuterFlow(Flow):
                 " another one is to come for the result: return that detached, or let all backward"
                 " passes come behind the function"
             )
-        return None, *self._divided(self.back, gradients, refusal)
-
-    def require_forgotten(self) -> None:
-        """Refuse a break that keeps what has the history of its call, after that was run back.
-
-        Raises:
-            CaptureError: It does.
-        """
-        self._results, self._inner = {}, {}
-        if self._is_kept():
-            gc.collect()
-        if self._is_kept():
-            raise CaptureError(
-                f"the break {self._title} keeps an argument, or what it has computed of one, with"
-                " its history, through which a gradient would not get back: keep it detached, or"
-                " return it from the function"
-            )
+        return None, *self._divided(self.back, gradients, refusal, self._like_gradients)
 
     def _look_at_first_call(self) -> None:
-        self._references = [weakref.ref(one) for one in self._inner.values()]
         reason = self._uses_older()
         if reason is not None:
             raise CaptureError(reason)
@@ -112,8 +102,11 @@ class OuterFlow(Flow):
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         return self.anchor, *self._outer
 
-    def _is_kept(self) -> bool:
-        return any(reference() is not None for reference in self._references)
+    def _like_gradients(self, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+        """What :meth:`back` will return is like this; the history is still to be run back."""
+        ends, _ = self._pairs(gradients, self.live)
+        self._found = [(leaf, None) for leaf in self._leaves_behind(ends)]
+        return tuple(map(torch.zeros_like, self._arguments()))
 
 
 def live_results(output: Any) -> set[tuple[OuterFlow, int]]:

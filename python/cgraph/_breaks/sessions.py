@@ -38,6 +38,8 @@ class Session:
         at_break: Lets what a break does find the gradients of the present replay.
         in_break: Gives the blocks in which breaks run.
         may_be_empty: Whether a capture of nothing is no mistake.
+        runs: Whether segments and breaks run as soon as they are captured. Otherwise breaks have
+            stand-ins.
 
     Attributes:
         driver: The driver in force.
@@ -58,6 +60,7 @@ class Session:
         in_break: Callable[[], AbstractContextManager[None]] | None = None,
         *,
         may_be_empty: bool = False,
+        runs: bool = True,
     ) -> None:
         self.driver = _driver.current()
         self.stream = stream
@@ -75,6 +78,7 @@ class Session:
         self._at_break = at_break
         self._around = in_break or nullcontext
         self._may_be_empty = may_be_empty
+        self._runs = runs
         self._modes_outside = self._modes_inside = _torch.mode_count()
 
     def begin(self, statics: Sequence[torch.Tensor] = ()) -> None:
@@ -87,6 +91,8 @@ class Session:
             segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         self._open, self._last = segment, segment._recording
+        # Where nothing runs, what ran before the capture is not read yet.
+        self._keep_contents(not self._runs or bool(self._steps))
         self._modes_inside = _torch.mode_count()
         self.forks.begin()
 
@@ -104,7 +110,7 @@ class Session:
                     work = replace(work, fn=self._at_break(work.fn))
                 found = self._new_break(work, args, kwargs)
                 with self._around():
-                    result = found.first()
+                    result = found.first() if self._runs else found.stand_in()
                 self._steps.append(found)
                 # The capture's own modes lie below those that the function is in.
                 with _torch.modes_aside(self._modes_outside):
@@ -210,12 +216,13 @@ class Session:
             segment.reset()
             return
         self._steps.append(segment)
-        segment.replay()
+        if self._runs:
+            segment.replay()
         self._keep_contents(not is_last)
 
     def _keep_contents(self, keeps: bool) -> None:
         """Let a simulated pool poison nothing while later segments may read what is there."""
-        segments = [step for step in self._steps if isinstance(step, CUDAGraph)]
+        segments = [one for one in (*self._steps, self._open) if isinstance(one, CUDAGraph)]
         pool = self.driver.mem_pool(segments[0].pool()) if segments else None
         if isinstance(pool, SimMemPool):
             pool.keeps_contents = keeps
@@ -280,6 +287,22 @@ class Break:
         if any(_has_history(leaf) for leaf in tree_iter(self._arguments)):
             self._arguments = tree_map(_without_history, self._arguments)
         return result
+
+    def stand_in(self) -> Any:
+        """Let the code behind it get what is like its result, where the capture runs nothing.
+
+        Raises:
+            CaptureError: What that is like is known only when it runs.
+        """
+        stand_in = self._work.stand_in
+        if stand_in is None:
+            raise CaptureError(
+                f"the break {self.title} was called in the backward pass of what the function"
+                " returns, whose capture runs nothing: run the backward pass inside of the"
+                " function, or call the break in its forward pass"
+            )
+        args, kwargs = self._arguments
+        return self._bridge.first(lambda: stand_in(*args, **kwargs))
 
     def __call__(self) -> None:
         """Run it in a replay."""

@@ -14,13 +14,11 @@ from cgraph._autograd.history import leaves_behind, leaves_behind_node
 from cgraph._autograd.order import Call, Lent, Loan
 from cgraph._breaks.flows import no_way_back
 from cgraph._breaks.outer_flows import OuterFlow
-from cgraph._captures.timing import replay_seconds
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, StateError, add_note
 
 if TYPE_CHECKING:
     from cgraph._callables.passes import Pass
-    from cgraph._driver import Driver
     from cgraph.cudagraph import CUDAGraph
     from cgraph.segments import SegmentedGraph
 
@@ -138,6 +136,7 @@ class Graphed:
         self._order = captured.order
         self._sample = captured.sample
         self._replay = captured.forward._feeder()
+        self._has_run = False
         self._outputs = captured.outputs
         self._spec = captured.spec
         self._is_single = len(captured.outputs) == 1 and captured.spec.is_leaf()
@@ -199,24 +198,14 @@ class Graphed:
         """The graph of the forward pass, and that of the backward pass if there is one."""
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))
 
+    def take_as_run(self) -> None:
+        """Let the next call return what the capture of its forward pass has computed."""
+        self._has_run = True
+
     @property
     def breaks(self) -> tuple[str, ...]:
         """Where the forward pass is broken up for eager work."""
         return getattr(self._captured.forward, "breaks", ())
-
-    def timed(self, driver: Driver) -> float:
-        """The seconds that both passes take, which overwrite what an earlier call has saved.
-
-        Their memory is written as by any call. The gradients are what lies where they are read.
-        """
-        numbers = self._captured.forward_number, self._captured.backward_number
-
-        def replay() -> None:
-            for number, one in zip(numbers, self.graphs, strict=False):
-                self._order.replaying(number)
-                one.replay()
-
-        return replay_seconds(replay, driver)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Replay with these arguments."""
@@ -233,8 +222,11 @@ class Graphed:
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         """Replay the forward pass; the outputs without history."""
         self._order.replaying(self._captured.forward_number)
+        has_run, self._has_run = self._has_run, False
         try:
-            if self._captured.flows:
+            if has_run:
+                pass
+            elif self._captured.flows:
                 # Breaks record what they do, and would each have to change the mode.
                 with torch.enable_grad():
                     self._replay(tensors)

@@ -123,7 +123,6 @@ class Captures:
         outputs = [output for output in one.outputs if _needs_grad(output)]
         if not outputs:
             return
-        # Segments are replayed as soon as they are captured, with these.
         grads = tuple(torch.zeros_like(output) for output in outputs)
         anchors = tuple(flow.anchor for flow in one.flows)
 
@@ -144,8 +143,6 @@ class Captures:
         inputs = iter(own)
         one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
         one.forget_history()
-        for flow in one.flows:
-            flow.require_forgotten()
 
     def _forward(
         self, body: Callable[[], Any], sample: Sample

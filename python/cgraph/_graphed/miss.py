@@ -368,6 +368,10 @@ class Answers:
             return eager
         except BrokenError as error:
             return self._broken(key, error.cause, eager)
+        except RuntimeError as error:
+            # Behind a break that has run: the call cannot be made again, later ones can.
+            key.pause(Reason(first_line(error), place_of(error), fix_of(error)))
+            raise
         if captured.refusal is not None:
             kind, operator, line = captured.refusal
             key.pause(Reason(f"{operator} cannot be captured", line, fix_for(kind)))
@@ -400,15 +404,17 @@ class Answers:
         kwargs: Any,
         eager: Callable[[], Any],
     ) -> Answer:
-        """The same with gradients: the capture has done nothing of the call's work yet."""
+        """The same with gradients: a replay does the call's work, or gives what there is."""
         recorded = captured.recorded
         assert isinstance(recorded, Trained)
         if captured.difference is not None:
             # Autograd keeps the passes as long as it may need them.
-            replay = recorded.call
             self._differs(key, captured)
-            return lambda: replay(*args, **kwargs)
+            return lambda: recorded.finish(args, kwargs)
         self.hold(key, call, captured)
+        if recorded.breaks:
+            key.was_replayed()
+            return lambda: recorded.finish(args, kwargs)
         assert key.entry is not None
         return key.entry
 

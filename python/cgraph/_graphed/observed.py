@@ -9,6 +9,8 @@ import torch
 from torch.utils import checkpoint
 
 from cgraph import _driver
+from cgraph._autograd.history import leaves_behind
+from cgraph._breaks.flows import unreached
 from cgraph._graphed.call import Call
 from cgraph._graphed.gradients import detached
 from cgraph._graphed.observation import Observation
@@ -16,6 +18,7 @@ from cgraph._graphed.options import Options
 from cgraph._graphed.reasons import Containers, reason_against_result
 from cgraph._graphed.record import observer_of
 from cgraph._operators.observe import ObservedBreaks
+from cgraph._torch import tree_iter
 from cgraph.breaks import breakable
 
 __all__ = ["observed"]
@@ -71,4 +74,13 @@ def observed(
         shown.refused = "checkpoint recomputes random numbers, of which replays draw others"
     elif shown.refused is None:
         shown.refused = reason_against_result(result, device_type, observer.is_new)
+    if shown.refused is None and shown.needs_grad:
+        outputs = [one for one in tree_iter(result) if isinstance(one, torch.Tensor)]
+        known = [one.value for one in call.statics]
+        known += [one for module in shown.guards.modules for one in module.parameters()]
+        numbers = {id(one) for one in (*call.tensors, *known)}
+        for leaf in leaves_behind(outputs, call.tensors):
+            if id(leaf) not in numbers:
+                shown.refused = unreached("the result", leaf)
+                break
     return result, shown

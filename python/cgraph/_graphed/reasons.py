@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._breaks.flows import WAY_BACK
 from cgraph._explanation.findings import KINDS
 from cgraph._graphed.call import Call
 from cgraph._python.values import is_array, tensors_behind
@@ -34,6 +35,7 @@ _FIXES = {
     "checkpoint": "leave the function eager, or capture it without dropout or without checkpoints",
     "the break": "let the break return a clone, or write to it before it returns",
     "the result has a tensor on": "return one on the device, and copy it after the call",
+    "the result requires a gradient": WAY_BACK,
     "the result has": "return strided tensors, and tuples, lists or dictionaries of them",
     "is written while": "return the new value instead",
     "gradients are recorded": "return a clone of it, or leave it out",

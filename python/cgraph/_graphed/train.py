@@ -18,7 +18,6 @@ from cgraph._graphed.plan import Plan
 from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.surface import Surface, require_in_place, stand_ins
-from cgraph._operators.before import bytes_before
 from cgraph._operators.observe import ObservedBreaks, Refusal
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of
@@ -65,6 +64,12 @@ class Trained:
     def call(self, *args: Any, **kwargs: Any) -> Any:
         """Replay, for a caller who gets the result."""
         return (self.debugged or self.replay)(*args, **kwargs)
+
+    def finish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Answer the call that was captured. Between breaks its forward pass has run."""
+        if self.breaks:
+            graphed_of(self._surface).take_as_run()
+        return self.replay(*args, **kwargs)
 
     @property
     def is_running(self) -> bool:
@@ -114,7 +119,9 @@ class Trained:
 
 
 def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
-    """Capture forward and backward pass of a call. Nothing of it has run then.
+    """Capture forward and backward pass of a call, whose replay does its work.
+
+    Between breaks the forward pass has run then, which that replay does not run again.
 
     Args:
         plan: How.
@@ -141,12 +148,6 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     gradients = Gradients(plan.before.guards.leaves)
     restore = Restore(plan.before.guards)
     is_divided = plan.before.has_breaks
-    # Captures in segments run them, and the call does so again.
-    written = (
-        [bytes_before(one.storage, one.dtype) for one in plan.before.trace.written()]
-        if is_divided
-        else []
-    )
 
     @contextmanager
     def watched() -> Iterator[None]:
@@ -205,10 +206,6 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     finally:
         torch.clear_autocast_cache()
     driver.synchronize()
-    if is_divided:
-        random.restore()
-        for before in written:
-            before.rewind()
     trained = Trained(surface, statics, time.perf_counter() - began)
     trained.writes = observer.writes_outside()
     trained.takes = observer.taken_outside()

@@ -38,14 +38,6 @@ class TensorBefore:
         if _torch.place_of(tensor) != _torch.place_of(self.like):
             tensor.data = self.like
 
-    @property
-    def has_moved(self) -> bool:
-        """Whether it lies elsewhere, as far as it lies anywhere."""
-        tensor = self.tensor()
-        if tensor is None or self.like is None or _torch.memory_of(self.like) is None:
-            return False
-        return _torch.place_of(tensor) != _torch.place_of(self.like)
-
     def undo_autograd(self) -> None:
         """Take a history away that it did not have, and put its gradient back."""
         tensor = self.tensor()
