@@ -25,7 +25,7 @@ from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._captures.footprint import record_memory
 from cgraph._operators.rollback import Rollback
-from cgraph._python.places import named_by
+from cgraph._python.named import named_by
 from cgraph._text import in_units
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError
@@ -125,7 +125,8 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
 
 def _run(driver: _driver.Driver, function: functools.partial[object], warmup: int) -> DryRun:
     captured = CUDAGraph(keep_graph=True)
-    found = named_by(function.func, function.args, function.keywords)
+    given = [("args", function.args), ("kwargs", function.keywords)]
+    found = named_by(function.func, given)
     rollback = Rollback(leaves=found.leaves, is_capturing=driver.is_capturing)
     # What is put back is copied on another stream than the one that may still write it.
     driver.synchronize()

@@ -124,7 +124,24 @@ def _lazy_dictionary(box: Box, x: Tensor) -> Tensor:
     return x * box.tables["k"]
 
 
-STATE = [_lazy_attribute, _lazy_dictionary]
+def _flag(box: Box, x: Tensor) -> Tensor:
+    if not box.is_ready:
+        box.is_ready = True
+    return x * 2
+
+
+def _list(box: Box, x: Tensor) -> Tensor:
+    if not box.items:
+        box.items.append(2.0)
+    return x * box.items[0]
+
+
+def _other_function(box: Box, x: Tensor) -> Tensor:
+    box.function = torch.sigmoid
+    return torch.sigmoid(x)
+
+
+STATE = [_lazy_attribute, _lazy_dictionary, _flag, _list, _other_function]
 
 
 @pytest.mark.parametrize("make", STATE)
@@ -149,6 +166,37 @@ def test_a_sample_that_makes_state_raises_until_that_is_there(
             x = fresh(lab, 3)
             equal(graphed(x), make(box, x))
     assert runs_of(counter) == before
+
+
+class _Ready(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(3))
+        self.is_ready = False
+
+    def prepare(self) -> None:
+        if not self.is_ready:
+            with torch.no_grad():
+                self.weight.fill_(2.0)
+            self.is_ready = True
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.prepare()
+        return x * self.weight
+
+
+@pytest.mark.parametrize("where", ["self", "closure", "argument"])
+def test_a_flag_that_a_sample_sets_in_a_method_raises(lab: Lab, where: str) -> None:
+    """… or changes guarded values raises."""
+    net = _Ready().to(lab.device)
+    graphed: Any = {
+        "self": lambda: cgraph.graphed(net),
+        "closure": lambda: cgraph.graphed(lambda x: net(x)),
+        "argument": lambda: cgraph.graphed(lambda x, net: net(x)),
+    }[where]()
+    more = (net,) if where == "argument" else ()
+    with torch.no_grad(), pytest.raises(CaptureError, match=r"is_ready.*call it once"):
+        graphed.capture(fresh(lab, 3), *more, progress=False)
 
 
 def test_a_sample_that_counts_raises(lab: Lab) -> None:

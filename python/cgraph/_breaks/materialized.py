@@ -10,7 +10,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._autograd.history import leaves_behind
-from cgraph._python.places import named_by
+from cgraph._python.named import named_by
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["materialized"]
@@ -38,7 +38,7 @@ def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
         used = {id(leaf) for leaf in leaves_behind(leaves[place] for place in places)}
         unused = {
             id(one): one
-            for module in named_by(fn, args, kwargs).modules
+            for module in named_by(fn, [("args", args), ("kwargs", kwargs)]).modules
             for one in module.parameters(recurse=False)
             if one.requires_grad and id(one) not in used
         }

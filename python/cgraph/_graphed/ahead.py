@@ -12,12 +12,14 @@ from cgraph._captures.busy import busy
 from cgraph._graphed.cache import Family
 from cgraph._graphed.call import Call
 from cgraph._graphed.gradients import Gradients
+from cgraph._graphed.guards import Guards
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.observed import observed
 from cgraph._graphed.record import BrokenError
 from cgraph._operators.before import bytes_before
 from cgraph._operators.rollback import Rollback
+from cgraph._python.named import named_by
 from cgraph._text import first_line
 from cgraph.errors import CaptureError, add_note
 
@@ -77,11 +79,14 @@ def capture_ahead(
 def _observe(answers: Answers, key: Key, call: Call) -> None:
     driver = _driver.current()
     rollback = Rollback(is_capturing=driver.is_capturing)
+    args, kwargs = call.arguments(call.tensors)
+    before = Guards(
+        named_by(answers.function, call.named_objects, call.named_modules, callees=True)
+    )
     # What is put back is copied on another stream than the one that may still write it.
     driver.synchronize()
     try:
         with rollback, busy():
-            args, kwargs = call.arguments(call.tensors)
             _, key.shown = observed(answers.function, call, args, kwargs, answers.options)
     finally:
         rollback.undo()
@@ -90,6 +95,14 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
         raise CaptureError(
             f"{answers.name} leaves a new tensor in {made}: make that state first: call it once"
         )
+    for change in before.changes(call.objects):
+        name = change.name
+        if name in key.shown.guards.names and not answers.options.ignores(name):
+            key.shown = None
+            raise CaptureError(
+                f"{answers.name} changes {name}: it {change.verb}. Make that state first: call it"
+                " once"
+            )
 
 
 @contextmanager

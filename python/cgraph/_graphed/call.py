@@ -195,7 +195,17 @@ class Call:
     @property
     def objects(self) -> list[Any]:
         """The objects that guards look into, in order."""
-        return [leaf.value for leaf in self.leaves if leaf.kind == "object"]
+        return [value for _, value in self.named_objects]
+
+    @property
+    def named_objects(self) -> list[tuple[str, Any]]:
+        """The same, with their names."""
+        return [(leaf.name, leaf.value) for leaf in self.leaves if leaf.kind == "object"]
+
+    @property
+    def named_modules(self) -> list[tuple[str, Any]]:
+        """The modules among the arguments, with their names."""
+        return [(leaf.name, leaf.value) for leaf in self.leaves if leaf.kind == "module"]
 
     def on_device(self) -> AbstractContextManager[object]:
         """A ``with`` block in which the device of the tensors is current, as captures want it."""

@@ -66,6 +66,7 @@ class Guards:
     Attributes:
         native: What compares them.
         plain: The plain values by the names of their places.
+        names: The names of all places.
         unread: Places of tensors that no operator took.
         taken_names: The names of the places of those that operators took.
         taken: The addresses of the storages of those that operators took.
@@ -77,6 +78,7 @@ class Guards:
         self._places: Sequence[Place] = found
         specs = [(one.parent, one.step, one.check) for one in found]
         self.native = _core.Guards(specs, _torch.tensor_reader())
+        self.names = {one.name for one in found}
         self.unread = places.tensors
         self.taken_names = {one.name for one in found if one.check[0] == "tensor"}
         self.taken = {

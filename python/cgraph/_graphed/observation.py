@@ -231,7 +231,5 @@ def guards_of(
             all leaves have now.
     """
     names = names_in(codes) | options.guarded_names
-    objects = [(one.name, one.value) for one in call.leaves if one.kind == "object"]
-    modules = [(one.name, one.value) for one in call.leaves if one.kind == "module"]
     walk = Places(names, codes, is_taken, gradients, options.unguarded)
-    return Guards(walk.walk(function, objects, modules))
+    return Guards(walk.walk(function, call.named_objects, call.named_modules))

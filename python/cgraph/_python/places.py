@@ -8,12 +8,10 @@ compared before each replay; see ``docs/graphed.md``.
 from __future__ import annotations
 
 import functools
-import inspect
 import types
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from types import CodeType
 from typing import Any, NamedTuple
 
@@ -24,7 +22,7 @@ from cgraph._python.libraries import is_library, is_library_class, is_library_mo
 from cgraph._python.names import names_in
 from cgraph._python.values import attributes_of, has_no_parts, is_array, is_plain
 
-__all__ = ["MOST_PLACES", "NOTHING", "Place", "Places", "found_at", "named_by", "names_in"]
+__all__ = ["MOST_PLACES", "NOTHING", "Place", "Places", "found_at", "names_in"]
 
 MOST_PLACES = 4096
 """So many places are compared at most; one warning says where a walk stopped."""
@@ -453,26 +451,3 @@ def _in_slot(slot: Any, value: Any) -> Any:
 def _iterated(value: Any) -> Iterator[Any]:
     base = next(one for one in (list, tuple, deque) if isinstance(value, one))
     return base.__iter__(value)
-
-
-def named_by(function: Callable[..., Any], args: Any = (), kwargs: Any = None) -> Places:
-    """What a function could read by all names in its own code, and what it is given.
-
-    Args:
-        function: The function.
-        args: Positional arguments.
-        kwargs: Those by name.
-    """
-    called = inspect.getattr_static(type(function), "__call__", None)
-    codes: dict[CodeType, dict[str, Any]] = {}
-    waiting: list[Any] = [getattr(one, "__func__", one) for one in (function, called)]
-    while waiting:
-        one = waiting.pop()
-        if isinstance(one, types.FunctionType) and one.__code__ not in codes:
-            codes[one.__code__] = one.__globals__
-            # Those that it closes over.
-            with suppress(ValueError):
-                waiting += [cell.cell_contents for cell in one.__closure__ or ()]
-    walk = Places(names_in(codes), codes, lambda *_: True, {})
-    given = [("args", list(args)), ("kwargs", dict(kwargs or {}))]
-    return walk.walk(function, given, ())

@@ -1,0 +1,73 @@
+"""What a function could read, by the names in its code alone: nothing runs."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from types import CodeType
+from typing import Any
+
+from cgraph._python.libraries import is_library, is_library_class
+from cgraph._python.names import names_in
+from cgraph._python.places import Places
+
+__all__ = ["named_by"]
+
+
+def named_by(
+    function: Callable[..., Any],
+    objects: Sequence[tuple[str, Any]] = (),
+    modules: Sequence[tuple[str, Any]] = (),
+    *,
+    callees: bool = False,
+) -> Places:
+    """What a function could read by all names in its own code, and what it is given.
+
+    Args:
+        function: The function.
+        objects: Objects among its arguments, with their names.
+        modules: Modules among them, likewise.
+        callees: By all names in the functions that it names, and in the methods of the objects that
+            it reaches, too.
+    """
+    called = inspect.getattr_static(type(function), "__call__", None)
+    codes: dict[CodeType, dict[str, Any]] = {}
+    _add_codes(codes, [function, called], callees=callees)
+    while True:
+        walk = Places(names_in(codes), codes, lambda *_: True, {})
+        walk.walk(function, objects, modules)
+        known = len(codes)
+        if callees:
+            _add_codes(codes, [*_methods_of({type(one.value) for one in walk.found})], callees=True)
+        if len(codes) == known:
+            return walk
+
+
+def _add_codes(codes: dict[CodeType, dict[str, Any]], waiting: list[Any], *, callees: bool) -> None:
+    """Add the code of functions, and of those that they close over or name."""
+    while waiting:
+        one = waiting.pop()
+        one = getattr(one, "__func__", one)
+        if not isinstance(one, types.FunctionType) or one.__code__ in codes:
+            continue
+        if callees and is_library(one.__code__.co_filename):
+            continue
+        codes[one.__code__] = scope = one.__globals__
+        with suppress(ValueError):
+            waiting += [cell.cell_contents for cell in one.__closure__ or ()]
+        if callees:
+            waiting += [scope[name] for name in one.__code__.co_names if name in scope]
+
+
+def _methods_of(kinds: Iterable[type]) -> Iterator[types.FunctionType]:
+    """The functions in the user's classes."""
+    for kind in kinds:
+        for base in kind.__mro__:
+            if not is_library_class(base):
+                for one in vars(base).values():
+                    found = one.fget if isinstance(one, property) else one
+                    found = getattr(found, "__func__", found)
+                    if isinstance(found, types.FunctionType):
+                        yield found
