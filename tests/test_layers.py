@@ -21,7 +21,7 @@ KNOWN = {
     "_autograd": {"_torch", "errors"},
     "_python": {"_core", "_python", "_torch"},
     # The text of a break is what an operator that waits is answered with.
-    "_operators": BASE | {"_autograd", "_operators", "breaks"},
+    "_operators": BASE | {"_autograd", "_operators", "_python", "breaks"},
     "_captures": CAPTURES,
     "_breaks": GRAPHS,
     "_callables": GRAPHS | {"_callables"},

@@ -11,6 +11,7 @@ import pytest
 import torch
 from contract_calls import Box, counted, equal, runs_of, states_of
 from torch import Tensor
+from torch.utils import _python_dispatch
 
 import cgraph
 from cgraph.errors import EagerWarning
@@ -45,7 +46,7 @@ class Where:
         cell, box, seen = 0.0, self.box, self.observed
 
         def note() -> None:
-            seen.append(sys.getprofile() is not None)
+            seen.append(_python_dispatch._get_current_dispatch_mode() is not None)
 
         def set_cell(value: float) -> None:
             nonlocal cell

@@ -95,8 +95,8 @@ pub enum Error {
 
     /// No usable CUDA driver was found.
     #[error(
-        "no CUDA driver: {reason}{}; to work without a GPU, choose the simulator by name \
-         (CGRAPH_DRIVER=sim, cgraph.sim, Device::sim)",
+        "to work without a GPU, choose the simulator by name (CGRAPH_DRIVER=sim, \
+         cgraph.sim.use(), Device::sim). Why: no CUDA driver, {reason}{}",
         tried(.looked_for)
     )]
     NoDriver {
@@ -149,7 +149,8 @@ impl Error {
 fn tried(names: &[String]) -> String {
     match names {
         [] => String::new(),
-        names => format!("; looked for {}", names.join(", ")),
+        [name] => format!(" (looked for {name})"),
+        [name, others @ ..] => format!(" (looked for {name} and {} more names)", others.len()),
     }
 }
 

@@ -12,7 +12,7 @@ import torch
 
 from cgraph import _driver, _torch, breaks, labels
 from cgraph._captures.labels import Modules
-from cgraph._operators.observe import numbers_in
+from cgraph._operators.facts import taken_apart
 from cgraph._source import user_line
 from cgraph._text import short_place
 from cgraph._torch import tree_iter
@@ -127,7 +127,7 @@ class Watch(_torch.Bystander):
             label = Label(tuple(labels.scopes()), module, str(func), user_line())
             values = list(_values(func, result))
             operator = Operator(label, self.segment, values, is_behind_backward=self._has_backward)
-            operator.numbers = tuple(numbers_in((args, kwargs or {}), self._device_type))
+            operator.numbers, _ = taken_apart(args, kwargs or {}, self._device_type)
             self._has_backward = False
             self.seen(operator)
         return result

@@ -16,6 +16,7 @@ from cgraph._graphed.guards import Guards
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.observed import observed
+from cgraph._graphed.reasons import fix_for, refused_in_words
 from cgraph._graphed.record import BrokenError
 from cgraph._operators.before import bytes_before
 from cgraph._operators.rollback import Rollback
@@ -50,13 +51,15 @@ def capture_ahead(
             key.shown = like.shown
         assert key.shown is not None
         if (against := key.shown.reason_against) is not None:
-            text, where, _ = against
-            raise CaptureError(f"{Reason(text, where)}: {answers.name} cannot be captured")
+            text, where, kind = against
+            reason = Reason(text, where, fix_for(kind))
+            raise CaptureError(f"{reason}. {answers.name} cannot be captured")
         with _put_back(key):
             captured = answers.capture(key, call, compares=like is None)
         if captured.refusal is not None:
-            kind, operator, where = captured.refusal
-            raise CaptureError(f"{Reason(f'{operator} cannot be captured ({kind})', where)}")
+            refusal = captured.refusal
+            fix = fix_for(refusal.kind)
+            raise CaptureError(str(Reason(refused_in_words(refusal), refusal.line, fix)))
         if captured.difference is not None:
             text = captured.difference.text
             raise CaptureError(

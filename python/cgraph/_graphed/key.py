@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from cgraph import _core
+from cgraph._autograd.pinned import Pinned
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
@@ -41,8 +42,9 @@ class Reason:
         self.fix = fix
 
     def __str__(self) -> str:
-        """Say the place first, then what happens there."""
-        return self.text if self.where is None else f"{self.where}: {self.text}"
+        """Say the place first, then what to do there, and why."""
+        where = "" if self.where is None else f"{self.where}: "
+        return f"{where}{self.text}" if self.fix is None else f"{where}{self.fix}. Why: {self.text}"
 
 
 class Key:
@@ -89,6 +91,7 @@ class Key:
         self._fruitless = 0
         self._replays_at_capture = 0
         self._pause = 0
+        self._pinned: Pinned | None = None
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
 
     @property
@@ -127,7 +130,8 @@ class Key:
         """Whether this call of it runs eagerly, unobserved; counts it if so."""
         if self.state != "eager":
             return False
-        if self._pause > 0:
+        pinned = self._pinned
+        if pinned.count > 0 if pinned is not None else self._pause > 0:
             self._pause -= 1
             self.eager_calls += 1
             return True
@@ -149,9 +153,15 @@ class Key:
         self.pause(reason)
         return True
 
-    def pause(self, reason: Reason) -> None:
-        """Let calls run eagerly from now on, until the key is tried again."""
+    def pause(self, reason: Reason, pinned: Pinned | None = None) -> None:
+        """Let calls run eagerly from now on, until the key is tried again.
+
+        Args:
+            reason: Why.
+            pinned: What has to be gone before; None if only calls count.
+        """
         self.state, self.reason, self._pause = "eager", reason, _PAUSE
+        self._pinned = pinned
         self.shown = None
 
     def hold(self, recorded: Recorded | Trained, entry: _core.Entry | None) -> None:

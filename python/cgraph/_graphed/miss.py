@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
+from cgraph._autograd.pinned import PINNED, Pinned, is_pinning
 from cgraph._captures.busy import busy
 from cgraph._explanation.findings import fix_of
 from cgraph._graphed.arguments import Arguments
@@ -23,7 +24,7 @@ from cgraph._graphed.memory import Memory
 from cgraph._graphed.observed import observed
 from cgraph._graphed.options import Options
 from cgraph._graphed.plan import Plan
-from cgraph._graphed.reasons import fix_for, reason_against
+from cgraph._graphed.reasons import fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.surface import NoGradientError
@@ -373,8 +374,9 @@ class Answers:
             key.pause(Reason(first_line(error), place_of(error), fix_of(error)))
             raise
         if captured.refusal is not None:
-            kind, operator, line = captured.refusal
-            key.pause(Reason(f"{operator} cannot be captured", line, fix_for(kind)))
+            refusal = captured.refusal
+            fix = fix_for(refusal.kind)
+            key.pause(Reason(refused_in_words(refusal), refusal.line, fix))
             key.eager_calls += 1
             self.told.of_eager(key, key.reason)
             result = captured.result
@@ -433,22 +435,22 @@ class Answers:
 
     def _broken(self, key: Key, cause: Exception, eager: Callable[[], Any]) -> Answer:
         """Answer a call whose capture broke: eagerly, and with a warning if that goes well."""
-        where, fix = place_of(cause), fix_of(cause)
+        where, fix, pinned = place_of(cause), fix_of(cause), None
+        text = first_line(cause)
         if isinstance(cause, NoGradientError):
             text = "its result required a gradient in the call before, and requires none now"
-        else:
-            text = first_line(cause)
+        elif is_pinning(cause) and key.shown is not None:
+            pinned, text, fix = Pinned(key.shown.guards.leaves), PINNED, fix_for(PINNED)
 
         def run() -> Any:
             # What it raises here is its own affair.
             result = eager()
             with self.turn:
                 key.eager_calls += 1
+                key.pause(Reason(text, where, fix), pinned)
                 if self.options.on_fail == "raise":
-                    key.pause(Reason(text, where, fix))
                     add_note(cause, f"cgraph: {self.name} was being captured for ({key.text})")
                     raise cause
-                key.pause(Reason(text, where, fix))
                 self.told.of_eager(key, key.reason)
             return result
 

@@ -13,6 +13,7 @@ from cgraph import _torch
 from cgraph._graphed.call import Call
 from cgraph._graphed.guards import Guards
 from cgraph._graphed.options import Options
+from cgraph._graphed.reasons import refused_in_words
 from cgraph._operators.observe import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
 from cgraph._python.places import NOTHING, Places, found_at, names_in
@@ -191,8 +192,8 @@ class Observation:
             return text, None, "is written while"
         # Where gradients are recorded the rest of a call cannot go on eagerly.
         if self.refusals and self.needs_grad:
-            kind, operator, line = self.refusals[0]
-            return f"{operator} cannot be captured", line, kind
+            refusal = self.refusals[0]
+            return refused_in_words(refusal), refusal.line, refusal.kind
         return None
 
 

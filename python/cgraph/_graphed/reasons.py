@@ -9,13 +9,21 @@ from typing import Any
 import torch
 
 from cgraph import _torch
+from cgraph._autograd.pinned import PINNED
 from cgraph._breaks.flows import WAY_BACK
 from cgraph._explanation.findings import KINDS
 from cgraph._graphed.call import Call
+from cgraph._operators.observe import Refusal
 from cgraph._python.values import is_array, tensors_behind
 from cgraph._torch import tree_iter
 
-__all__ = ["Containers", "fix_for", "reason_against", "reason_against_result"]
+__all__ = [
+    "Containers",
+    "fix_for",
+    "reason_against",
+    "reason_against_result",
+    "refused_in_words",
+]
 
 
 _FIXES = {
@@ -23,6 +31,8 @@ _FIXES = {
     "an iterator": "pass a list or a tuple",
     "no memory of its own": "pass the tensors that it consists of, or a dense copy",
     "more than its elements": "pass the tensors that it consists of, or a dense copy",
+    "no GPU": "to work without a GPU, choose the simulator by name: CGRAPH_DRIVER=sim, or"
+    " cgraph.sim.use()",
     "tensor elsewhere": "move the tensor to the device before the call",
     "no elements": "nothing: there is no work to save",
     "no rows": "nothing: there is no work to save",
@@ -30,6 +40,7 @@ _FIXES = {
     " the arguments that have some: dim={name: 0}",
     "padding shows": "let padding rows write nothing that others read, give pad= what does no harm,"
     " sizes= without gaps, or check_padding=False if no such row matters",
+    PINNED: "keep it detached, or let it go: the next call is captured then",
     "the function changes an argument": "return the new values instead",
     "a profiler": "nothing: its calls are captured once the profiler has stopped",
     "checkpoint": "leave the function eager, or capture it without dropout or without checkpoints",
@@ -60,6 +71,11 @@ def fix_for(reason: str | None) -> str | None:
     return next((fix for words, fix in _FIXES.items() if reason.startswith(words)), _OF_PYTHON)
 
 
+def refused_in_words(refusal: Refusal) -> str:
+    """What a capture has against an operator."""
+    return f"{refusal.operator} cannot be captured, as it {KINDS[refusal.kind].what}"
+
+
 def reason_against(call: Call, device_type: str) -> str | None:
     """Why calls like this one run eagerly, whatever the function does; None if they need not."""
     for leaf in call.leaves:
@@ -77,6 +93,8 @@ def reason_against(call: Call, device_type: str) -> str | None:
         if _torch.memory_of(leaf.value) is None:
             return f"no memory of its own: {leaf.name}"
         if leaf.kind == "tensor" and leaf.value.device.type != device_type:
+            if device_type == "cuda" and not torch.cuda.is_available():
+                return f"no GPU: {leaf.name} is on {leaf.value.device}"
             return f"tensor elsewhere: {leaf.name} is on {leaf.value.device}"
     if call.tensors and not any(one.numel() for one in call.tensors):
         return f"no elements: {', '.join(call.names)}"

@@ -44,27 +44,27 @@ class Told:
         if reason is None:
             return
         if self._raises and counts:
-            raise CaptureError(f"{reason}: {self._name} cannot be captured for ({key.text})")
-        fix = "" if reason.fix is None else f" What to do: {reason.fix}."
-        text = f"{reason}. {self._name} runs eagerly for ({key.text}).{fix}"
-        self._say(reason.text, text, EagerWarning)
+            raise CaptureError(f"{reason}. {self._name} cannot be captured for ({key.text})")
+        self._say(
+            reason.text, f"{reason}. {self._name} runs eagerly for ({key.text})", EagerWarning
+        )
 
     def of_places(self, stopped: str | None) -> None:
         """Say that not all places are compared, if a first one is not; this is its name."""
         if stopped is None:
             return
         text = (
-            f"{self._name} reads more than {MOST_PLACES:,} places, and those from {stopped} on are"
-            " not compared: they stay as at the capture. What to do: keep large tables in a tensor,"
-            f" or take them out of what counts: guards={{{stopped!r}: False}}."
+            "keep large tables in a tensor, or take them out of what counts:"
+            f" guards={{{stopped!r}: False}}. Why: {self._name} reads more than {MOST_PLACES:,}"
+            f" places, and those from {stopped} on are not compared: they stay as at the capture"
         )
         self._say("places", text, PlacesWarning)
 
     def of_held(self) -> None:
         """Say that a static result is still held."""
         text = (
-            f"a result of {self._name} of the call before last is still held, and each call"
-            ' overwrites it: clone what is kept, or take outputs="fresh"'
+            f'clone what is kept, or take outputs="fresh". Why: a result of {self._name} of the'
+            " call before last is still held, and each call overwrites it"
         )
         self._say("held", str(Reason(text, user_line())), ResultWarning)
 

@@ -15,6 +15,7 @@ from cgraph._breaks.sessions import RandomState
 from cgraph._graphed.gradients import Gradients
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.plan import Plan
+from cgraph._graphed.reasons import refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.surface import Surface, require_in_place, stand_ins
@@ -142,7 +143,7 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     observer.is_capture = True
 
     def refuse(refusal: Refusal) -> None:
-        raise CaptureError(f"{refusal.operator} cannot be captured")
+        raise CaptureError(refused_in_words(refusal))
 
     observer.stop = refuse
     gradients = Gradients(plan.before.guards.leaves)

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from cgraph._operators.monitoring import free_tool, monitored
 from cgraph._source import user_line
 
 __all__ = ["Codes"]
@@ -27,6 +28,7 @@ _BESIDE = frozenset({"<frozen importlib._bootstrap>", warnings.__file__})
 # Runs around the function and wherever objects die, and looks at nothing that could change.
 _AROUND = frozenset({contextlib.__file__, weakref.__file__, torch.autograd.grad_mode.__file__})
 _READS = frozenset({"tolist", "numpy", "__array__"})
+_NAMES = _SETS | _READS
 
 
 class Codes:
@@ -55,23 +57,41 @@ class Codes:
         if self.is_paused:
             return
         if event == "c_call":
-            name = getattr(called, "__name__", None)
-            if name in _SETS and type(getattr(called, "__self__", None)) is torch.Generator:
-                self._note_seed()
-            elif name in _READS and isinstance(getattr(called, "__self__", None), torch.Tensor):
-                if self.reads is not None:
-                    self.reads(f"Tensor.{name}")
-            return
-        if event != "call":
-            return
-        code = frame.f_code
-        if id(code) not in self._seen and not _is_beside(frame):
-            self._seen[id(code)] = code
-            if code.co_filename not in _AROUND and not code.co_filename.startswith(_OWN):
-                self.globals[code] = frame.f_globals
+            self._note_call(called, getattr(called, "__self__", None))
+        elif event == "call" and id(frame.f_code) not in self._seen:
+            self._note_code(frame.f_code, frame)
 
-    def _note_seed(self) -> None:
-        self.seeds = self.seeds or user_line() or "a seed"
+    def _begins(self, code: CodeType) -> bool:
+        """Note code that begins; whether that is all that there is to note of it."""
+        if id(code) in self._seen:
+            return True
+        if code.co_filename.startswith(_OWN):
+            return True
+        if self.is_paused:
+            return False
+        return self._note_code(code, sys._getframe(2))
+
+    def _note_code(self, code: CodeType, frame: FrameType) -> bool:
+        if _is_beside(frame):
+            return False
+        self._seen[id(code)] = code
+        if code.co_filename not in _AROUND and not code.co_filename.startswith(_OWN):
+            self.globals[code] = frame.f_globals
+        return True
+
+    def _note_call(self, called: Any, of: object) -> None:
+        """Note a call of a method of an object that is written in C."""
+        if self.is_paused:
+            return
+        name = getattr(called, "__name__", None)
+        if name in _SETS and type(of) is torch.Generator:
+            self.seeds = self.seeds or user_line() or "a seed"
+        elif name in _READS and isinstance(of, torch.Tensor) and self.reads is not None:
+            self.reads(f"Tensor.{name}")
+
+    def _calls(self, called: Any, first: Any) -> None:
+        of = getattr(called, "__self__", None)
+        self._note_call(called, first if of is None else of)
 
     def aside(self) -> Aside:
         """A block of which nothing is noted, as of cgraph's own work."""
@@ -80,6 +100,10 @@ class Codes:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """A block whose calls are noted, beside a profiler of the user's."""
+        if free_tool() is not None:
+            with monitored(self._begins, self._calls, _SETS if self.reads is None else _NAMES):
+                yield
+            return
         before: Any = sys.getprofile()
         if before is not None and not callable(before):
             # One of C's, which Python cannot put back.

@@ -7,11 +7,10 @@ stand in these are what guards look at.
 
 from __future__ import annotations
 
-import functools
 import os
 import sys
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from types import FrameType
 from typing import Any, NamedTuple
@@ -20,14 +19,15 @@ import torch
 
 from cgraph import _torch
 from cgraph._operators.codes import Codes
+from cgraph._operators.facts import Facts, facts_of, taken_apart
 from cgraph._operators.refused import refusal_of
-from cgraph._operators.schemas import tensors_in, tensors_of, touches_memory, written_by
+from cgraph._operators.schemas import name_of, tensors_in, tensors_of, written_by
 from cgraph._operators.trace import Operator, Outside, Trace
 from cgraph._operators.watching import OperatorWatch
 from cgraph._source import user_line
 from cgraph.breaks import Breakable, Work
 
-__all__ = ["ObservedBreaks", "Observer", "Refusal", "numbers_in"]
+__all__ = ["ObservedBreaks", "Observer", "Refusal"]
 
 _OPTIMIZERS = os.path.join(os.path.dirname(torch.optim.__file__), "")
 _LITERAL = torch.ops.aten.lift_fresh.default
@@ -106,7 +106,6 @@ class Observer(OperatorWatch):
         codes: What Python ran.
         refusals: The operators that a capture refuses.
         generators: What random numbers were drawn from besides the default generators.
-        devices: The GPUs whose tensors operators got.
         draws: Whether an operator draws random numbers.
         is_backward: Whether an operator was part of a backward pass.
         stop: Called at the first operator that a capture refuses, if it is one; it ends the
@@ -130,7 +129,6 @@ class Observer(OperatorWatch):
         self.codes = Codes()
         self.refusals: list[Refusal] = []
         self.generators: list[torch.Generator] = []
-        self.devices: set[torch.device] = set()
         self.draws = False
         self.is_backward = False
         self.stop: Callable[[Refusal], None] | None = None
@@ -219,7 +217,8 @@ class Observer(OperatorWatch):
         """Note an operator, and run it."""
         if self.is_over or self._is_paused:
             return run()
-        if _decomposes(func) and torch.is_inference_mode_enabled():
+        facts = facts_of(func)
+        if facts.decomposes and torch.is_inference_mode_enabled():
             # Inference mode leaves it whole; its parts are what is captured.
             with self:
                 return func.decompose(*args, **kwargs)
@@ -227,25 +226,27 @@ class Observer(OperatorWatch):
             made = run()
             self.literal(args[0], made)
             return made
-        if not touches_memory(func):
+        if not facts.touches_memory:
             return run()
-        with self._lock, self.codes.aside():
-            refusal = self._refusal(func, args, kwargs)
-            given = [*tensors_of(args), *tensors_of(kwargs)]
-            if refusal is None or self.stop is None:
-                self._note(func, args, kwargs, given)
-        if refusal is not None and self.stop is not None:
-            self.is_over = True
-            self.stop(refusal)
-            return func(*args, **kwargs)
-        if self._device_type != "cpu" or not self.is_capture:
+        # Written out, as this runs for each operator.
+        codes, is_paused = self.codes, self.codes.is_paused
+        codes.is_paused = True
+        try:
+            refusal = self._refusal(func, args, kwargs) if facts.may_be_refused else None
+            if refusal is not None and self.stop is not None:
+                self.is_over = True
+                self.stop(refusal)
+                return func(*args, **kwargs)
+            with self._lock:
+                given = self._note(facts, args, kwargs)
+            # What a recorder runs is no code of the function's.
+            codes.is_paused = is_paused or (self.is_capture and self._device_type == "cpu")
             result = run()
-        else:
-            # What the recorder runs is no code of the function's.
-            with self.codes.aside():
-                result = run()
-        with self._lock, self.codes.aside():
-            self._note_made(given, result)
+            codes.is_paused = True
+            with self._lock:
+                self._note_made(given, result)
+        finally:
+            codes.is_paused = is_paused
         return result
 
     def literal(self, value: torch.Tensor, result: torch.Tensor) -> None:
@@ -329,45 +330,47 @@ class Observer(OperatorWatch):
             return None
         if kind == "host read" and _is_count_of_steps():
             kind = "optimizer"
-        refusal = Refusal(kind, str(func).removesuffix(".default"), user_line())
+        refusal = Refusal(kind, name_of(func), user_line())
         self.refusals.append(refusal)
         return refusal
 
-    def _note(
-        self, func: Any, args: Any, kwargs: dict[str, Any], given: list[torch.Tensor]
-    ) -> None:
-        place = len(self.trace.operators)
-        origins = tuple(self._origin(one, place) for one in given)
-        numbers = tuple(numbers_in((args, kwargs), self._device_type))
+    def _note(self, facts: Facts, args: Any, kwargs: dict[str, Any]) -> set[int]:
+        """Note an operator; the numbers of the storages that it gets."""
+        operators = self.trace.operators
+        numbers, tensors = taken_apart(args, kwargs, self._device_type)
+        given: set[int] = set()
+        place = len(operators)
+        origins = tuple([self._origin(one, place, given) for one in tensors])
         line = user_line() if self._lines else None
-        self.trace.operators.append(Operator(str(func), numbers, origins, line))
-        for one in given:
-            if one.is_cuda:
-                self.devices.add(one.device)
+        operators.append(Operator(facts.name, numbers, origins, line))
         if not self.is_backward:
             self.is_backward = _torch.backward_pass() != -1
-        self.draws |= torch.Tag.nondeterministic_seeded in getattr(func, "tags", ())
-        generator = _torch.generator_among(args, kwargs)
-        if generator is not None and not _is_known(generator, self.generators):
-            self.generators.append(generator)
-        for one in written_by(func, args, kwargs):
-            if (memory := _torch.memory_of(one)) is not None:
-                number = _torch.storage_id(memory)
-                self._written.setdefault(number, []).append(_torch.span_of(one))
-                if number in self.trace.outside:
-                    self.trace.outside[number].is_written = True
+        self.draws |= facts.draws
+        if facts.takes_generator:
+            generator = _torch.generator_among(args, kwargs)
+            if generator is not None and not _is_known(generator, self.generators):
+                self.generators.append(generator)
+        if not facts.writes_nothing:
+            for one in written_by(facts.func, args, kwargs):
+                if (memory := _torch.memory_of(one)) is not None:
+                    number = _torch.storage_id(memory)
+                    self._written.setdefault(number, []).append(_torch.span_of(one))
+                    if number in self.trace.outside:
+                        self.trace.outside[number].is_written = True
+        return given
 
-    def _origin(self, tensor: torch.Tensor, place: int) -> tuple[Any, ...]:
-        """Where a tensor is from, and how it lies there."""
+    def _origin(self, tensor: torch.Tensor, place: int, given: set[int]) -> tuple[Any, ...]:
+        """Where a tensor is from, and how it lies there; adds the number of its storage."""
+        memory = _torch.memory_of(tensor)
+        number = 0 if memory is None else _torch.storage_id(memory)
+        given.add(number)
         whole = self._inputs.get(id(tensor))
         if whole is not None:
             return (("input", whole),)
-        if tensor.device.type != self._device_type and tensor.dim() == 0:
+        if tensor.dim() == 0 and tensor.device.type != self._device_type:
             return ("host",), tensor.dtype
-        memory = _torch.memory_of(tensor)
         if memory is None:
             return ("other", type(tensor).__name__), tensor.shape, tensor.dtype
-        number = _torch.storage_id(memory)
         origin = self._origins.get(number)
         if origin is None:
             origin = self._origins[number] = "outside", len(self.trace.outside)
@@ -381,20 +384,15 @@ class Observer(OperatorWatch):
             offset = offset if is_dense else None
         return origin, offset, tensor.shape, tensor.dtype
 
-    def _note_made(self, given: Sequence[torch.Tensor], result: Any) -> None:
-        """Note the storages that an operator made: those of its results that none was given."""
+    def _note_made(self, given: Collection[int], result: Any) -> None:
+        """Note the storages that an operator made: those of its results that it did not get."""
         place = len(self.trace.operators) - 1
-        old: set[int] | None = None
         for order, tensor in enumerate(tensors_of((result,))):
-            if (memory := _torch.memory_of(tensor)) is None:
-                continue
-            number = _torch.storage_id(memory)
-            if old is None:
-                memories = _torch.memories_of(given)
-                old = {_torch.storage_id(one) for one in memories}
-            if number not in old:
-                self._made[number] = _torch.WeakStorage(tensor)
-                self._origins[number] = "operator", place, order
+            if (memory := _torch.memory_of(tensor)) is not None:
+                number = _torch.storage_id(memory)
+                if number not in given:
+                    self._made[number] = _torch.WeakStorage(tensor)
+                    self._origins[number] = "operator", place, order
 
 
 def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -405,28 +403,6 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
         if begin < end:
             pieces.append((begin, end))
     return pieces
-
-
-def numbers_in(tree: Any, device_type: str) -> Iterator[Any]:
-    """What an operator gets besides tensors of the device."""
-    if isinstance(tree, torch.Tensor):
-        if tree.device.type != device_type and tree.dim() == 0 and _is_plain(tree):
-            # A kernel gets it as a number.
-            yield float, repr(tree.item())
-        return
-    if isinstance(tree, tuple | list):
-        for one in tree:
-            yield from numbers_in(one, device_type)
-    elif isinstance(tree, dict):
-        for name, one in tree.items():
-            yield name
-            yield from numbers_in(one, device_type)
-    elif isinstance(tree, float | complex):
-        yield type(tree), repr(tree)
-    elif isinstance(tree, torch.Generator):
-        yield int(tree._cdata)  # type: ignore[attr-defined]
-    else:
-        yield type(tree), tree
 
 
 def version_of(tensor: torch.Tensor) -> int:
@@ -456,8 +432,3 @@ def _is_plain(tensor: torch.Tensor) -> bool:
 def _is_known(generator: torch.Generator, others: Sequence[torch.Generator]) -> bool:
     known = (torch.default_generator, *torch.cuda.default_generators, *others)
     return any(_torch.is_same(generator, one) for one in known)
-
-
-@functools.cache
-def _decomposes(func: Any) -> bool:
-    return hasattr(func, "_schema") and bool(func._can_decompose())

@@ -9,7 +9,7 @@ import torch
 
 from cgraph._operators.schemas import name_of, tensors_of
 
-__all__ = ["REFUSED", "refusal_of", "refused_copy"]
+__all__ = ["REFUSED", "may_be_refused", "refusal_of", "refused_copy"]
 
 REFUSED = {
     **dict.fromkeys(("item", "_local_scalar_dense", "is_nonzero"), "host read"),
@@ -25,6 +25,13 @@ REFUSED = {
 
 _INDEXED_WRITES = ("index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put")
 _COPIES = ("_to_copy", "copy_", "copy")
+
+
+def may_be_refused(func: Any) -> bool:
+    """Whether :func:`refusal_of` some calls of an operator is a kind."""
+    name = name_of(func).rpartition(".")[2]
+    is_known = name in REFUSED or name in (*_COPIES, "index", *_INDEXED_WRITES, "normal")
+    return is_known or torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
 
 
 def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:

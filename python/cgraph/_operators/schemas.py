@@ -11,7 +11,15 @@ import torch
 from cgraph import _torch
 from cgraph._torch import tree_iter
 
-__all__ = ["name_of", "tensors_in", "tensors_of", "touches_memory", "written_by"]
+__all__ = [
+    "name_of",
+    "takes_generator",
+    "tensors_in",
+    "tensors_of",
+    "touches_memory",
+    "writes_nothing",
+    "written_by",
+]
 
 # Operators without a view in their schema that return their input's memory.
 _RETURN_INPUT = {torch.ops.aten._unsafe_view.default, torch.ops.aten.lift_fresh.default}
@@ -55,6 +63,17 @@ def touches_memory(func: Any) -> bool:
         return False
     schema = func._schema
     return any("Tensor" in str(part.type) for part in (*schema.arguments, *schema.returns))
+
+
+def takes_generator(func: Any) -> bool:
+    """Whether an operator may be told from what it draws."""
+    schema = getattr(func, "_schema", None)
+    return schema is None or any("Generator" in str(one.type) for one in schema.arguments)
+
+
+def writes_nothing(func: Any) -> bool:
+    """Whether an operator says that it writes none of its arguments."""
+    return _written_arguments(func) == []
 
 
 @functools.cache

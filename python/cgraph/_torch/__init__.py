@@ -281,8 +281,9 @@ def require_cuda() -> None:
     """
     if not hasattr(torch._C, "_CudaStreamBase"):
         raise NoDriverError(
-            f"torch {torch.__version__} is built without CUDA: install a CUDA build of torch 2.8 or"
-            " newer, or choose the simulator by name (CGRAPH_DRIVER=sim, cgraph.sim.use())"
+            "install a CUDA build of torch 2.8 or newer, or choose the simulator by name"
+            f" (CGRAPH_DRIVER=sim, cgraph.sim.use()). Why: torch {torch.__version__} is built"
+            " without CUDA"
         )
     missing = [name for name in _NEEDED if not hasattr(torch._C, name)]
     if missing:

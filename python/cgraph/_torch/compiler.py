@@ -49,6 +49,14 @@ class Bystander(TorchDispatchMode):
         return True
 
     @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Keep torch from loading its compiler, which takes seconds, to look away from each call.
+
+        The compiler looks at no code of cgraph's anyway.
+        """
+        return False
+
+    @classmethod
     def is_infra_mode(cls) -> bool:
         """The same for older torch."""
         return True

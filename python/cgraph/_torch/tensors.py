@@ -255,12 +255,16 @@ def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
     """The storage of a tensor that has one with memory: not sparse, meta, fake or a wrapper."""
     try:
         storage = tensor.untyped_storage()
-        if storage.device.type == "meta":
+        # That of a wrapper is on no device; to ask it takes longer.
+        if tensor.is_meta or (type(tensor) not in _PLAIN and storage.device.type == "meta"):
             return None
         storage.data_ptr()
     except RuntimeError:
         return None
     return storage
+
+
+_PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def memories_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:

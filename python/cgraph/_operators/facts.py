@@ -1,0 +1,100 @@
+"""``facts_of``: what is known of an operator before it is called, found once for each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from cgraph._operators.refused import may_be_refused
+from cgraph._operators.schemas import takes_generator, touches_memory, writes_nothing
+
+__all__ = ["Facts", "facts_of", "taken_apart"]
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of an operator.
+
+    Attributes:
+        func: The operator, which keeps its ``id``.
+        name: Its name with the overload.
+        touches_memory: Whether it reads or writes tensors, beyond making views of them.
+        decomposes: Whether inference mode leaves it whole, whose parts are captured.
+        may_be_refused: Whether a capture refuses some calls of it.
+        draws: Whether it draws random numbers.
+        takes_generator: Whether it may be told from what.
+        writes_nothing: Whether it writes none of its arguments.
+    """
+
+    func: Any
+    name: str
+    touches_memory: bool
+    decomposes: bool
+    may_be_refused: bool
+    draws: bool
+    takes_generator: bool
+    writes_nothing: bool
+
+
+def facts_of(func: Any) -> Facts:
+    """What is known of an operator."""
+    # By its number: torch hashes an operator in Python.
+    known = _known.get(id(func))
+    if known is None:
+        known = _known[id(func)] = Facts(
+            func,
+            str(func),
+            touches_memory(func),
+            hasattr(func, "_schema") and bool(func._can_decompose()),
+            may_be_refused(func),
+            torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()),
+            takes_generator(func),
+            writes_nothing(func),
+        )
+    return known
+
+
+_known: dict[int, Facts] = {}
+
+
+def taken_apart(
+    args: Iterable[Any], kwargs: dict[str, Any], device_type: str
+) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
+    """What an operator gets: all that is no tensor of the device, and the tensors; in order."""
+    numbers: list[Any] = []
+    tensors: list[torch.Tensor] = []
+    _take(args, device_type, numbers, tensors)
+    for name, one in kwargs.items():
+        numbers.append(name)
+        _take((one,), device_type, numbers, tensors)
+    return tuple(numbers), tensors
+
+
+def _take(
+    values: Iterable[Any], device_type: str, numbers: list[Any], tensors: list[torch.Tensor]
+) -> None:
+    for one in values:
+        if isinstance(one, torch.Tensor):
+            tensors.append(one)
+            if one.dim() == 0 and one.device.type not in (device_type, "meta") and _is_plain(one):
+                # A kernel gets it as a number.
+                numbers.append((float, repr(one.item())))
+        elif isinstance(one, tuple | list):
+            _take(one, device_type, numbers, tensors)
+        elif isinstance(one, dict):
+            for name, value in one.items():
+                numbers.append(name)
+                _take((value,), device_type, numbers, tensors)
+        elif isinstance(one, float | complex):
+            numbers.append((type(one), repr(one)))
+        elif isinstance(one, torch.Generator):
+            numbers.append(int(one._cdata))  # type: ignore[attr-defined]
+        else:
+            numbers.append((type(one), one))
+
+
+def _is_plain(tensor: torch.Tensor) -> bool:
+    return type(tensor) in (torch.Tensor, torch.nn.Parameter)

@@ -1,0 +1,125 @@
+"""Tells which code begins to run on a thread, by ``sys.monitoring``: each code object once.
+
+A profile function is called for each call and each return, those of torch and of cgraph itself
+included, and takes longer than the function does.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from types import CodeType
+from typing import Any
+
+from cgraph._python.names import names_in
+
+__all__ = ["free_tool", "monitored"]
+
+_NAME = "cgraph"
+# Debuggers, coverage tools, profilers and optimisers have numbers of their own.
+_FREE = (3, 4)
+_lock = threading.Lock()
+_watched: dict[int, list[_Watch]] = {}
+_tool: list[int] = []
+
+
+class _Watch:
+    """What one block is told.
+
+    Attributes:
+        begins: Called with each code object that begins; whether to tell of it no more.
+        calls: Called with what code calls that has one of the names, and its first argument.
+        names: The names.
+        looked_at: The code objects of which calls are told.
+    """
+
+    def __init__(
+        self,
+        begins: Callable[[CodeType], bool],
+        calls: Callable[[Any, Any], None],
+        names: Collection[str],
+    ) -> None:
+        self.begins = begins
+        self.calls = calls
+        self.names = frozenset(names)
+        self.looked_at: list[CodeType] = []
+
+
+def free_tool() -> int | None:
+    """The number of a tool that nobody uses; None before Python 3.12, or if all are in use."""
+    monitoring: Any = getattr(sys, "monitoring", None)
+    if monitoring is None:
+        return None
+    if _tool:
+        return _tool[0]
+    return next((one for one in _FREE if monitoring.get_tool(one) is None), None)
+
+
+@contextmanager
+def monitored(
+    begins: Callable[[CodeType], bool],
+    calls: Callable[[Any, Any], None],
+    names: Collection[str],
+) -> Iterator[None]:
+    """A block whose code is told of on this thread; :func:`free_tool` gives a number for it.
+
+    Args:
+        begins: Called with each code object that begins; whether to tell of it no more.
+        calls: Called with each callable, and its first argument, that is called by code in which
+            one of the names stands.
+        names: The names.
+    """
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    watch, thread = _Watch(begins, calls, names), threading.get_ident()
+    with _lock:
+        if not _watched:
+            tool = free_tool()
+            assert tool is not None
+            _tool[:] = [tool]
+            monitoring.use_tool_id(tool, _NAME)
+            for event, callback in _callbacks(monitoring.events):
+                monitoring.register_callback(tool, event, callback)
+            # A generator may have begun before.
+            monitoring.set_events(tool, monitoring.events.PY_START | monitoring.events.PY_RESUME)
+        _watched.setdefault(thread, []).append(watch)
+        # What was told of once is told of again.
+        monitoring.restart_events()
+    try:
+        yield
+    finally:
+        with _lock:
+            _watched[thread].remove(watch)
+            if not _watched[thread]:
+                del _watched[thread]
+            for code in watch.looked_at:
+                monitoring.set_local_events(_tool[0], code, 0)
+            if not _watched:
+                monitoring.set_events(_tool[0], 0)
+                for event, _ in _callbacks(monitoring.events):
+                    monitoring.register_callback(_tool[0], event, None)
+                monitoring.free_tool_id(_tool.pop())
+
+
+def _callbacks(events: Any) -> list[tuple[int, Callable[..., Any]]]:
+    return [(events.PY_START, _begins), (events.PY_RESUME, _begins), (events.CALL, _calls)]
+
+
+def _begins(code: CodeType, _: int) -> Any:
+    watches = _watched.get(threading.get_ident())
+    if not watches:
+        return None
+    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    watch = watches[-1]
+    is_done = watch.begins(code)
+    if not watch.names.isdisjoint(names_in((code,))) and code not in watch.looked_at:
+        watch.looked_at.append(code)
+        monitoring.set_local_events(_tool[0], code, monitoring.events.CALL)
+    # Other blocks may still have to be told.
+    return monitoring.DISABLE if is_done and len(_watched) == 1 and len(watches) == 1 else None
+
+
+def _calls(_: CodeType, __: int, called: Any, first: Any) -> None:
+    for watch in _watched.get(threading.get_ident(), ())[-1:]:
+        watch.calls(called, first)
