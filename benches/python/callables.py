@@ -6,22 +6,20 @@ gradients that are dropped before each step (``set_to_none``) and with gradients
 The last column is an autograd function with as many inputs, outputs and gradients that launches
 nothing: the part that belongs to autograd, Python and the kernels of the accumulation.
 
-    python benches/python/callables.py [--markdown results.md]
+    python benches/python/callables.py [--results folder]
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
 import cgraph
-from common import calls_us, host_us, publish
+from common import calls_us, host_us, parsed, publish
 
 
 def total(*tensors: torch.Tensor) -> torch.Tensor:
@@ -75,7 +73,8 @@ def training() -> list[list[str]]:
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)]).cuda()
     sample = torch.randn(64, 256, device="cuda", requires_grad=True)
     x = torch.randn(64, 256, device="cuda", requires_grad=True)
-    eager, theirs, ours, empty = (copy.deepcopy(model) for _ in range(4))
+    eager, theirs, ours, owner, empty = (copy.deepcopy(model) for _ in range(5))
+    graphed = cgraph.graphed(owner)
     torch.cuda.make_graphed_callables(theirs, (sample,))
     cgraph.make_graphed_callables(ours, (sample.detach().clone().requires_grad_(),))
     surface = (x, *empty.parameters())
@@ -89,7 +88,7 @@ def training() -> list[list[str]]:
         return result
 
     models: list[tuple[Callable[..., Any], nn.Module]]
-    models = [(eager, eager), (theirs, theirs), (ours, ours), (ours, ours), (nothing, empty)]
+    models = [(eager, eager), (theirs, theirs), (ours, ours), (graphed, owner), (nothing, empty)]
 
     def step(call: Callable[..., Any], owner: nn.Module, drop: bool) -> Callable[[], None]:
         def run() -> None:
@@ -100,49 +99,56 @@ def training() -> list[list[str]]:
 
         return run
 
-    for call, owner in models[:3]:
-        step(call, owner, True)()
-    for ours_grad, grad in zip(ours.parameters(), eager.parameters(), strict=True):
-        assert torch.allclose(ours_grad.grad, grad.grad, rtol=1e-3, atol=1e-3), "gradients differ"
+    for call, one in models[:4]:
+        for _ in range(3):
+            step(call, one, True)()
+    assert graphed.report().captured == 1, graphed.report()
+    for one in (ours, owner):
+        for found, right in zip(one.parameters(), eager.parameters(), strict=True):
+            assert torch.allclose(found.grad, right.grad, rtol=1e-3, atol=1e-3), "gradients differ"
     rows = []
     for name, drop in (("dropped", True), ("added up", False)):
-        eager_us, torch_us, our_us, again, floor = host_us(
-            [step(call, owner, drop) for call, owner in models], 10
+        eager_us, torch_us, our_us, graphed_us, floor = host_us(
+            [step(call, one, drop) for call, one in models], 10
         )
         rows.append(
             [
                 name,
                 f"{eager_us:.0f}",
                 f"{torch_us:.0f}",
-                f"{our_us:.0f} / {again:.0f}",
-                f"{our_us / torch_us:.2f}",
+                f"{our_us:.0f}",
+                f"{graphed_us:.0f}",
+                f"{our_us / torch_us:.2f} / {graphed_us / torch_us:.2f}",
                 f"{floor:.0f}",
             ]
         )
     with torch.no_grad():
-        torch_us, our_us, again = host_us([lambda: theirs(x), lambda: ours(x), lambda: ours(x)], 20)
-    ratio = f"{our_us / torch_us:.2f}"
-    rows.append(["forward only", "", f"{torch_us:.1f}", f"{our_us:.1f} / {again:.1f}", ratio, ""])
+        for _ in range(3):
+            graphed(x)
+        figures = host_us([lambda: theirs(x), lambda: ours(x), lambda: graphed(x)], 20)
+    torch_us, our_us, graphed_us = figures
+    ratio = f"{our_us / torch_us:.2f} / {graphed_us / torch_us:.2f}"
+    rows.append(["forward only", "", *(f"{one:.1f}" for one in figures), ratio, ""])
     return rows
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path, help="append the tables to this file")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     head = ["inputs", "torch µs", "cgraph µs (twice)", "torch / cgraph", "cgraph, unchanged µs"]
     rows = [calls(count) for count in (1, 4, 16, 64)]
-    publish("P2: host time of a call of a graphed callable", head, rows, options.markdown)
+    title = "host time of a call of a graphed callable"
+    publish("P2-callables", title, head, rows, options.results)
     head = [
         "gradients",
         "eager µs",
         "torch µs",
-        "cgraph µs (twice)",
+        "cgraph's callable µs",
+        "graphed µs",
         "cgraph / torch",
         "autograd alone µs",
     ]
-    title = "P3: host time of forward and backward of a graphed MLP"
-    publish(title, head, training(), options.markdown)
+    title = "host time of forward and backward of a graphed MLP"
+    publish("P3", title, head, training(), options.results)
 
 
 if __name__ == "__main__":

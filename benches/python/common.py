@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+import ctypes
 import itertools
+import json
 import platform
 import statistics
 import time
@@ -13,7 +16,16 @@ import torch
 
 import cgraph
 
-__all__ = ["CALLS", "ROUNDS", "calls_us", "device_us", "host_us", "publish"]
+__all__ = [
+    "CALLS",
+    "ROUNDS",
+    "calls_us",
+    "device_us",
+    "host_us",
+    "native_us",
+    "parsed",
+    "publish",
+]
 
 ROUNDS = 60
 # So few that the driver's queue does not fill.
@@ -70,21 +82,61 @@ def device_us(call: Callable[[], object]) -> float:
     return statistics.median(times)
 
 
-def publish(title: str, head: list[str], rows: list[list[str]], file: Path | None) -> None:
-    """Print a table with its heading, and append it to a file if there is one."""
-    text = f"{heading(title)}\n{table(head, rows)}\n"
-    print(text)
-    if file is not None:
-        with file.open("a") as out:
-            out.write(text)
+def publish(
+    target: str, title: str, head: list[str], rows: list[list[str]], folder: Path | None
+) -> None:
+    """Print a table with its heading; in a folder it becomes the current one of its target.
 
-
-def heading(title: str) -> str:
-    """The title with the device and the versions that the figures belong to."""
-    return (
-        f"## {title}\n\n{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA"
-        f" {torch.version.cuda}, Python {platform.python_version()}, cgraph {cgraph.__version__}\n"
+    Args:
+        target: As ``P2``. Its file has all tables of this process.
+        title: What was measured.
+        head: The names of the columns.
+        rows: The figures.
+        folder: Where the tables lie, and a line of JSON for each table ever made.
+    """
+    where = (
+        f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda},"
+        f" Python {platform.python_version()}, cgraph {cgraph.__version__}"
     )
+    text = f"## {title}\n\n{where}\n\n{table(head, rows)}\n"
+    print(text)
+    if folder is None:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{target}.md").open("a" if target in _published else "w") as out:
+        out.write(text if target in _published else f"# {target}\n\n{text}")
+    _published.add(target)
+    entry = {"target": target, "title": title, "where": where, "head": head, "rows": rows}
+    with (folder / "history.jsonl").open("a") as out:
+        out.write(json.dumps({"date": time.strftime("%Y-%m-%d"), **entry}) + "\n")
+
+
+_published: set[str] = set()
+
+
+def native_us(library: Path, graph: cgraph.CUDAGraph, per_round: int) -> float:
+    """Median host time of the driver's launch in a native loop, in µs; NaN without the library."""
+    if not library.exists():
+        return float("nan")
+    launch = ctypes.CDLL(str(library)).cg_bench_launch
+    launch.restype = ctypes.c_double
+    launch.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32]
+    stream = torch.cuda.current_stream().cuda_stream
+    rounds = []
+    for _ in range(ROUNDS):
+        rounds.append(launch(0, graph.raw_cuda_graph_exec(), stream, per_round) / 1e3)
+        torch.cuda.synchronize()
+    assert min(rounds) > 0, "a native launch failed"
+    return statistics.median(rounds)
+
+
+def parsed(description: str | None) -> argparse.Namespace:
+    """The options of a bench: ``results`` and ``library``."""
+    parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
+    parser.add_argument("--results", type=Path, help="the folder of the current tables")
+    native = Path(__file__).parent / "libcg_bench.so"
+    parser.add_argument("--library", type=Path, default=native, help="of the native loops")
+    return parser.parse_args()
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:

@@ -1,10 +1,10 @@
 """P2 and P8 for ``cgraph.graphed``: what a call costs the host, and a ladder of captures.
 
-P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs at each call and
-with those of the call before; the result is dropped before the next call, and in the last column
-it is assigned to one variable. Then calls that take turns among 1, 5 and 10 shapes, so that each
-finds its graph behind all others, with new inputs, beside a dictionary of torch's graphs by their
-shapes.
+P2: a sum of 1 to 64 inputs of 16 KiB without gradients, with new inputs at each call; the result
+is dropped before the next one. Beside it stand torch's graphed callable, which copies each input,
+the bare replay of its graph, and a native loop over the driver's launch of ours. Then calls that
+take turns among 1, 5 and 10 shapes, so that each finds its graph behind all others, beside a
+dictionary of torch's graphs by their shapes.
 
 P8: a 16-layer decode model at 51 batch sizes, captured by ``.capture`` and by a loop over
 ``torch.cuda.graph``, both after one call at the largest size, nine times in turn. Then every size
@@ -13,12 +13,11 @@ two eager calls of the same size are apart, as some of torch's kernels add up in
 of one size, which looks at 149 tensors of 133 modules, is measured beside torch's copies and
 replay.
 
-    python benches/python/graphed.py [--markdown results.md]
+    python benches/python/graphed.py [--results folder]
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
@@ -31,10 +30,10 @@ from callables import total
 from decode import SIZES, Decode
 
 import cgraph
-from common import CALLS, calls_us, host_us, publish
+from common import CALLS, calls_us, host_us, native_us, parsed, publish
 
 
-def calls(count: int) -> list[str]:
+def calls(count: int, library: Path) -> list[str]:
     """One row of P2."""
     samples, new, other = (
         [torch.randn(64, 64, device="cuda") for _ in range(count)] for _ in range(3)
@@ -42,29 +41,21 @@ def calls(count: int) -> list[str]:
     turns = [new, other]
     with torch.no_grad():
         theirs = torch.cuda.make_graphed_callables(total, tuple(samples))
-        ours = cgraph.graphed(total)
-        assert torch.equal(ours(*new), total(*new)), "graphed and eager differ"
-        assert torch.equal(ours(*other), total(*other)), "graphed and eager differ"
-
-        torch_us, our_us, again, same_us = calls_us(
-            [(theirs, turns), (ours, turns), (ours, turns), (ours, [new])]
+        bare, same = torch.cuda.CUDAGraph(), cgraph.CUDAGraph()
+        for graph, capture in ((bare, torch.cuda.graph), (same, cgraph.graph)):
+            with capture(graph):  # type: ignore[operator]
+                total(*samples)
+        fresh, static = cgraph.graphed(total), cgraph.graphed(total, outputs="static")
+        for ours in (fresh, static):
+            for given in (new, other, new):
+                assert torch.equal(ours(*given), total(*given)), "graphed and eager differ"
+        copied_us, fresh_us, static_us, again_us = calls_us(
+            [(theirs, turns), (fresh, turns), (static, turns), (fresh, turns)]
         )
-        (kept_us,) = host_us([lambda: in_one_variable(ours, new)], 1)
-    return [
-        str(count),
-        f"{torch_us:.1f}",
-        f"{our_us:.2f} / {again:.2f}",
-        f"{torch_us / our_us:.1f}",
-        f"{same_us:.2f}",
-        f"{kept_us / CALLS:.2f}",
-    ]
-
-
-def in_one_variable(function: Any, args: list[torch.Tensor]) -> torch.Tensor:
-    """Calls as a loop has them that uses each result."""
-    for _ in range(CALLS):
-        result = function(*args)
-    return result  # type: ignore[no-any-return]
+        (bare_us,) = host_us([bare.replay], CALLS)
+    native = native_us(library, same, CALLS)
+    figures = [copied_us, bare_us, native, static_us, fresh_us, again_us]
+    return [str(count), *(f"{one:.2f}" for one in figures), f"{fresh_us / bare_us:.2f}"]
 
 
 def shapes_in_turn(count: int) -> list[str]:
@@ -131,7 +122,7 @@ def settle() -> float:
 
 
 def ladder(
-    model: Decode, tokens: torch.Tensor, place: torch.Tensor, check: bool, markdown: Path | None
+    model: Decode, tokens: torch.Tensor, place: torch.Tensor, check: bool, folder: Path | None
 ) -> list[float]:
     """Milliseconds of torch's captures and of ours, their ratio, and MiB."""
     begun, pool, kept = settle(), torch.cuda.graph_pool_handle(), []
@@ -156,15 +147,16 @@ def ladder(
             for sizes in (SIZES, (3, 5, 100, 250, 500))
         ]
         publish(
-            "Largest difference from eager, of the largest score",
+            "P8",
+            "largest difference from eager, of the largest score",
             ["sizes", "cgraph", "eager again"],
             [["captured", *apart[0]], ["padded", *apart[1]]],
-            markdown,
+            folder,
         )
         found = served(model, graphed, tokens, place)
         rows = "256 rows", "250 padded"
         head = [f"{library}, {one}: µs" for library in ("torch", "cgraph") for one in rows]
-        publish("A call of the decode model", head, [found], markdown)
+        publish("P8", "a call of the decode model", head, [found], folder)
     memory = report.memory_bytes / (1 << 20)
     return [theirs * 1e3, ours * 1e3, ours / theirs, memory]
 
@@ -192,22 +184,21 @@ def difference(got: torch.Tensor, right: torch.Tensor) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--markdown", type=Path, help="append the tables to this file")
-    options = parser.parse_args()
-    head = ["inputs", "torch µs", "cgraph µs (twice)", "torch / cgraph", "cgraph, unchanged µs"]
-    head.append("unchanged, assigned µs")
-    rows = [calls(count) for count in (1, 4, 16, 64)]
-    publish("P2: host time of a call of a graphed function", head, rows, options.markdown)
+    options = parsed(__doc__)
+    head = ["inputs", "torch: copies and replay µs", "torch: bare replay µs", "native loop µs"]
+    head += ["cgraph: static µs", "cgraph: fresh µs", "fresh again µs", "fresh / bare replay"]
+    rows = [calls(count, options.library) for count in (1, 2, 4, 8, 16, 64)]
+    publish("P2", "host time of a call of a graphed function", head, rows, options.results)
     head = ["shapes", "torch µs", "cgraph µs", "torch / cgraph"]
     with torch.no_grad():
         rows = [shapes_in_turn(count) for count in (1, 5, 10)]
-        publish("P2: calls of one input that take turns among shapes", head, rows, options.markdown)
+        title = "calls of one input that take turns among shapes"
+        publish("P2", title, head, rows, options.results)
         model = Decode().cuda().bfloat16().eval()
         tokens = torch.randint(0, 32_000, (max(SIZES),), device="cuda")
         place = torch.tensor([3], device="cuda")
         model(tokens, place)
-        file = options.markdown
+        file = options.results
         ladder(model, tokens, place, False, file)
         found = [ladder(model, tokens, place, check, file) for check in (*[False] * 8, True)]
     rows = [[str(place), *in_text(values)] for place, values in enumerate(found, 1)]
@@ -217,7 +208,7 @@ def main() -> None:
     theirs, our, _, memory = (min(values) for values in zip(*found, strict=True))
     rows.append(["least", *in_text([theirs, our, our / theirs, memory])])
     head = ["run", "torch ms", "cgraph ms", "cgraph / torch", "MiB"]
-    publish("P8: 51 batch sizes of a decode model", head, rows, options.markdown)
+    publish("P8", "51 batch sizes of a decode model", head, rows, options.results)
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """What `import cgraph` costs beyond `import torch`, in fresh interpreters, in turns.
 
-python benches/python/import_time.py [--markdown results.md]
+python benches/python/import_time.py [--results folder]
 """
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import subprocess
 import sys
-from pathlib import Path
 
-from common import publish
+from common import parsed, publish
 
 ROUNDS = 7
 TIMED = (
@@ -28,13 +26,11 @@ def milliseconds(statement: str) -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path, help="append the table to this file")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     times = [milliseconds("import cgraph") for _ in range(ROUNDS)]
     row = [f"{statistics.median(times):.1f}", f"{min(times):.1f}", f"{max(times):.1f}"]
     head = ["median ms", "least ms", "most ms"]
-    publish("import cgraph, after import torch", head, [row], options.markdown)
+    publish("import", "import cgraph, after import torch", head, [row], options.results)
 
 
 if __name__ == "__main__":

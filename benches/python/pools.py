@@ -5,23 +5,21 @@ torch, in turns; the ledger beside what the device says. P9: pausing and resumin
 sizes and segments; the first pause finds each segment mapped by itself, later ones neighbours
 together.
 
-    python benches/python/pools.py [--markdown results.md]
+    python benches/python/pools.py [--results folder]
 """
 
 from __future__ import annotations
 
-import argparse
 import gc
 import statistics
 import time
-from pathlib import Path
 
 import torch
 from decode import SIZES, Decode
 from torch import Tensor
 
 import cgraph
-from common import publish
+from common import parsed, publish
 
 MIB = 1 << 20
 PAUSES = 20
@@ -80,9 +78,7 @@ def pauses(segments: list[int]) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--markdown", type=Path, help="append the tables to this file")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     rows = []
     for name, segments in {
         "134 MiB in 1 segment": [134 * MIB],
@@ -94,7 +90,7 @@ def main() -> None:
         limit = sum(segments) / (1 << 30) + 0.3
         rows.append([name, f"{limit:.2f}", *(f"{ms:.2f}" for ms in pauses(segments))])
     head = ["pool", "target, ms", "first pause + resume", "later", "contents on the host"]
-    publish("P9: pause and resume of a pool", head, rows, options.markdown)
+    publish("P9", "pause and resume of a pool", head, rows, options.results)
     with torch.no_grad():
         model = Decode().cuda().bfloat16().eval()
         model(torch.zeros(512, dtype=torch.long, device="cuda"), torch.tensor([3], device="cuda"))
@@ -105,7 +101,8 @@ def main() -> None:
             for name, ours in [("torch", False), ("cgraph", True)] * 3
         ]
     head = ["", "capture + instantiate, ms", "device MiB", "by the ledger", "difference"]
-    publish("P8: a decode model at 51 batch sizes in one pool", head, rows, options.markdown)
+    title = "a decode model at 51 batch sizes in one pool"
+    publish("P8-graphs", title, head, rows, options.results)
 
 
 if __name__ == "__main__":

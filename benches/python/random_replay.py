@@ -2,19 +2,16 @@
 
 The graphs are chains of dropouts on 4096 floats. Both draw the same numbers from the same seed.
 
-    python benches/python/random_replay.py [--markdown results.md]
+    python benches/python/random_replay.py [--results folder]
 """
 
 from __future__ import annotations
-
-import argparse
-from pathlib import Path
 
 import torch
 from torch.nn.functional import dropout
 
 import cgraph
-from common import device_us, host_us, publish
+from common import device_us, host_us, parsed, publish
 
 
 def chain(x: torch.Tensor, nodes: int) -> torch.Tensor:
@@ -51,9 +48,7 @@ def measure(nodes: int) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--markdown", type=Path, help="append the table to this file")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     head = [
         "dropouts",
         "torch µs",
@@ -63,7 +58,7 @@ def main() -> None:
         "cgraph device µs",
     ]
     rows = [measure(nodes) for nodes in (1, 10, 100)]
-    publish("P7: host time of a replay with random numbers", head, rows, options.markdown)
+    publish("P7", "host time of a replay with random numbers", head, rows, options.results)
 
 
 if __name__ == "__main__":

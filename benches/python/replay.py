@@ -5,20 +5,17 @@ floats. A figure is the median over rounds of a round's mean; the device is idle
 starts, and a round enqueues little enough not to fill the driver's queue. Device time is that of
 one replay between two events.
 
-    python benches/python/replay.py [--markdown results.md]
+    python benches/python/replay.py [--results folder]
 """
 
 from __future__ import annotations
 
-import argparse
-import ctypes
-import statistics
 from pathlib import Path
 
 import torch
 
 import cgraph
-from common import ROUNDS, device_us, host_us, publish
+from common import device_us, host_us, native_us, parsed, publish
 
 NODES = (1, 10, 100, 1000)
 
@@ -28,22 +25,6 @@ def chain(x: torch.Tensor, nodes: int) -> torch.Tensor:
     for _ in range(nodes):
         x = x + 1
     return x
-
-
-def native_us(library: Path, graph: cgraph.CUDAGraph, per_round: int) -> float:
-    """Median host time of the driver's launch in a native loop, in µs; NaN without the library."""
-    if not library.exists():
-        return float("nan")
-    launch = ctypes.CDLL(str(library)).cg_bench_launch
-    launch.restype = ctypes.c_double
-    launch.argtypes = [ctypes.c_uint32, ctypes.c_uint64, ctypes.c_uint64, ctypes.c_uint32]
-    stream = torch.cuda.current_stream().cuda_stream
-    rounds = []
-    for _ in range(ROUNDS):
-        rounds.append(launch(0, graph.raw_cuda_graph_exec(), stream, per_round) / 1e3)
-        torch.cuda.synchronize()
-    assert min(rounds) > 0, "a native launch failed"
-    return statistics.median(rounds)
 
 
 def measure(nodes: int, library: Path) -> list[str]:
@@ -74,10 +55,7 @@ def measure(nodes: int, library: Path) -> list[str]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--library", type=Path, default=Path(__file__).parent / "libcg_bench.so")
-    parser.add_argument("--markdown", type=Path, help="append the table to this file")
-    options = parser.parse_args()
+    options = parsed(__doc__)
     head = [
         "nodes",
         "torch µs",
@@ -88,7 +66,7 @@ def main() -> None:
         "cgraph device µs",
     ]
     rows = [measure(nodes, options.library) for nodes in NODES]
-    publish("P1: host time of replay()", head, rows, options.markdown)
+    publish("P1", "host time of replay()", head, rows, options.results)
 
 
 if __name__ == "__main__":

@@ -11,12 +11,11 @@ The training step is forward and backward pass of four blocks of dense layers wi
 them, to which rows are sent one by one: eagerly, with each block given to torch's
 ``make_graphed_callables``, and as one graphed function with the experts as breaks.
 
-    python benches/python/segments.py [--markdown results.md]
+    python benches/python/segments.py [--results folder]
 """
 
 from __future__ import annotations
 
-import argparse
 import copy
 from collections.abc import Callable
 from pathlib import Path
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 import cgraph
-from common import host_us, publish
+from common import host_us, parsed, publish
 
 PIECES = 33
 WIDTH = 64
@@ -34,11 +33,9 @@ BLOCKS = 4
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--markdown", type=Path, help="append the table to this file")
-    options = parser.parse_args()
-    pieces(options.markdown)
-    training(options.markdown)
+    options = parsed(__doc__)
+    pieces(options.results)
+    training(options.results)
 
 
 def pieces(file: Path | None) -> None:
@@ -104,7 +101,7 @@ def pieces(file: Path | None) -> None:
     ]
     head = ["pieces", "torch loop µs", "cgraph µs (twice)", "eager part µs"]
     head += ["torch µs a piece", "cgraph µs a piece"]
-    publish("P6: host time of pieces with eager attention", head, rows, file)
+    publish("P6", "host time of pieces with eager attention", head, rows, file)
 
 
 class Experts(nn.Module):
@@ -175,7 +172,7 @@ def training(file: Path | None) -> None:
     row = [str(BLOCKS), eager_us, torch_us, f"{our_us} / {again}", f"{step_us} / {step_again}"]
     head = ["blocks", "eager µs", "torch, graphed blocks: µs", "cgraph µs (twice)"]
     head += ["cgraph, whole step: µs (twice)"]
-    publish("A training step with experts as breaks", head, [row], file)
+    publish("P6", "a training step with experts as breaks", head, [row], file)
 
 
 if __name__ == "__main__":

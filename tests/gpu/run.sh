@@ -5,7 +5,7 @@
 set -euo pipefail
 cd "$(dirname "$0")"
 export CGRAPH_REQUIRE_CUDA=1 PYTHONPATH="$PWD/site"
-results=${1:-$PWD/results.md}
+results=${1:-$PWD/results}
 
 python3 -m pip install --quiet --no-index --no-deps --upgrade --target site ./*.whl
 python3 -c "import cuda.bindings, pytest, pytest_timeout, torch"
@@ -25,11 +25,7 @@ if python3 -c "import xdist" 2> /dev/null; then
 fi
 "${pytest[@]}" "${processes[@]}" -m "not alone" tests || status=1
 "${pytest[@]}" -m alone tests || status=1
-python3 benches/replay.py --markdown "$results" || status=1
-python3 benches/random_replay.py --markdown "$results" || status=1
-python3 benches/callables.py --markdown "$results" || status=1
-python3 benches/graphed.py --markdown "$results" || status=1
-python3 benches/segments.py --markdown "$results" || status=1
-python3 benches/pools.py --markdown "$results" || status=1
-python3 benches/import_time.py --markdown "$results" || status=1
+for bench in replay random_replay callables graphed decode_calls segments pools import_time; do
+  python3 "benches/$bench.py" --results "$results" || status=1
+done
 exit $status

@@ -279,3 +279,22 @@ def test_inputs_that_overlap_where_nothing_is_written_are_replays(lab: Lab) -> N
         base = fresh(lab, 3, 3)
         equal(graphed(base[:2], base[1:]), base[:2] * 2 + base[1:])
     assert runs_of(counter) == 2
+
+
+def test_an_input_in_the_memory_of_an_argument_that_stays_and_is_written_runs_eagerly(
+    lab: Lab,
+) -> None:
+    """Inputs that overlap each other or what the graph writes run eagerly."""
+
+    def function(a: Tensor, b: Tensor) -> Tensor:
+        a.add_(1)
+        return b * 2
+
+    graphed, state = cgraph.graphed(function), fresh(lab, 4)
+    for number in range(6):
+        expected = state.clone() + 1
+        other = fresh(lab, 4)
+        alone = number in (0, 3)
+        found = graphed(state, other if alone else state)
+        equal(state, expected)
+        equal(found, (other if alone else expected) * 2)

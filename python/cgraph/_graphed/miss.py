@@ -30,7 +30,7 @@ from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.surface import NoGradientError
 from cgraph._graphed.told import Told
 from cgraph._graphed.train import Trained, train
-from cgraph._graphed.writeback import leave, reason_beside
+from cgraph._graphed.writeback import leave, reason_beside, with_statics
 from cgraph._padding.sizes import Sizes
 from cgraph._python.values import is_plain
 from cgraph._source import place_of, user_line
@@ -357,7 +357,8 @@ class Answers:
             text = f"{call.names[beside[0]]} is written while gradients are recorded"
             key.pause(Reason(text, user_line(), fix_for("is written while")))
             return self.eagerly(key, eager)
-        if (reason := reason_beside(call, beside, before.writes, before.takes)) is not None:
+        around = with_statics(call, written, before.writes, before.takes)
+        if (reason := reason_beside(call, beside, *around)) is not None:
             key.eager_calls += 1
             key.reason = Reason(reason, user_line())
             return eager

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import bisect
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -14,7 +13,7 @@ from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import View
 from cgraph._torch import tree_map
 
-__all__ = ["Fed", "handed_over", "leave", "reason_beside"]
+__all__ = ["Fed", "handed_over", "leave", "reason_beside", "with_statics"]
 
 
 class Fed:
@@ -110,8 +109,8 @@ def reason_beside(
     Args:
         call: The call.
         mutated: The places of the copied tensors that the graph writes.
-        writes: The ends of each piece of other memory that it writes, in order.
-        takes: The ends of all other memory that it works on, in order.
+        writes: The ends of each piece of other memory that it writes.
+        takes: The ends of all other memory that it works on.
     """
     if not mutated and not writes:
         return None
@@ -131,10 +130,29 @@ def reason_beside(
     return None
 
 
+def with_statics(
+    call: Call,
+    written: Collection[str],
+    writes: Sequence[tuple[int, int]],
+    takes: Sequence[tuple[int, int]],
+) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
+    """What a capture writes and works on beside its inputs: more than the call before has shown.
+
+    A tensor that lies where it lay is read there from now on, and was an input before.
+
+    Args:
+        call: The call that is captured.
+        written: The names of arguments that the call before has written.
+        writes: As for :func:`reason_beside`, of the call before.
+        takes: Likewise.
+    """
+    spans = {one.name: _span(one.value) for one in call.statics}
+    return [*writes, *(spans[name] for name in spans if name in written)], [*takes, *spans.values()]
+
+
 def _touches(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
-    """Whether a span has bytes in common with one of some pieces, which are in order."""
-    after = bisect.bisect_right(pieces, begin, key=lambda piece: piece[1])
-    return after < len(pieces) and pieces[after][0] < end
+    """Whether a span has bytes in common with one of some pieces."""
+    return any(first < end and begin < last for first, last in pieces)
 
 
 def _span(tensor: torch.Tensor) -> tuple[int, int]:
