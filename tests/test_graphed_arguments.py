@@ -149,6 +149,8 @@ class Slow:
         return self.number
 
 
+# Threads that take turns make captures of little use.
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
 def test_a_graph_that_goes_while_a_call_is_compared_with_it_is_captured_anew(lab: Lab) -> None:
     graphed = cgraph.graphed(lambda x, slow: x * slow.number, max_graphs=1, warmup=1)
     failures: list[object] = []

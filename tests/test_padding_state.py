@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
+from cgraph._padding import check
 from lab import Lab, fresh
 
 
@@ -22,7 +23,34 @@ def test_padding_that_shows_in_state_is_refused_beside_random_numbers(lab: Lab, 
         return y
 
     function = cgraph.graphed(run, sizes=[4])
-    with pytest.warns(UserWarning, match="what the function writes is not as without padding"):
+    with pytest.warns(UserWarning, match="padding shows"):
         for rows in (first, 3):
             y = function(fresh(lab, rows, 99))
             torch.testing.assert_close(total, y.sum(0))
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_comparison_without_memory_leaves_all_as_it_was_and_runs_eagerly(
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, first: bool
+) -> None:
+    total, calls = torch.zeros(5, device=lab.device), [0]
+
+    def run(x: Tensor) -> Tensor:
+        total.add_(x[0])
+        return x * 2
+
+    def full(*_: object) -> Tensor:
+        calls[0] += 1
+        raise torch.OutOfMemoryError
+
+    function = cgraph.graphed(run, sizes=[4])
+    monkeypatch.setattr(check, "bytes_before" if first else "bytes_of", full)
+    expected = total.clone()
+    for _ in range(5):
+        x = fresh(lab, 3, 5)
+        expected += x[0]
+        torch.testing.assert_close(function(x), x * 2)
+        torch.testing.assert_close(total, expected)
+    assert calls == [1]
+    assert any("no memory" in (key.reason or "") for key in function.report().keys)

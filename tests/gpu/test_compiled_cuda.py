@@ -48,13 +48,13 @@ def test_a_graph_of_a_compiled_function_has_the_fused_kernel(sizes: list[int] | 
     plain = cgraph.graphed(pointwise, sizes=sizes)
     fused = cgraph.graphed(torch.compile(pointwise), sizes=sizes)
     with torch.no_grad():
-        for rows in (16, 8, 5, 13, 16):
+        for rows in (16, 8, 5, 13) * 3:
             x = fresh(CudaLab(), rows, 64)
             close(fused(x), pointwise(x))
             plain(x)
     nodes = [function.report().keys[0].nodes for function in (plain, fused)]
-    # The kernels and the copy of the input.
-    assert nodes == [11, 2]
+    # The kernels and the copies of input and result.
+    assert nodes == [12, 3]
 
 
 def test_a_compiled_function_stays_compiled_for_its_other_callers() -> None:
@@ -120,14 +120,14 @@ def test_what_is_recomputed_in_a_backward_pass_stays_compiled() -> None:
     assert runs > before > 0
 
 
-def test_a_function_with_graphs_of_its_own_inside_is_captured_as_it_was_written() -> None:
+def test_a_function_with_graphs_of_its_own_inside_runs_eagerly() -> None:
     compiled = torch.compile(pointwise, mode="reduce-overhead")
     graphed = cgraph.graphed(lambda x: compiled(x) + 1)
     with torch.no_grad():
         for _ in range(4):
             x = fresh(CudaLab(), 64)
             close(graphed(x), pointwise(x) + 1)
-    assert graphed.report().captured == 1
+    assert graphed.report().captured == 0
 
 
 def norm(net: nn.Module) -> list[torch.Tensor]:
@@ -198,7 +198,7 @@ def test_compiled_parts_around_a_break_are_trained_as_in_eager() -> None:
     eager = copy.deepcopy(net)
     net.first, net.last = torch.compile(net.first), torch.compile(net.last)
     graphed = cgraph.graphed(net)
-    for _ in range(3):
+    for _ in range(6):  # to compile sets random states
         x = fresh(CudaLab(), 16, 8).requires_grad_()
         same = x.detach().clone().requires_grad_()
         for run, given in ((graphed, x), (eager, same)):
@@ -207,7 +207,8 @@ def test_compiled_parts_around_a_break_are_trained_as_in_eager() -> None:
         close([one.grad for one in net.parameters()], [one.grad for one in eager.parameters()])
         net.zero_grad(), eager.zero_grad()
     (key,) = graphed.report().keys
-    assert (key.state, key.replays, len(key.breaks)) == ("captured", 2, 1)
+    assert (key.state, len(key.breaks)) == ("captured", 1)
+    assert key.replays > 1
 
 
 def test_a_whole_step_with_a_compiled_network_leaves_the_parameters_of_eager() -> None:

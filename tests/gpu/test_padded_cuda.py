@@ -39,7 +39,7 @@ def arguments(rows: int) -> tuple[Tensor, ...]:
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
 def test_a_padded_call_needs_no_operator_of_torch(pad: Any) -> None:
     graphed = cgraph.graphed(mixed, sizes=SIZES, pad=pad, dim={"x": 0, "ids": 0, "flags": 0})
-    for rows in ROWS:
+    for rows in ROWS * 3:  # each is observed, captured and compared
         graphed(*arguments(rows))
     given = {rows: [arguments(rows) for _ in range(3)] for rows in ROWS}
     rights = {rows: [mixed(*one) for one in given[rows]] for rows in ROWS}
@@ -62,9 +62,13 @@ def _copies(graphed: Callable[..., Any], given: tuple[Tensor, ...]) -> list[Tens
 @pytest.mark.parametrize("pad", ["zero", "repeat"])
 def test_calls_that_the_first_node_pads_and_others_may_alternate(pad: Any) -> None:
     graphed = cgraph.graphed(
-        lambda x, scale: (x * scale, x.sum(0)), sizes=[4, 8], pad=pad, check_padding=False
+        lambda x, scale: (x * scale, x.sum(0)),
+        sizes=[4, 8],
+        pad=pad,
+        dim={"x": 0},
+        check_padding=False,
     )
-    for _ in range(3):
+    for turn in range(4):
         for rows in (3, 8, 7, 3, 5, 8, 6):
             for kind in ("dense", "gaps", "shifted", "dense"):
                 width = 10 if kind == "gaps" else 5
@@ -75,7 +79,8 @@ def test_calls_that_the_first_node_pads_and_others_may_alternate(pad: Any) -> No
                 size = rows if rows == 8 else 4 if rows <= 4 else 8
                 last = x[-1] if pad == "repeat" else torch.zeros_like(x[-1])
                 assert near(result, x * scale), (rows, kind)
-                assert near(total, x.sum(0) + (size - rows) * last), (rows, kind)
+                if turn > 0:  # the first call of a size is not padded
+                    assert near(total, x.sum(0) + (size - rows) * last), (rows, kind)
                 del result, total
 
 

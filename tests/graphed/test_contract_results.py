@@ -215,3 +215,14 @@ def test_replays_look_at_no_frame_of_a_caller(lab: Lab, monkeypatch: pytest.Monk
     other = graphed(x + 1)
     monkeypatch.undo()
     equal((held, other), (x * 2, (x + 1) * 2))
+
+
+def test_a_result_of_a_break_that_is_returned_is_the_callers_own(lab: Lab) -> None:
+    """Results are the caller's own."""
+    doubled = cgraph.eager_break(lambda x: x * 2)
+    graphed = cgraph.graphed(lambda x: doubled(x))
+    given = [fresh(lab, 3) for _ in range(5)]
+    found = [graphed(x) for x in given]
+    for x, one in zip(given, found, strict=True):
+        equal(one, x * 2)
+    assert states_of(graphed) == {"captured"}

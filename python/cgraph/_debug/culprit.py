@@ -55,7 +55,7 @@ def in_steps(
     steps = Steps(plan.function, name, keep=keep)
     args, kwargs = call.arguments(statics)
     # The segments of a capture run, and what they write is put back.
-    written = [(one.storage, one.dtype) for one in plan.before.trace.written()]
+    written = plan.before.trace.written()
     written += [(one.untyped_storage(), one.dtype) for one in statics]
     before = [bytes_before(*one) for one in written]
     random = RandomStates(plan.before.generators)

@@ -113,7 +113,7 @@ def _put_back(key: Key) -> Iterator[None]:
     """A block behind which the tensors that a capture has written are as before."""
     assert key.shown is not None
     shown = key.shown
-    before = [bytes_before(one.storage, one.dtype) for one in shown.trace.written()]
+    before = [bytes_before(*one) for one in shown.trace.written()]
     gradients = Gradients(shown.guards.leaves if shown.uses_gradients else ())
     generators = [torch.default_generator, *shown.generators]
     generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 from cgraph import _core, _driver, _torch
-from cgraph._autograd.pinned import PINNED, Pinned, is_pinning
+from cgraph._autograd.pinned import PINNED, Pinned
 from cgraph._captures.busy import busy
-from cgraph._explanation.findings import fix_of
+from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
 from cgraph._graphed.call import Call
@@ -24,10 +24,9 @@ from cgraph._graphed.memory import Memory
 from cgraph._graphed.observed import observed
 from cgraph._graphed.options import Options
 from cgraph._graphed.plan import Plan
-from cgraph._graphed.reasons import fix_for, reason_against, refused_in_words
+from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.surface import NoGradientError
 from cgraph._graphed.told import Told
 from cgraph._graphed.train import Trained, train
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
@@ -436,18 +435,19 @@ class Answers:
 
     def _broken(self, key: Key, cause: Exception, eager: Callable[[], Any]) -> Answer:
         """Answer a call whose capture broke: eagerly, and with a warning if that goes well."""
-        where, fix, pinned = place_of(cause), fix_of(cause), None
-        text = first_line(cause)
-        if isinstance(cause, NoGradientError):
-            text = "its result required a gradient in the call before, and requires none now"
-        elif is_pinning(cause) and key.shown is not None:
-            pinned, text, fix = Pinned(key.shown.guards.leaves), PINNED, fix_for(PINNED)
+        text, fix = broken_by(cause)
+        where, is_first_use = place_of(cause), fix == KINDS["first use"].fix
+        shown, is_pinned = key.shown, text == PINNED
+        pinned = Pinned(shown.guards.leaves) if is_pinned and shown is not None else None
 
         def run() -> Any:
             # What it raises here is its own affair.
             result = eager()
             with self.turn:
                 key.eager_calls += 1
+                if is_first_use and not key.miss(Reason(text, where, fix)):
+                    # That is over: the eager call has been the first one.
+                    return result
                 key.pause(Reason(text, where, fix), pinned)
                 if self.options.on_fail == "raise":
                     add_note(cause, f"cgraph: {self.name} was being captured for ({key.text})")

@@ -149,7 +149,8 @@ class Observation:
             return False
         if not self.guards.fit(call.objects):
             return False
-        taken = (one.storage.data_ptr() for one in observer.trace.outside.values())
+        memories = (one.storage for one in observer.trace.outside.values())
+        taken = (one.data_ptr() for one in memories if one is not None)
         return all(one in self.guards.taken or one not in self.guards.addresses for one in taken)
 
     def difference(

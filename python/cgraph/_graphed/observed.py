@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -73,7 +74,9 @@ def observed(
         # Its recomputation sets the states of generators.
         shown.refused = "checkpoint recomputes random numbers, of which replays draw others"
     elif shown.refused is None:
-        shown.refused = reason_against_result(result, device_type, observer.is_new)
+        named = shown.guards.name_beside
+        is_new = functools.partial(observer.is_new, name_of_place=named)
+        shown.refused = reason_against_result(result, device_type, is_new)
     if shown.refused is None and shown.needs_grad:
         outputs = [one for one in tree_iter(result) if isinstance(one, torch.Tensor)]
         known = [one.value for one in call.statics]

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import collections
+import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from cgraph import _torch
-from cgraph._autograd.pinned import PINNED
+from cgraph._autograd.pinned import PINNED, is_pinning
 from cgraph._breaks.flows import WAY_BACK
-from cgraph._explanation.findings import KINDS
+from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.call import Call
+from cgraph._graphed.surface import NoGradientError
 from cgraph._operators.observe import Refusal
 from cgraph._python.values import is_array, tensors_behind
+from cgraph._text import first_line
 from cgraph._torch import tree_iter
 
 __all__ = [
     "Containers",
+    "broken_by",
     "fix_for",
     "reason_against",
     "reason_against_result",
@@ -38,6 +42,7 @@ _FIXES = {
     "no rows": "nothing: there is no work to save",
     "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name"
     " the arguments that have some: dim={name: 0}",
+    "padding is not compared": "say that it does no harm: check_padding=False",
     "padding shows": "let padding rows write nothing that others read, give pad= what does no harm,"
     " sizes= without gaps, or check_padding=False if no such row matters",
     PINNED: "keep it detached, or let it go: the next call is captured then",
@@ -74,6 +79,17 @@ def fix_for(reason: str | None) -> str | None:
 def refused_in_words(refusal: Refusal) -> str:
     """What a capture has against an operator."""
     return f"{refusal.operator} cannot be captured, as it {KINDS[refusal.kind].what}"
+
+
+def broken_by(cause: Exception) -> tuple[str, str | None]:
+    """Why a capture broke, and what to do about it, where that is known."""
+    if isinstance(cause, NoGradientError):
+        return "its result required a gradient in the call before, and requires none now", None
+    if is_pinning(cause):
+        # What the function has in its variables has a history as well.
+        traceback.clear_frames(cause.__traceback__)
+        return PINNED, fix_for(PINNED)
+    return first_line(cause), fix_of(cause)
 
 
 def reason_against(call: Call, device_type: str) -> str | None:

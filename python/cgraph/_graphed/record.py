@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import time
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ import torch
 from cgraph import _torch
 from cgraph._breaks.sessions import RandomState, Session
 from cgraph._captures.collector import collections_held_off
+from cgraph._driver import Driver, Handle
 from cgraph._graphed.call import dense_like
 from cgraph._graphed.gradients import Gradients, detached
 from cgraph._graphed.observation import Observation
@@ -22,6 +24,8 @@ from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
 from cgraph._graphed.writeback import handed_over
+from cgraph._operators.before import bytes_of
+from cgraph._operators.launches import Suspects
 from cgraph._operators.observe import ObservedBreaks, Observer, Refusal
 from cgraph._operators.trace import Difference
 from cgraph._torch import tree_iter
@@ -100,6 +104,9 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     args, kwargs = call.arguments(statics)
     observer = observer_of(driver.device_type, statics, call.tensors, lines=plan.lines)
     observer.is_capture, observer.by_recorder = True, driver.device_type == "cpu"
+    pairs = enumerate(call.names)
+    written = frozenset(place for place, name in pairs if name in plan.before.written)
+    observer.suspects = Suspects(statics, written)
     gradients = Gradients(plan.before.guards.leaves if plan.before.uses_gradients else ())
     restore = Restore(plan.before.guards)
     stopped: list[Refusal] = []
@@ -125,7 +132,9 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
                 session.close()
                 returned = handed_over(returned, statics, call.tensors)
                 return Capture(None, returned, None, None, stopped[0])
-            result = Result.of(returned, statics, observer.made, driver.device_type)
+            named = plan.before.guards.name_beside
+            is_new = functools.partial(observer.is_new, name_of_place=named)
+            result = Result.of(returned, statics, is_new, driver.device_type)
             del returned
             gradients.end()
             fresh = result.fresh if plan.options.outputs == "fresh" else []
@@ -156,7 +165,7 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         before=plan.before,
         gradients=gradients.at_begin or None,
     )
-    recorded.kept, recorded.frozen = frozen_in(observer)
+    recorded.kept, recorded.frozen = frozen_in(observer, plan.driver, recorded.pool)
     difference = None
     if plan.compares:
         difference = shown.difference(plan.before, observer, call, plan.options)
@@ -234,14 +243,22 @@ def _left_behind(observer: Observer, but: Sequence[int]) -> Difference | None:
     return Difference(f"somebody keeps a new tensor that {operator.name} made", operator.line)
 
 
-def frozen_in(observer: Observer) -> tuple[list[Any], tuple[str, ...]]:
+def frozen_in(
+    observer: Observer, driver: Driver, pool: Handle
+) -> tuple[list[torch.UntypedStorage], tuple[str, ...]]:
     """What a graph reads that nothing guards: its storages, which must stay, and words for each."""
     trace = observer.trace
-    unknown = [one for one in trace.outside.values() if not one.is_named]
-    words = []
-    for one in unknown:
+    kept, words = [], []
+    for one in trace.outside.values():
+        memory = None if one.is_named else one.storage
+        if memory is None:
+            continue
+        # It may have been made without an operator.
+        if one.kept is None and driver.is_in_pool(bytes_of(memory), pool):
+            continue
+        kept.append(memory)
         operator = trace.operators[one.place]
         where = "" if operator.line is None else f" ({operator.line})"
         dtype = str(one.dtype).removeprefix("torch.")
         words.append(f"{dtype}{list(one.shape)}, taken by {operator.name}{where}")
-    return [one.storage for one in unknown], tuple(words)
+    return kept, tuple(words)

@@ -62,6 +62,6 @@ def _put(holder: Any, step: tuple[Any, ...], value: Any) -> None:
     elif kind == "grad":
         holder.grad = value
     elif kind == "class":
-        type.__setattr__(holder, rest[0], value)
+        setattr(holder, rest[0], value)
     elif kind == "item" and isinstance(holder, dict):
         holder[rest[0]] = value

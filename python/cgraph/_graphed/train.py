@@ -221,7 +221,7 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         before=plan.before,
     )
     shown.needs_grad = True
-    trained.kept, trained.frozen = frozen_in(observer)
+    trained.kept, trained.frozen = frozen_in(observer, driver, trained.pool)
     difference = None
     if plan.compares:
         difference = shown.difference(plan.before, observer, call, plan.options)

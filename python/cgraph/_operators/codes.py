@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from cgraph import _torch
+from cgraph._operators.launches import Launch, is_launcher, launch_of
 from cgraph._operators.monitoring import free_tool, monitored
 from cgraph._source import user_line
 
@@ -38,7 +40,9 @@ class Codes:
         globals: The globals by the code.
         is_paused: Whether nothing is noted now.
         is_blind: Whether nothing could be noted, as a profiler of C's is active.
+        has_compiled: Whether code ran that torch has compiled.
         seeds: The line that seeds a generator or sets its state; None if none does.
+        launches: Called with each kernel that Triton is about to launch.
         reads: Called with each method that reads a tensor of the host without an operator, which on
             the simulator stands for one of the device.
     """
@@ -49,8 +53,10 @@ class Codes:
         self._seen: dict[int, CodeType] = {}
         self.is_paused = False
         self.is_blind = False
+        self.has_compiled = False
         self.seeds: str | None = None
         self.reads: Callable[[str], None] | None = None
+        self.launches: Callable[[Launch], None] | None = None
 
     def note(self, frame: FrameType, event: str, called: object) -> None:
         """Note the code of a frame that begins, as ``sys.setprofile`` calls it."""
@@ -58,18 +64,20 @@ class Codes:
             return
         if event == "c_call":
             self._note_call(called, getattr(called, "__self__", None))
-        elif event == "call" and id(frame.f_code) not in self._seen:
-            self._note_code(frame.f_code, frame)
+        elif event == "call":
+            if id(frame.f_code) not in self._seen:
+                self._note_code(frame.f_code, frame)
+            self._note_launch(frame.f_code, frame)
 
     def _begins(self, code: CodeType) -> bool:
         """Note code that begins; whether that is all that there is to note of it."""
-        if id(code) in self._seen:
-            return True
         if code.co_filename.startswith(_OWN):
             return True
         if self.is_paused:
             return False
-        return self._note_code(code, sys._getframe(2))
+        frame = sys._getframe(2)
+        is_launcher = self._note_launch(code, frame)
+        return (id(code) in self._seen or self._note_code(code, frame)) and not is_launcher
 
     def _note_code(self, code: CodeType, frame: FrameType) -> bool:
         if _is_beside(frame):
@@ -77,6 +85,16 @@ class Codes:
         self._seen[id(code)] = code
         if code.co_filename not in _AROUND and not code.co_filename.startswith(_OWN):
             self.globals[code] = frame.f_globals
+            self.has_compiled |= _torch.is_compiled_code(code.co_filename)
+        return True
+
+    def _note_launch(self, code: CodeType, frame: FrameType) -> bool:
+        """Note a kernel that is about to be launched; whether the code may launch some."""
+        if self.launches is None or not is_launcher(code):
+            return False
+        if (launch := launch_of(frame)) is not None:
+            with self.aside():
+                self.launches(launch)
         return True
 
     def _note_call(self, called: Any, of: object) -> None:

@@ -20,6 +20,7 @@ import torch
 from cgraph import _torch
 from cgraph._operators.codes import Codes
 from cgraph._operators.facts import Facts, facts_of, taken_apart
+from cgraph._operators.launches import Launch, Suspects
 from cgraph._operators.refused import refusal_of
 from cgraph._operators.schemas import name_of, tensors_in, tensors_of, written_by
 from cgraph._operators.trace import Operator, Outside, Trace
@@ -75,6 +76,7 @@ class ObservedBreaks:
     def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """Run a break."""
         self.are_met = True
+        self._observer.suspect((args, kwargs))
         if self._divided is not None:
             # What begins and ends segments is none of the function's.
             with self._observer.aside():
@@ -113,6 +115,7 @@ class Observer(OperatorWatch):
         is_over: Nothing is noted any more.
         by_recorder: A recorder calls :meth:`seen`, as the simulator's does while it captures.
         is_capture: Whether the call is captured.
+        suspects: Inputs that kernels launched by hand may have written.
     """
 
     def __init__(
@@ -151,6 +154,8 @@ class Observer(OperatorWatch):
                 self._origins[_torch.storage_id(memory)] = ("input", places[place])
         # Of what operators made, by the number of the storage, with what keeps the number.
         self._made: dict[int, _torch.WeakStorage] = {}
+        self.suspects = Suspects(inputs, None)
+        self.codes.launches = self._launched
         self._of_breaks: list[torch.UntypedStorage] = []
         self._written: dict[int, list[tuple[int, int]]] = {}
         if device_type == "cpu":
@@ -167,6 +172,8 @@ class Observer(OperatorWatch):
         finally:
             self.is_over = True
             _torch.leave_mode(self)
+            # No circle is to keep arguments alive.
+            self.codes.launches = self.codes.reads = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
@@ -261,7 +268,9 @@ class Observer(OperatorWatch):
 
     def has_written(self, tensor: torch.Tensor) -> bool:
         """The same of an input, which code that torch has compiled writes without an operator."""
-        version = self._versions.get(id(tensor))
+        version, place = self._versions.get(id(tensor)), self._inputs.get(id(tensor))
+        if place is not None and self.suspects.has_written(place):
+            return True
         return self.writes(tensor) or (version is not None and version_of(tensor) != version)
 
     def shares(self, tensor: torch.Tensor) -> bool:
@@ -289,18 +298,30 @@ class Observer(OperatorWatch):
     def taken_outside(self) -> list[tuple[int, int]]:
         """The ends of the memory from outside that operators took, likewise."""
         memories = (one.storage for one in self.trace.outside.values())
-        return _joined((one.data_ptr(), one.data_ptr() + one.nbytes()) for one in memories)
+        return _joined(
+            (one.data_ptr(), one.data_ptr() + one.nbytes()) for one in memories if one is not None
+        )
 
     def made(self, tensor: torch.Tensor) -> bool:
         """Whether an operator of this call made the memory of a tensor."""
         memory = _torch.memory_of(tensor)
         return memory is not None and _torch.storage_id(memory) in self._made
 
-    def is_new(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor lies in memory that this call made, or is the result of a break."""
+    def is_new(
+        self, tensor: torch.Tensor, name_of_place: Callable[[torch.Tensor], str | None]
+    ) -> bool:
+        """Whether a tensor lies in memory that was not there before the call.
+
+        Code that torch has compiled makes tensors without an operator: what was there is what an
+        operator took from outside, or what lies at a place that has a name.
+        """
         memory = _torch.memory_of(tensor)
-        kept = {_torch.storage_id(one) for one in self._of_breaks}
-        return self.made(tensor) or (memory is not None and _torch.storage_id(memory) in kept)
+        if memory is None:
+            return False
+        origin = self._origins.get(_torch.storage_id(memory))
+        if origin is None or (origin[0] == "outside" and self.codes.has_compiled):
+            return name_of_place(tensor) is None
+        return bool(origin[0] == "operator")
 
     def left(self, but: Sequence[int]) -> list[tuple[int, int]]:
         """The storages that operators made and that somebody still has.
@@ -313,6 +334,34 @@ class Observer(OperatorWatch):
         """
         alive = (one for one, weak in self._made.items() if weak.get() is not None)
         return [(one, self._origins[one][1]) for one in alive if one not in but]
+
+    def suspect(self, given: Any) -> None:
+        """Note what is given to somebody who may write it without a word."""
+        if self.is_over or self._is_paused:
+            return
+        for memory in _memories(given):
+            origin = self._origins.get(_torch.storage_id(memory))
+            if origin is not None and origin[0] == "input":
+                self.suspects.add(origin[1])
+
+    def _launched(self, launch: Launch) -> None:
+        """Note a kernel that is launched by hand.
+
+        It does not say what it writes: that is seen of inputs, and taken for granted of tensors
+        from outside that are no parameters.
+        """
+        if self.is_over or self._is_paused:
+            return
+        with self._lock:
+            facts = Facts(None, launch.name, True, False, False, False, False, True)
+            self._note(facts, launch.args, launch.kwargs)
+            self.suspect((launch.args, launch.kwargs))
+            for one in (*tensors_of(launch.args), *tensors_of(launch.kwargs)):
+                memory = _torch.memory_of(one)
+                number = 0 if memory is None else _torch.storage_id(memory)
+                if number in self.trace.outside and not isinstance(one, torch.nn.Parameter):
+                    self._written.setdefault(number, []).append(_torch.span_of(one))
+                    self.trace.outside[number].is_written = True
 
     def _read(self, method: str) -> None:
         """Note a method that reads a tensor on the host."""
@@ -375,7 +424,9 @@ class Observer(OperatorWatch):
         if origin is None:
             origin = self._origins[number] = "outside", len(self.trace.outside)
             shape = tuple(tensor.shape)
-            self.trace.outside[number] = Outside(memory, tensor.dtype, shape, place)
+            weak = _torch.WeakStorage(tensor)
+            kept = None if self.codes.has_compiled else memory
+            self.trace.outside[number] = Outside(weak, kept, tensor.dtype, shape, place)
         offset: int | None = int(tensor.storage_offset())
         if origin[0] == "input":
             # A copy may have other strides than what it is a copy of.

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from cgraph import _torch
+
 __all__ = ["Difference", "Operator", "Outside", "Trace"]
 
 
@@ -36,22 +38,30 @@ class Outside:
     """Memory that a call took from outside of it.
 
     Attributes:
-        storage: The memory. No tensor: that could keep what autograd has noted.
+        weak: The memory.
+        kept: The memory, kept alive, so that nothing else comes to lie there. None behind code that
+            torch has compiled, which makes tensors without an operator: it may be one of these.
         dtype: That of the tensor that an operator got first.
         shape: Likewise.
         place: The place of that operator.
         is_written: Whether an operator writes it.
-        name: Where the function finds it, or its address.
+        name: Where the function finds it, or its address; None if only its order is known.
         is_named: Whether that is a place.
     """
 
-    storage: torch.UntypedStorage
+    weak: _torch.WeakStorage
+    kept: torch.UntypedStorage | None
     dtype: torch.dtype
     shape: tuple[int, ...]
     place: int
     is_written: bool = False
     name: str | None = None
     is_named: bool = False
+
+    @property
+    def storage(self) -> torch.UntypedStorage | None:
+        """The memory, if it is still there."""
+        return self.weak.get()
 
 
 class Difference(NamedTuple):
@@ -83,13 +93,17 @@ class Trace:
     def name_outside(self, names: Mapping[int, str]) -> None:
         """Note where the function finds what it took; ``names`` by the addresses of storages."""
         for one in self.outside.values():
-            address = one.storage.data_ptr()
-            one.is_named = address in names
-            one.name = names.get(address) or f"memory at {address:#x}"
+            if (memory := one.storage) is None:
+                continue
+            address = memory.data_ptr()
+            one.name, one.is_named = names.get(address), address in names
+            if not one.is_named and one.kept is not None:
+                one.name = f"memory at {address:#x}"
 
-    def written(self) -> list[Outside]:
-        """What operators wrote of it."""
-        return [one for one in self.outside.values() if one.is_written]
+    def written(self) -> list[tuple[torch.UntypedStorage, torch.dtype]]:
+        """What operators wrote of it, with the type of the tensor that an operator got first."""
+        pairs = ((one.storage, one.dtype) for one in self.outside.values() if one.is_written)
+        return [(memory, dtype) for memory, dtype in pairs if memory is not None]
 
     def difference(self, before: Trace) -> Difference | None:
         """The first operator that is another one than in the call before; None if none is."""

@@ -146,6 +146,9 @@ class Sizes:
             large.shown.guards.leaves if large.shown.uses_gradients else (),
             found,
         )
+        if shown is None:
+            self._unsafe[large] = "padding is not compared: there is no memory for what is written"
+            return self._answers.never(call, eager, self._unsafe[large])
         if shown.shows is not None:
             self._unsafe[large] = f"padding shows: {shown.shows}"
             self._answers.never(call, eager, self._unsafe[large])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import os
 import sys
 import sysconfig
@@ -16,15 +17,20 @@ __all__ = ["is_library", "is_library_class", "is_library_module"]
 _PATHS = {name: sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
 _STANDARD = tuple(os.path.join(path, "") for path in {*_PATHS.values()} if path)
 _SITE = (os.path.join("site-packages", ""), os.path.join("dist-packages", ""))
-_OF_TORCH = (
-    os.path.join(os.path.dirname(torch.__file__), ""),
-    os.path.join(os.path.dirname(os.path.dirname(__file__)), ""),
+_OF_TORCH = tuple(
+    os.path.join(path, "")
+    for path in (
+        os.path.dirname(torch.__file__),
+        os.path.dirname(os.path.dirname(__file__)),
+        # Part of torch, as it were; it need not be there, and is not imported here.
+        *(getattr(importlib.util.find_spec("triton"), "submodule_search_locations", None) or ()),
+    )
 )
 
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Whether a file is torch's, cgraph's or of Python's own library."""
+    """Whether a file is torch's, Triton's, cgraph's or of Python's own library."""
     if file.startswith(("<frozen ", "<eval_with_key>", "<built-in")) or file.startswith(_OF_TORCH):
         return True
     return file.startswith(_STANDARD) and not any(part in file for part in _SITE)
@@ -37,8 +43,11 @@ def is_library_class(kind: type) -> bool:
     """Whether a class is of a library."""
     known = _classes.get(kind)
     if known is None:
-        module = sys.modules.get(getattr(kind, "__module__", None) or "")
-        known = _classes[kind] = module is not None and is_library_module(module)
+        name = str(getattr(kind, "__module__", None) or "")
+        module = sys.modules.get(name)
+        # The base of what extensions in C++ define is of no module.
+        is_base = name.startswith("pybind11_")
+        known = _classes[kind] = is_base or (module is not None and is_library_module(module))
     return known
 
 

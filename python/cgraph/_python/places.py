@@ -312,11 +312,14 @@ class Places:
             return
         self._seen[id(kind)] = kind
         wanted: dict[str, Any] = {}
+        hidden: set[str] = set()
         for base in kind.__mro__:
-            if not is_library_class(base):
-                for key, one in vars(base).items():
-                    if key in self._names and not isinstance(one, _DESCRIPTORS):
-                        wanted.setdefault(key, one)
+            if is_library_class(base):
+                hidden.update(vars(base))
+                continue
+            for key, one in vars(base).items():
+                if key in self._names and key not in hidden and not isinstance(one, _DESCRIPTORS):
+                    wanted.setdefault(key, one)
         if wanted:
             root = self._root(kind, kind.__qualname__)
             for key, one in wanted.items():

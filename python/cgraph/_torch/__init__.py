@@ -10,7 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.weak import TensorWeakRef
 
-from cgraph._torch.compiler import Bystander, Uncompiled
+from cgraph._torch.compiler import Bystander, Uncompiled, is_compiled_code
 from cgraph._torch.fake import (
     CpuFakeMode,
     DataDependentOutputException,
@@ -192,6 +192,7 @@ __all__ = [
     "is_any_autocast_enabled",
     "is_autograds_thread",
     "is_capturing",
+    "is_compiled_code",
     "is_followed",
     "is_named_tuple",
     "is_quiet",

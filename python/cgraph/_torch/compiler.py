@@ -8,6 +8,7 @@ mode either; ``torch.cond`` cannot be called at all from then on.
 from __future__ import annotations
 
 import functools
+import os
 import sys
 import threading
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-__all__ = ["Bystander", "Uncompiled"]
+__all__ = ["Bystander", "Uncompiled", "is_compiled_code"]
 
 
 class Bystander(TorchDispatchMode):
@@ -74,6 +75,14 @@ def _show_operators(kind: type[Bystander]) -> None:
 
 def _shown(operator: Any, mode: Bystander, *args: Any, **kwargs: Any) -> Any:
     return mode.__torch_dispatch__(operator, (), args, kwargs)  # type: ignore[no-untyped-call]
+
+
+@functools.cache
+def is_compiled_code(file: str) -> bool:
+    """Whether a file has been written by torch's compiler."""
+    folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
+    is_there = folder is not None and file.startswith(os.path.join(folder, ""))
+    return is_there or f"{os.sep}torchinductor_" in file
 
 
 class Uncompiled:

@@ -1,0 +1,79 @@
+"""Kernels that a function launches by hand with Triton, which are no operators of torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from types import CodeType, FrameType
+from typing import Any, NamedTuple
+
+import torch
+
+from cgraph import _torch
+
+__all__ = ["Launch", "Suspects", "is_launcher", "launch_of"]
+
+_LAUNCHER = os.path.join("triton", "runtime", "jit.py")
+
+
+class Launch(NamedTuple):
+    """A kernel that is about to be launched.
+
+    Attributes:
+        name: Its name.
+        args: What it gets by place.
+        kwargs: What it gets by name.
+    """
+
+    name: str
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+
+
+def is_launcher(code: CodeType) -> bool:
+    """Whether code is Triton's launcher."""
+    return code.co_name == "run" and code.co_filename.endswith(_LAUNCHER)
+
+
+def launch_of(frame: FrameType) -> Launch | None:
+    """What the launcher launches that begins in a frame; None if it only compiles."""
+    found = frame.f_locals
+    if found.get("warmup") or not isinstance(found.get("args"), tuple):
+        return None
+    name = getattr(found.get("self"), "__name__", "kernel")
+    return Launch(f"the Triton kernel {name}", found["args"], dict(found.get("kwargs") or {}))
+
+
+class Suspects:
+    """Inputs that kernels may have written, which say nothing of it.
+
+    Args:
+        inputs: The inputs of the call.
+        written: The places of those that the call before has written, for a call whose kernels do
+            not run as they are launched; None for one whose kernels do.
+    """
+
+    def __init__(self, inputs: Sequence[torch.Tensor], written: frozenset[int] | None) -> None:
+        self._inputs = inputs
+        self._written = written
+        self._before: dict[int, torch.Tensor | None] = {}
+
+    def add(self, place: int) -> None:
+        """Note that a kernel is about to get the memory of an input."""
+        if place in self._before:
+            return
+        before = None
+        if self._written is None:
+            with torch.no_grad(), _torch.without_modes():
+                before = _torch.bytes_of(self._inputs[place]).clone()
+        self._before[place] = before
+
+    def has_written(self, place: int) -> bool:
+        """Whether one of the kernels wrote to an input."""
+        if place not in self._before:
+            return False
+        before = self._before[place]
+        if before is None:
+            return self._written is not None and place in self._written
+        with torch.no_grad(), _torch.without_modes():
+            return not torch.equal(_torch.bytes_of(self._inputs[place]), before)
