@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterable
 from typing import Any
 
@@ -38,12 +39,22 @@ class Pinned:
 
     def __init__(self, leaves: Iterable[torch.Tensor]) -> None:
         self._leaves = [one for one in leaves if one.requires_grad]
+        self._has_collected = False
         for one in self._leaves:
             _node_of(one).metadata[_MARK] = True
 
     @property
     def count(self) -> int:
         """How many are held still: nodes that are made anew have no mark."""
+        found = self._count()
+        if found and not self._has_collected:
+            # What has broken a capture refers to itself, and to the history inside of it.
+            self._has_collected = True
+            gc.collect()
+            found = self._count()
+        return found
+
+    def _count(self) -> int:
         return sum(_MARK in _node_of(one).metadata for one in self._leaves)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -92,6 +93,7 @@ class Key:
         self._replays_at_capture = 0
         self._pause = 0
         self._pinned: Pinned | None = None
+        self._threads: set[int] = set()
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
 
     @property
@@ -152,6 +154,13 @@ class Key:
             return False
         self.pause(reason)
         return True
+
+    def is_first_in_thread(self) -> bool:
+        """Whether it is the first capture that has failed for what this thread does first."""
+        thread = threading.get_ident()
+        is_first = thread not in self._threads
+        self._threads.add(thread)
+        return is_first
 
     def pause(self, reason: Reason, pinned: Pinned | None = None) -> None:
         """Let calls run eagerly from now on, until the key is tried again.

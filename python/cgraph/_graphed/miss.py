@@ -445,7 +445,7 @@ class Answers:
             result = eager()
             with self.turn:
                 key.eager_calls += 1
-                if is_first_use and not key.miss(Reason(text, where, fix)):
+                if is_first_use and key.is_first_in_thread():
                     # That is over: the eager call has been the first one.
                     return result
                 key.pause(Reason(text, where, fix), pinned)

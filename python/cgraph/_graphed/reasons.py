@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import collections
-import traceback
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -86,8 +85,6 @@ def broken_by(cause: Exception) -> tuple[str, str | None]:
     if isinstance(cause, NoGradientError):
         return "its result required a gradient in the call before, and requires none now", None
     if is_pinning(cause):
-        # What the function has in its variables has a history as well.
-        traceback.clear_frames(cause.__traceback__)
         return PINNED, fix_for(PINNED)
     return first_line(cause), fix_of(cause)
 

@@ -275,9 +275,10 @@ class Places:
             self._class(type(value))
 
     def _items(self, number: int, value: dict[Any, Any], name: str) -> None:
+        # Of a list: another thread may change the dictionary meanwhile.
         owner, _, last = name.rpartition(".")
         is_of_module = last in _OF_MODULE
-        for place, (key, one) in enumerate(dict.items(value)):
+        for place, (key, one) in enumerate([*dict.items(value)]):
             its_name = f"{owner}.{key}" if is_of_module else f"{name}[{self._key(key, place)}]"
             self._look(number, ("item", key), its_name, one)
 
@@ -294,7 +295,7 @@ class Places:
     def _attributes(self, number: int, value: Any, name: str) -> None:
         attributes = attributes_of(value)
         is_module = isinstance(value, torch.nn.Module)
-        for key, one in attributes.items():
+        for key, one in [*attributes.items()]:
             if key in self._names or (is_module and (key in _OF_MODULE or key == "training")):
                 self._look(number, ("attr", key), f"{name}.{key}", one)
         for slot in _slots_of(type(value)):
@@ -317,7 +318,7 @@ class Places:
             if is_library_class(base):
                 hidden.update(vars(base))
                 continue
-            for key, one in vars(base).items():
+            for key, one in [*vars(base).items()]:
                 if key in self._names and key not in hidden and not isinstance(one, _DESCRIPTORS):
                     wanted.setdefault(key, one)
         if wanted:
@@ -353,7 +354,7 @@ class Places:
         elif isinstance(value, types.ModuleType) and id(value) not in self._seen:
             self._seen[id(value)] = value
             root = self._root(value, name)
-            for key, one in vars(value).items():
+            for key, one in [*vars(value).items()]:
                 if key in self._names:
                     self._look(root, ("attr", key), f"{name}.{key}", one)
         elif isinstance(value, type):
