@@ -127,7 +127,12 @@ class Graphed:
         captured: Its captured passes.
         clone_outputs: Return copies of outputs.
         clone_gradients: Give copies of gradients.
+
+    Attributes:
+        kept: What lives as long as one of its calls may need it.
     """
+
+    kept: Sequence[Any] = ()
 
     def __init__(self, captured: Pass, clone_outputs: bool, clone_gradients: bool) -> None:
         self.name = captured.name

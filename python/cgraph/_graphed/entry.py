@@ -75,7 +75,7 @@ def entry_of_passes(
         is_in_order=call.is_in_order,
         modes=call.mode,
         guards=guards.native,
-        work=trained.call,
+        work=trained.debugged or trained.replay,
         outputs=None,
         lane=lane,
         turn=turn,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -48,9 +47,8 @@ class Trained:
     mutated: tuple[int, ...] = ()
 
     def __init__(self, surface: Surface, statics: list[torch.Tensor], seconds: float) -> None:
-        # The graphed forward of a module works only as long as the module lives.
         self._surface = surface
-        self.replay: Callable[..., Any] = surface.forward
+        self.replay = graphed = graphed_of(surface)
         self.debugged: DebuggedCall | Every | None = None
         self.writes: list[tuple[int, int]] = []
         self.takes: list[tuple[int, int]] = []
@@ -58,8 +56,6 @@ class Trained:
         self.frozen: tuple[str, ...] = ()
         self.statics = statics
         self.seconds = seconds
-        self._graphed = weakref.ref(graphed_of(surface))
-        graphed = graphed_of(surface)
         self._graphs, self.breaks = graphed.graphs, graphed.breaks
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
@@ -69,7 +65,7 @@ class Trained:
     def finish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer the call that was captured. Between breaks its forward pass has run."""
         if self.breaks:
-            graphed_of(self._surface).take_as_run()
+            self.replay.take_as_run()
         return self.replay(*args, **kwargs)
 
     @property
@@ -79,7 +75,7 @@ class Trained:
 
     def is_open(self) -> bool:
         """Whether the backward pass of the last call may still run, which another would spoil."""
-        return graphed_of(self._surface).is_open
+        return self.replay.is_open
 
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
@@ -89,11 +85,11 @@ class Trained:
     @property
     def parameters(self) -> tuple[torch.Tensor, ...]:
         """The parameters that get gradients, in the order of the autograd node."""
-        return graphed_of(self._surface).parameters
+        return self.replay.parameters
 
     def gradients_of_all(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
         """Those of all inputs and parameters, of what the autograd node has passed on."""
-        return graphed_of(self._surface).of_all(found)
+        return self.replay.of_all(found)
 
     @property
     def pool(self) -> _driver.Handle:
@@ -222,6 +218,8 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     )
     shown.needs_grad = True
     trained.kept, trained.frozen = frozen_in(observer, driver, trained.pool)
+    # A backward pass may come when the key has let this go.
+    trained.replay.kept = trained.kept
     difference = None
     if plan.compares:
         difference = shown.difference(plan.before, observer, call, plan.options)
