@@ -54,3 +54,17 @@ def test_a_break_that_no_backward_pass_comes_through_keeps_no_history(lab: Lab) 
     gc.collect()
     assert len(seen) >= 6 and all(one() is None for one in seen)
     assert same_parameters(mine, eager)
+
+
+def test_a_step_whose_gradients_come_back_through_a_break_is_captured(lab: Lab) -> None:
+    graphed, eagerly, mine, eager = both(lab, Attended(), training)
+    for _ in range(6):
+        x = fresh(lab, 4, 6)
+        assert near(graphed(x), eagerly(x))
+        assert same_parameters(mine, eager)
+    (key,) = graphed.report().keys
+    assert key.state == "captured"
+    assert [name.split(" (")[0] for name in key.breaks] == [
+        "Attended.attend",
+        "gradients of Attended.attend",
+    ]

@@ -161,7 +161,7 @@ def training(file: Path | None) -> None:
     stepped = cgraph.graphed(step(whole, whole))
     steps = [step(eager, eager), step(theirs, theirs), step(ours, graphed), stepped]
     for one in steps:
-        for _ in range(3):
+        for _ in range(4):  # to observe, to capture what a break comes back through, to replay
             one()
     for model in (theirs, ours, whole):
         for mine, right in zip(model.parameters(), eager.parameters(), strict=True):

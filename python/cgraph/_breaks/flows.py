@@ -23,7 +23,7 @@ from cgraph import _torch
 from cgraph._autograd.gradients import with_own_memory
 from cgraph._autograd.history import leaves_behind, nodes_behind
 from cgraph._torch import tree_flatten, tree_unflatten
-from cgraph.breaks import Breakable, Work
+from cgraph.breaks import Breakable, Work, innermost
 from cgraph.errors import CallableError, CaptureError
 
 __all__ = ["WAY_BACK", "Flow", "no_way_back", "requires_gradient", "unreached"]
@@ -188,7 +188,9 @@ class Flow(ABC):
             back = stand_in = functools.partial(_refuse, refusal)
         name = f"gradients of {self._name}"
         work = Work(back, name, is_backward=True, stand_in=stand_in)
-        found: tuple[torch.Tensor | None, ...] = self.divides.run(work, gradients, {})
+        # Who looks at the capture sees this break as all others.
+        capture = innermost() or self.divides
+        found: tuple[torch.Tensor | None, ...] = capture.run(work, gradients, {})
         return found
 
     def _pairs(
