@@ -15,9 +15,11 @@ from cgraph._graphed.gradients import Gradients
 from cgraph._graphed.guards import Guards
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.miss import Answers
+from cgraph._graphed.observation import Observation
 from cgraph._graphed.observed import observed
 from cgraph._graphed.reasons import fix_for, refused_in_words
 from cgraph._graphed.record import BrokenError
+from cgraph._graphed.sized import UnlikeError
 from cgraph._operators.before import bytes_before
 from cgraph._operators.rollback import Rollback
 from cgraph._python.named import named_by
@@ -28,7 +30,7 @@ __all__ = ["capture_ahead"]
 
 
 def capture_ahead(
-    answers: Answers, family: Family, key: Key, call: Call, *, like: Key | None
+    answers: Answers, family: Family, key: Key, call: Call, *, like: Observation | None
 ) -> None:
     """Capture a key, and put back tensors and random states that this wrote.
 
@@ -37,25 +39,24 @@ def capture_ahead(
         family: The call's family.
         key: Its key, which has no graph.
         call: The call.
-        like: A key of the same function that differs in numbers of rows alone: what its calls have
-            shown is taken for shown.
+        like: What a call has shown that differs in numbers of rows alone; None if there is none.
 
     Raises:
         CaptureError: The function cannot be captured, or makes state in its first call.
         Exception: What the function has raised.
     """
     try:
-        if like is None or like.shown is None:
+        if like is None:
             _observe(answers, key, call)
         else:
-            key.shown = like.shown
+            key.shown = like
         assert key.shown is not None
         if (against := key.shown.reason_against) is not None:
             text, where, kind = against
             reason = Reason(text, where, fix_for(kind))
             raise CaptureError(f"{reason}. {answers.name} cannot be captured")
-        with _put_back(key):
-            captured = answers.capture(key, call, compares=like is None)
+        with _put_back(key.shown, runs=like is None or like.has_breaks):
+            captured = answers.capture(key, call, is_sized=like is not None)
         if captured.refusal is not None:
             refusal = captured.refusal
             fix = fix_for(refusal.kind)
@@ -68,6 +69,8 @@ def capture_ahead(
             )
         answers.hold(key, call, captured)
         key.observed = answers.options.warmup
+    except UnlikeError:
+        capture_ahead(answers, family, key, call, like=None)
     except BrokenError as error:
         cause = error.cause
         key.reason = Reason(first_line(cause))
@@ -109,11 +112,9 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
 
 
 @contextmanager
-def _put_back(key: Key) -> Iterator[None]:
-    """A block behind which the tensors that a capture has written are as before."""
-    assert key.shown is not None
-    shown = key.shown
-    before = [bytes_before(*one) for one in shown.trace.written()]
+def _put_back(shown: Observation, *, runs: bool) -> Iterator[None]:
+    """A block behind which the tensors that a capture has written are as before, if it runs."""
+    before = [bytes_before(*one) for one in (shown.trace.written() if runs else ())]
     gradients = Gradients(shown.guards.leaves if shown.uses_gradients else ())
     generators = [torch.default_generator, *shown.generators]
     generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]

@@ -8,13 +8,16 @@ from contextlib import contextmanager
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
+from cgraph import _driver
 from cgraph._captures.collector import gc_frozen
 from cgraph._graphed.ahead import capture_ahead
 from cgraph._graphed.call import Call
 from cgraph._graphed.key import Key
 from cgraph._graphed.miss import Answers
+from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import Pad, checked_sizes
 from cgraph._graphed.reasons import reason_against
+from cgraph._graphed.sized import can_be_like, for_sizes
 from cgraph._padding.contents import resized
 from cgraph._padding.rows import Fit
 from cgraph.errors import ArgumentError, CaptureError, add_note
@@ -64,20 +67,21 @@ def capture_ladder(
         disable=not progress,
         file=sys.stderr,
     )
-    first: Key | None = None
+    like: Observation | None = None
     with gc_frozen(), bar:
         for size in sorted(wanted, reverse=True):
             sized = call.replaced(resized(call.tensors, found, size, pad))
             with _rows_named(call, found):
-                key = _capture(answers, sized, first)
-            first = first or key
+                shown = _capture(answers, sized, like).shown
+            if like is None and shown is not None and can_be_like(shown):
+                like = for_sizes(shown, answers.function, sized, options)
             bar.update()
     answers.sizes.rows.learn(call)
 
 
-def _capture(answers: Answers, call: Call, like: Key | None) -> Key:
+def _capture(answers: Answers, call: Call, like: Observation | None) -> Key:
     """Capture the key of a call, unless it has a graph."""
-    against = reason_against(call, answers.device_type)
+    against = reason_against(call, _driver.current().device_type)
     if against is not None:
         raise CaptureError(f"{answers.name} cannot be captured for ({call}): {against}")
     family, key, call = answers.key_of(call)

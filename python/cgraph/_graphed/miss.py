@@ -27,6 +27,7 @@ from cgraph._graphed.plan import Plan
 from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.sized import can_be_like, record_sized
 from cgraph._graphed.told import Told
 from cgraph._graphed.train import Trained, train
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
@@ -157,11 +158,6 @@ class Answers:
         return free.entry
 
     @property
-    def device_type(self) -> str:
-        """Of the tensors that captures work on."""
-        return _driver.current().device_type
-
-    @property
     def lane(self) -> _core.Lane | None:
         """The stream that the pool was used on last."""
         return self.memory.lane(_driver.current())
@@ -200,8 +196,8 @@ class Answers:
 
         # A call that changes state may work on other state now than when it was observed.
         shown = key.shown
-        is_steady = shown is not None and not shown.is_backward and not shown.trace.written()
-        capture_ahead(self, family, key, call, like=key if is_steady else None)
+        is_steady = shown is not None and can_be_like(shown) and not shown.trace.written()
+        capture_ahead(self, family, key, call, like=shown if is_steady else None)
 
     def add(self, call: Call, entry: _core.Entry, recorded: Recorded | Trained) -> None:
         """Let calls like this one find an entry natively, unless only Python can compare them."""
@@ -217,7 +213,7 @@ class Answers:
         self.keys.add(family, key)
         return key
 
-    def plan(self, key: Key, call: Call, *, needs_grad: bool, compares: bool = True) -> Plan:
+    def plan(self, key: Key, call: Call, *, needs_grad: bool) -> Plan:
         """How a call of a key is to be captured."""
         driver = _driver.current()
         pool, stream = self.memory.place(driver, needs_grad)
@@ -232,11 +228,12 @@ class Answers:
             call,
             key.shown,
             lines=key.misses > 0,
-            compares=compares,
         )
 
-    def capture(self, key: Key, call: Call, *, compares: bool = True) -> Capture:
+    def capture(self, key: Key, call: Call, *, is_sized: bool = False) -> Capture:
         """Capture a call of a key, whose work is done then unless gradients are recorded.
+
+        With ``is_sized`` it differs from the call before in numbers of rows alone.
 
         Raises:
             BrokenError: The capture could not go on, and Python is as before.
@@ -244,14 +241,14 @@ class Answers:
         """
         assert key.shown is not None
         needs_grad = key.shown.needs_grad
-        plan = self.plan(key, call, needs_grad=needs_grad, compares=compares)
+        plan = self.plan(key, call, needs_grad=needs_grad)
         with busy(), claimed(plan.pool):
             plan.driver.synchronize()
             with _torch.without_gradients():
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
             if needs_grad:
                 return train(plan, statics)
-            return record(plan, statics)
+            return record_sized(plan, statics) if is_sized else record(plan, statics)
 
     def hold(self, key: Key, call: Call, captured: Capture) -> None:
         """Let calls of a key be replays of a capture."""

@@ -28,7 +28,6 @@ class Plan:
         call: The call.
         before: What the call before has shown.
         lines: Whether the lines of operators are noted.
-        compares: Whether the capture must match the call before.
     """
 
     function: Callable[..., Any]
@@ -40,4 +39,3 @@ class Plan:
     call: Call
     before: Observation
     lines: bool
-    compares: bool

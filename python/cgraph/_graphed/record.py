@@ -5,8 +5,8 @@ from __future__ import annotations
 import functools
 import gc
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +27,7 @@ from cgraph._graphed.writeback import handed_over
 from cgraph._operators.before import bytes_of
 from cgraph._operators.launches import Suspects
 from cgraph._operators.observe import ObservedBreaks, Observer, Refusal
-from cgraph._operators.trace import Difference
+from cgraph._operators.trace import Difference, Trace
 from cgraph._torch import tree_iter
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph
@@ -36,7 +36,16 @@ from cgraph.segments import SegmentedGraph
 if TYPE_CHECKING:
     from cgraph._graphed.train import Trained
 
-__all__ = ["BrokenError", "Capture", "frozen_in", "observer_of", "record", "wait"]
+__all__ = [
+    "BrokenError",
+    "Capture",
+    "capturing",
+    "frozen_in",
+    "graph_of",
+    "observer_of",
+    "record",
+    "wait",
+]
 
 
 @dataclass
@@ -110,7 +119,7 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     gradients = Gradients(plan.before.guards.leaves if plan.before.uses_gradients else ())
     restore = Restore(plan.before.guards)
     stopped: list[Refusal] = []
-    with _capturing(plan, observer, gradients) as session:
+    with capturing(plan, observer.watching(), gradients.at_break) as session:
         try:
             session.begin(statics)
 
@@ -138,7 +147,7 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
             del returned
             gradients.end()
             fresh = result.fresh if plan.options.outputs == "fresh" else []
-            graph = _graph_of(session, fresh)
+            graph = graph_of(session, fresh)
         except BaseException as error:
             has_broken, was_stopped = session.has_broken, bool(stopped)
             session.fail(error)
@@ -165,11 +174,9 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         before=plan.before,
         gradients=gradients.at_begin or None,
     )
-    recorded.kept, recorded.frozen = frozen_in(observer, plan.driver, recorded.pool)
-    difference = None
-    if plan.compares:
-        difference = shown.difference(plan.before, observer, call, plan.options)
-    if plan.compares and difference is None and left and not recorded.breaks:
+    recorded.kept, recorded.frozen = frozen_in(observer.trace, plan.driver, recorded.pool)
+    difference = shown.difference(plan.before, observer, call, plan.options)
+    if difference is None and left and not recorded.breaks:
         ignored = plan.before.guards.memories_at(plan.options.ignores)
         but = [*result.storages, *_storages_in(None, gradients), *ignored]
         difference = None if plan.options.ignores("") else _left_behind(observer, but)
@@ -177,8 +184,21 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
 
 
 @contextmanager
-def _capturing(plan: Plan, observer: Observer, gradients: Gradients) -> Iterator[Session]:
-    """A block in which a session captures on the plan's stream, while operators are observed."""
+def capturing(
+    plan: Plan,
+    watching: AbstractContextManager[None],
+    at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
+    *,
+    runs: bool = True,
+) -> Iterator[Session]:
+    """A block in which a session captures on the plan's stream.
+
+    Args:
+        plan: How.
+        watching: The block in which operators are observed.
+        at_break: See :class:`cgraph._breaks.sessions.Session`.
+        runs: Likewise.
+    """
     driver, stream = plan.driver, plan.stream
     before = driver.current_stream()
     # For work on other streams: replays may still read what a capture is about to write.
@@ -187,14 +207,15 @@ def _capturing(plan: Plan, observer: Observer, gradients: Gradients) -> Iterator
     of_device = stream if driver.device_type == "cuda" else None
     random = RandomState(of_device, plan.before.generators)
     try:
-        with driver.stream(stream), collections_held_off(), observer.watching():
+        with driver.stream(stream), collections_held_off(), watching:
             session = Session(
                 stream,
                 plan.pool,
                 "thread_local",
                 plan.before.generators,
-                at_break=gradients.at_break,
+                at_break=at_break,
                 may_be_empty=True,
+                runs=runs,
             )
             with session.forks.watched():
                 yield session
@@ -207,7 +228,7 @@ def _capturing(plan: Plan, observer: Observer, gradients: Gradients) -> Iterator
             wait(before, stream)
 
 
-def _graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | SegmentedGraph:
+def graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | SegmentedGraph:
     """The graph of a session whose function has returned, which copies its results to new memory.
 
     It is the segment itself if there is just one.
@@ -244,10 +265,9 @@ def _left_behind(observer: Observer, but: Sequence[int]) -> Difference | None:
 
 
 def frozen_in(
-    observer: Observer, driver: Driver, pool: Handle
+    trace: Trace, driver: Driver, pool: Handle
 ) -> tuple[list[torch.UntypedStorage], tuple[str, ...]]:
     """What a graph reads that nothing guards: its storages, which must stay, and words for each."""
-    trace = observer.trace
     kept, words = [], []
     for one in trace.outside.values():
         memory = None if one.is_named else one.storage

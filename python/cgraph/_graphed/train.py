@@ -217,12 +217,10 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         before=plan.before,
     )
     shown.needs_grad = True
-    trained.kept, trained.frozen = frozen_in(observer, driver, trained.pool)
+    trained.kept, trained.frozen = frozen_in(observer.trace, driver, trained.pool)
     # A backward pass may come when the key has let this go.
     trained.replay.kept = trained.kept
-    difference = None
-    if plan.compares:
-        difference = shown.difference(plan.before, observer, call, plan.options)
+    difference = shown.difference(plan.before, observer, call, plan.options)
     return Capture(trained, None, shown, difference, None)
 
 

@@ -1,0 +1,109 @@
+"""The capture of a call that differs in numbers of rows alone from one that was observed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from cgraph import _torch
+from cgraph._graphed.call import Call
+from cgraph._graphed.gradients import detached
+from cgraph._graphed.observation import Observation, guards_of
+from cgraph._graphed.options import Options
+from cgraph._graphed.plan import Plan
+from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
+from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.results import Result
+from cgraph._operators.codes import Codes
+from cgraph._operators.observe import version_of
+from cgraph.breaks import Work, breakable, on_one_thread
+
+__all__ = ["UnlikeError", "can_be_like", "for_sizes", "record_sized"]
+
+
+class UnlikeError(Exception):
+    """The call differs from the observed one in more than numbers of rows: observe it itself."""
+
+
+def can_be_like(shown: Observation) -> bool:
+    """Whether calls of other numbers of rows are captured after this one, without a look at them.
+
+    A backward pass inside changes gradients, which its capture has to know.
+    """
+    return not shown.is_backward and not shown.needs_grad
+
+
+def for_sizes(
+    shown: Observation, function: Callable[..., Any], call: Call, options: Options
+) -> Observation:
+    """The same, with guards on all tensors that have a name: other sizes may take others."""
+    guards = guards_of(function, call, shown.codes, lambda *_: True, options, {})
+    return replace(shown, guards=guards)
+
+
+def record_sized(plan: Plan, statics: list[torch.Tensor]) -> Capture:
+    """Capture a call, of which operators are not noted. Without breaks nothing of it runs.
+
+    Args:
+        plan: How; the call before differs in numbers of rows alone.
+        statics: What the graph reads instead of the tensors of the call.
+
+    Raises:
+        BrokenError: The capture could not go on.
+        UnlikeError: It ran other code, met another break, or found other values.
+    """
+    call, driver, before, began = plan.call, plan.driver, plan.before, time.perf_counter()
+    args, kwargs = call.arguments(statics)
+    given = {_torch.storage_id(one.untyped_storage()) for one in statics}
+
+    def is_new(tensor: torch.Tensor) -> bool:
+        memory = _torch.memory_of(tensor)
+        is_inside = memory is not None and _torch.storage_id(memory) not in given
+        return is_inside and before.guards.name_beside(tensor) is None
+
+    if not before.guards.fit(call.objects):
+        raise UnlikeError
+    codes, versions = Codes(), [version_of(one) for one in statics]
+    with capturing(plan, nullcontext(), None, runs=before.has_breaks) as session:
+        try:
+            session.begin(statics)
+            breaks = session if before.has_breaks else _NoBreaks()
+            with codes.noted(), breakable(breaks), on_one_thread():
+                returned = plan.function(*args, **kwargs)
+            if call.mode.grad:
+                returned = detached(returned, always=False)
+            is_known = before.codes.keys() >= codes.globals.keys()
+            if not is_known or not before.guards.fit(call.objects):
+                raise UnlikeError
+            result = Result.of(returned, statics, is_new, driver.device_type)
+            del returned
+            fresh = result.fresh if plan.options.outputs == "fresh" else []
+            graph = graph_of(session, fresh)
+        except BaseException as error:
+            session.fail(error)
+            if isinstance(error, UnlikeError) or not isinstance(error, Exception):
+                raise
+            raise BrokenError(error) from error
+        session.close()
+    recorded = Recorded(graph, statics, result, time.perf_counter() - began)
+    recorded.mutated = [
+        place
+        for place, (name, one) in enumerate(zip(call.names, statics, strict=True))
+        if name in before.written or version_of(one) != versions[place]
+    ]
+    recorded.writes, recorded.takes = [*before.writes], [*before.takes]
+    recorded.kept, recorded.frozen = frozen_in(before.trace, driver, recorded.pool)
+    return Capture(recorded, None, before, None, None)
+
+
+class _NoBreaks:
+    """Breaks of a call after one that met none."""
+
+    def run(self, work: Work, args: Any, kwargs: Any) -> Any:
+        """Give up."""
+        raise UnlikeError
