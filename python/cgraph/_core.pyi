@@ -1,6 +1,6 @@
 """The native half of cgraph: cg-core for Python. Not a public interface."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, final
 
 from typing_extensions import Self, disjoint_base
@@ -34,7 +34,6 @@ __all__ = [
     "begin_exit",
     "end_broken",
     "enter_busy",
-    "instantiate_all",
     "is_any_busy",
     "leave_busy",
     "register_for_all",
@@ -101,8 +100,6 @@ class Device:
     @property
     def driver_version(self) -> int:
         """The driver's version as CUDA numbers it: 12040 is 12.4."""
-    def memory_info(self) -> tuple[int, int]:
-        """Free and total memory in bytes."""
     def memory_range(self, address: int) -> tuple[int, int] | None:
         """Start and size of the allocation that an address lies in; None if nothing is there."""
     def word(self, address: int) -> int | None:
@@ -252,7 +249,6 @@ class Graph:
     def _end_cycle(self) -> None: ...
     def _instantiate(self) -> None: ...
     def _drop_template(self) -> None: ...
-    def _drop_exec(self) -> None: ...
     def _clear(self) -> None: ...
     @property
     def _has_template(self) -> bool: ...
@@ -278,13 +274,6 @@ class HookHandle:
         """Take the registration back; nothing happens if it is gone."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
-
-def instantiate_all(graphs: Iterable[Graph], threads: int) -> list[Exception | None]:
-    """Instantiate graphs in so many threads, all of one device and with their templates alone.
-
-    For each an error or None. Hooks do not run. ``graphs`` is gone through on this thread, while
-    others are instantiated; what it raises comes out at the end.
-    """
 
 @final
 class TensorReader:

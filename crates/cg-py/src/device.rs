@@ -50,12 +50,6 @@ impl Device {
         self.core.driver().version()
     }
 
-    /// Free and total memory in bytes.
-    fn memory_info(&self, py: Python<'_>) -> PyResult<(u64, u64)> {
-        let info = enter(py, || self.core.memory_info())?;
-        Ok((info.free, info.total))
-    }
-
     /// Start and size of the allocation that an address lies in; none if nothing is there.
     fn memory_range(&self, py: Python<'_>, address: u64) -> PyResult<Option<(u64, u64)>> {
         let range = enter(py, || self.core.memory_range(Address(address)))?;

@@ -1,7 +1,5 @@
 //! `Graph`: the state machine behind `cgraph.CUDAGraph`, with `replay()` as one native call.
 
-use std::iter;
-use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -13,7 +11,7 @@ use pyo3::{PyTraverseError, PyVisit};
 
 use crate::cycle::Cycle;
 use crate::enter::enter;
-use crate::error::{state, to_py};
+use crate::error::state;
 use crate::fed::{Fed, Given};
 use crate::hook::{self, HookHandle, Hooks};
 use crate::inputs::Inputs;
@@ -37,57 +35,6 @@ struct State {
     template: Option<Arc<cg_core::Template>>,
     ready: Option<Arc<Ready>>,
     environment: Option<Environment>,
-}
-
-/// Instantiates graphs in so many threads, all of one device and with their templates alone; for each
-/// an error or none. Hooks do not run. The iterable is asked for graphs on this thread, while others
-/// are instantiated; what it raises comes out at the end.
-#[pyfunction]
-pub(crate) fn instantiate_all(
-    py: Python<'_>,
-    graphs: &Bound<'_, PyAny>,
-    threads: NonZeroUsize,
-) -> PyResult<Vec<Option<PyErr>>> {
-    let graphs = graphs.try_iter()?.unbind();
-    // With the number of the template.
-    let mut found: Vec<(Py<Graph>, PyResult<u64>)> = Vec::new();
-    let mut asked = Ok(());
-    let templates = iter::from_fn(|| {
-        Python::attach(|py| {
-            loop {
-                let next = graphs.bind(py).clone().next()?;
-                let next = next.and_then(|one| Ok(one.cast_into::<Graph>()?));
-                let graph = next.map_err(|error| asked = Err(error)).ok()?;
-                match graph.get().template() {
-                    Ok(template) => {
-                        found.push((graph.unbind(), Ok(template.id())));
-                        return Some(template);
-                    }
-                    Err(error) => found.push((graph.unbind(), Err(error))),
-                }
-            }
-        })
-    });
-    let flags = InstantiateFlags::default();
-    let made = enter(py, || {
-        cg_core::Template::instantiate_all(templates, flags, threads)
-    });
-    let mut made = match made {
-        Ok(made) => made.into_iter(),
-        Err(error) => return asked.and(Err(error)),
-    };
-    let taken = found.into_iter().map(|(graph, template)| {
-        let template = match template {
-            Ok(template) => template,
-            Err(error) => return Some(error),
-        };
-        match made.next()? {
-            Ok(exec) => graph.get().take_exec(py, exec, template).err(),
-            Err(error) => Some(to_py(py, &error)),
-        }
-    });
-    let taken = taken.collect();
-    asked.map(|()| taken)
 }
 
 /// What a capture leaves for the execs that are made of it.
@@ -270,16 +217,6 @@ impl Graph {
     fn _drop_template(&self, py: Python<'_>) {
         let template = self.state().template.take();
         py.detach(|| drop(template));
-    }
-
-    /// Drops the exec; the template stays, and a replay in flight goes on.
-    fn _drop_exec(&self, py: Python<'_>) {
-        let ready = self.state().ready.take();
-        if let Some(ready) = &ready {
-            // As in `Cycle::end`: not while the interpreter is held.
-            py.detach(|| self.cycle.replaced(&ready.exec));
-        }
-        py.detach(|| drop(ready));
     }
 
     /// Drops everything.

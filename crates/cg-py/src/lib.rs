@@ -45,7 +45,7 @@ mod _core {
     #[pymodule_export]
     use super::fresh::Fresh;
     #[pymodule_export]
-    use super::graph::{Graph, instantiate_all};
+    use super::graph::Graph;
     #[pymodule_export]
     use super::hook::{HookHandle, register_for_all};
     #[pymodule_export]
