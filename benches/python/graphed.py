@@ -133,7 +133,8 @@ def ladder(
     torch.cuda.synchronize()
     theirs = time.perf_counter() - begun
     kept.clear()
-    graphed = cgraph.graphed(model, sizes=SIZES)
+    # What padding writes behind the rows of a call is read by nobody.
+    graphed = cgraph.graphed(model, sizes=SIZES, check_padding=False)
     begun = settle()
     graphed.capture(tokens, place, progress=False)
     torch.cuda.synchronize()
