@@ -10,7 +10,6 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph import _torch
 from graphed_calls import near, same_gradients, states
 from lab import Lab, fresh
 from networks import network
@@ -61,9 +60,9 @@ def test_a_loss_whose_backward_pass_is_inside_is_returned_without_history(lab: L
             one.optimizer.zero_grad()
         x = fresh(lab, 4, 6)
         loss = graphed(x)
-        assert loss.requires_grad != _torch.TELLS_SPENT
+        assert not loss.requires_grad
         assert near(loss, eager.passes(x))
-    assert states(graphed) == ["captured" if _torch.TELLS_SPENT else "eager"]
+    assert states(graphed) == ["captured"]
 
 
 @pytest.mark.filterwarnings("ignore:.*return the loss detached")
@@ -85,7 +84,7 @@ def test_a_prediction_beside_its_loss_is_returned_without_history(lab: Lab) -> N
         assert all(near(found[name], right[name]) for name in right)
         assert same_gradients(mine, eager)
         del found
-    assert states(graphed) == ["captured" if _torch.TELLS_SPENT else "eager"]
+    assert states(graphed) == ["captured"]
 
 
 def test_a_batch_norm_that_was_called_before_a_capture_has_its_backward_pass_after_it(

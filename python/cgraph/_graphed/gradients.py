@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from typing import Any
 
 import torch
 
-from cgraph import _torch
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["Gradients", "detached"]
@@ -80,25 +78,13 @@ class Gradients:
                 leaf.grad = own
 
 
-def detached(result: Any, *, always: bool = False) -> Any:
-    """A result with tensors without history in the places of those whose history is spent.
-
-    Args:
-        result: The result.
-        always: Take the history of all tensors away, as a backward pass ran inside.
-    """
+def detached(result: Any) -> Any:
+    """A result without history, of a function that has run its backward pass."""
     leaves, spec = tree_flatten(result)
-    spent = [
-        isinstance(one, torch.Tensor) and one.grad_fn is not None and (always or _is_spent(one))
-        for one in leaves
-    ]
-    if not any(spent):
+    if not any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in leaves):
         return result
-    pairs = zip(leaves, spent, strict=True)
-    return tree_unflatten([one.detach() if gone else one for one, gone in pairs], spec)
+    return tree_unflatten([_without_history(one) for one in leaves], spec)
 
 
-def _is_spent(tensor: torch.Tensor) -> bool:
-    with suppress(RuntimeError):
-        return tensor.grad_fn is not None and _torch.is_spent(tensor)
-    return False
+def _without_history(leaf: Any) -> Any:
+    return leaf.detach() if isinstance(leaf, torch.Tensor) and leaf.grad_fn is not None else leaf

@@ -50,8 +50,8 @@ def observed(
     containers = Containers((args, kwargs))
     with observer.watching(), observer.noting(), breakable(breaks):
         result = function(*args, **kwargs)
-    if torch.is_grad_enabled():
-        result = detached(result, always=observer.is_backward)
+    if observer.is_backward and torch.is_grad_enabled():
+        result = detached(result)
     shown = Observation.of(
         observer,
         function,

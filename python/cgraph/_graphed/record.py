@@ -134,8 +134,8 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
                     returned = plan.function(*args, **kwargs)
             finally:
                 observer.stop = None
-            if call.mode.grad:
-                returned = detached(returned, always=observer.is_backward)
+            if observer.is_backward and call.mode.grad:
+                returned = detached(returned)
             if stopped:
                 session.leave_modes()
                 session.close()

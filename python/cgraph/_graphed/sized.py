@@ -12,7 +12,6 @@ import torch
 
 from cgraph import _torch
 from cgraph._graphed.call import Call
-from cgraph._graphed.gradients import detached
 from cgraph._graphed.observation import Observation, guards_of
 from cgraph._graphed.options import Options
 from cgraph._graphed.plan import Plan
@@ -75,8 +74,6 @@ def record_sized(plan: Plan, statics: list[torch.Tensor]) -> Capture:
             breaks = session if before.has_breaks else _NoBreaks()
             with codes.noted(), breakable(breaks), on_one_thread():
                 returned = plan.function(*args, **kwargs)
-            if call.mode.grad:
-                returned = detached(returned, always=False)
             is_known = before.codes.keys() >= codes.globals.keys()
             if not is_known or not before.guards.fit(call.objects):
                 raise UnlikeError

@@ -194,6 +194,8 @@ class Observer(OperatorWatch):
                 yield
         finally:
             self._is_paused = True
+            # That of code which torch has compiled has no operators.
+            self.is_backward |= torch.autograd.backward.__code__ in self.codes.globals
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
