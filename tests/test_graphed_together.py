@@ -1,7 +1,9 @@
-"""Graphs of many sizes, which are captured one after the other and instantiated at once."""
+"""Graphs of many sizes, which are captured one after the other."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import subprocess
 import sys
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 
 import cgraph
 from cgraph.errors import CaptureError
-from graphed_calls import misses, states
+from graphed_calls import states
 from lab import Lab, fresh
 from ladders import SIZES, doubled, require_right
 
@@ -24,9 +26,7 @@ class Switched(nn.Module):
         return x * 2 if self.training else x * 3
 
 
-def test_graphs_of_a_ladder_serve_modules_that_train_as_they_did_at_the_capture_of_each(
-    lab: Lab,
-) -> None:
+def test_a_ladder_in_which_a_flag_changes_raises_and_puts_it_back(lab: Lab) -> None:
     net, count = Switched(), 0
 
     def switch(graph: cgraph.CUDAGraph) -> None:
@@ -36,16 +36,58 @@ def test_graphs_of_a_ladder_serve_modules_that_train_as_they_did_at_the_capture_
             net.eval()
 
     function = cgraph.graphed(net, sizes=SIZES)
-    with cgraph.register_graph_capture_end_hook(switch):
+    with (
+        cgraph.register_graph_capture_end_hook(switch),
+        pytest.raises(CaptureError, match=r"make that state first.*self\.training"),
+    ):
         function.capture(fresh(lab, 8, 5))
-    for rows, training in [(8, True), (6, True), (3, False), (2, False), (1, False)]:
-        net.train(training)
-        x = fresh(lab, rows, 5)
-        with misses() as seen:
+    assert net.training
+    function.capture(fresh(lab, 8, 5), progress=False)
+    for rows in SIZES:
+        for training in (True, False):
+            net.train(training)
+            x = fresh(lab, rows, 5)
             assert torch.equal(function(x), net(x))
-        assert not seen
-        net.train(not training)
-        assert torch.equal(function(x), net(x))
+
+
+class Tabled(nn.Module):
+    """Keeps a table for each number of rows, some of them where nobody looks."""
+
+    def __init__(self, hides: bool) -> None:
+        super().__init__()
+        self.tables: dict[int, Tensor] = {}
+        self.hidden = functools.lru_cache(None)(self.made)
+        self.hides = hides
+
+    def made(self, rows: int) -> Tensor:
+        return torch.arange(rows, dtype=torch.float32, device=self.device)
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.device = x.device
+        if self.hides:
+            return x * self.hidden(len(x))
+        if len(x) not in self.tables:
+            self.tables[len(x)] = self.made(len(x))
+        return x * self.tables[len(x)]
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+@pytest.mark.parametrize("hides", [False, True])
+@pytest.mark.parametrize("ahead", [False, True])
+def test_what_a_function_keeps_for_each_size_has_contents_wherever_it_is_made(
+    lab: Lab, ahead: bool, hides: bool
+) -> None:
+    net, twin = Tabled(hides), Tabled(hides)
+    function = cgraph.graphed(net, sizes=[4, 8], check_padding=False)
+    with torch.no_grad():
+        net(fresh(lab, 8))
+        if ahead:
+            with contextlib.suppress(CaptureError):  # where it can tell that state is made
+                function.capture(fresh(lab, 8), progress=False)
+        for rows in (4, 8, 8, 4, 4, 8):
+            x = fresh(lab, rows)
+            assert torch.equal(function(x), twin(x))
+            assert torch.equal(net(x), twin(x))
 
 
 def test_a_ladder_of_more_sizes_than_keys_without_a_graph_are_remembered_is_captured_whole(

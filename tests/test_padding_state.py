@@ -54,3 +54,22 @@ def test_a_comparison_without_memory_leaves_all_as_it_was_and_runs_eagerly(
         torch.testing.assert_close(total, expected)
     assert calls == [1]
     assert any("no memory" in (key.reason or "") for key in function.report().keys)
+
+
+@pytest.mark.filterwarnings("ignore:.*runs eagerly")
+def test_padding_shows_beside_infinite_elements(lab: Lab) -> None:
+    def counted(x: Tensor) -> Tensor:
+        most = (x == x.max()).sum().float()
+        return torch.stack([torch.log(most - 1), most])
+
+    function = cgraph.graphed(counted, sizes=[4], pad="repeat")
+    for _ in range(4):
+        x = torch.tensor([1.0, 2.0], device=lab.device)
+        assert torch.equal(function(x), counted(x))
+
+
+def test_elements_that_are_infinite_on_both_sides_count_as_equal(lab: Lab) -> None:
+    right = torch.tensor([-torch.inf, 100.0, 0.01], device=lab.device)
+    found = torch.tensor([-torch.inf, 100.0, 0.011], device=lab.device)
+    assert check._wrong(found, right) is None
+    assert check._wrong(found.abs(), right) is not None

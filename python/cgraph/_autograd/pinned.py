@@ -55,7 +55,9 @@ class Pinned:
         return found
 
     def _count(self) -> int:
-        return sum(_MARK in _node_of(one).metadata for one in self._leaves)
+        # One that is frozen by now has no node.
+        leaves = (one for one in self._leaves if one.requires_grad)
+        return sum(_MARK in _node_of(one).metadata for one in leaves)
 
 
 def _node_of(leaf: torch.Tensor) -> Any:

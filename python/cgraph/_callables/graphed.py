@@ -203,9 +203,13 @@ class Graphed:
         """The graph of the forward pass, and that of the backward pass if there is one."""
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))
 
-    def take_as_run(self) -> None:
-        """Let the next call return what the capture of its forward pass has computed."""
+    def as_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """Make a call that returns what the capture of its forward pass has computed."""
         self._has_run = True
+        try:
+            return self(*args, **kwargs)
+        finally:
+            self._has_run = False
 
     @property
     def breaks(self) -> tuple[str, ...]:
@@ -227,9 +231,8 @@ class Graphed:
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
         """Replay the forward pass; the outputs without history."""
         self._order.replaying(self._captured.forward_number)
-        has_run, self._has_run = self._has_run, False
         try:
-            if has_run:
+            if self._has_run:
                 pass
             elif self._captured.flows:
                 # Breaks record what they do, and would each have to change the mode.

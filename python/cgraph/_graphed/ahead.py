@@ -26,7 +26,7 @@ from cgraph._python.named import named_by
 from cgraph._text import first_line
 from cgraph.errors import CaptureError, add_note
 
-__all__ = ["capture_ahead"]
+__all__ = ["capture_ahead", "put_back"]
 
 
 def capture_ahead(
@@ -40,6 +40,7 @@ def capture_ahead(
         key: Its key, which has no graph.
         call: The call.
         like: What a call has shown that differs in numbers of rows alone; None if there is none.
+            What its capture writes is not put back.
 
     Raises:
         CaptureError: The function cannot be captured, or makes state in its first call.
@@ -55,7 +56,7 @@ def capture_ahead(
             text, where, kind = against
             reason = Reason(text, where, fix_for(kind))
             raise CaptureError(f"{reason}. {answers.name} cannot be captured")
-        with _put_back(key.shown, runs=like is None or like.has_breaks):
+        with put_back(key.shown, copies=like is None):
             captured = answers.capture(key, call, is_sized=like is not None)
         if captured.refusal is not None:
             refusal = captured.refusal
@@ -112,9 +113,12 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
 
 
 @contextmanager
-def _put_back(shown: Observation, *, runs: bool) -> Iterator[None]:
-    """A block behind which the tensors that a capture has written are as before, if it runs."""
-    before = [bytes_before(*one) for one in (shown.trace.written() if runs else ())]
+def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
+    """A block behind which random states, and the tensors that captures write, are as before.
+
+    Without ``copies`` nothing is written, or somebody else puts it back.
+    """
+    before = [bytes_before(*one) for one in (shown.trace.written() if copies else ())]
     gradients = Gradients(shown.guards.leaves if shown.uses_gradients else ())
     generators = [torch.default_generator, *shown.generators]
     generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from collections import Counter
 from collections.abc import Hashable, Sequence
 from contextlib import suppress
@@ -93,7 +94,7 @@ class Key:
         self._replays_at_capture = 0
         self._pause = 0
         self._pinned: Pinned | None = None
-        self._threads: set[int] = set()
+        self._threads: weakref.WeakSet[threading.Thread] = weakref.WeakSet()
         self._again: Counter[tuple[str, str | None, str | None]] = Counter()
 
     @property
@@ -156,8 +157,8 @@ class Key:
         return True
 
     def is_first_in_thread(self) -> bool:
-        """Whether it is the first capture that has failed for what this thread does first."""
-        thread = threading.get_ident()
+        """Whether no capture on this thread has failed before at the first use of a library."""
+        thread = threading.current_thread()
         is_first = thread not in self._threads
         self._threads.add(thread)
         return is_first

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from tqdm import tqdm  # type: ignore[import-untyped]
 
 from cgraph import _driver
 from cgraph._captures.collector import gc_frozen
-from cgraph._graphed.ahead import capture_ahead
+from cgraph._graphed.ahead import capture_ahead, put_back
 from cgraph._graphed.call import Call
 from cgraph._graphed.key import Key
 from cgraph._graphed.miss import Answers
@@ -68,13 +68,14 @@ def capture_ladder(
         file=sys.stderr,
     )
     like: Observation | None = None
-    with gc_frozen(), bar:
+    with gc_frozen(), bar, ExitStack() as behind:
         for size in sorted(wanted, reverse=True):
             sized = call.replaced(resized(call.tensors, found, size, pad))
             with _rows_named(call, found):
                 shown = _capture(answers, sized, like).shown
             if like is None and shown is not None and can_be_like(shown):
                 like = for_sizes(shown, answers.function, sized, options)
+                behind.enter_context(put_back(like))
             bar.update()
     answers.sizes.rows.learn(call)
 

@@ -27,7 +27,7 @@ from cgraph._graphed.plan import Plan
 from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.sized import can_be_like, record_sized
+from cgraph._graphed.sized import can_be_like, for_sizes, record_sized
 from cgraph._graphed.told import Told
 from cgraph._graphed.train import Trained, train
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
@@ -195,9 +195,10 @@ class Answers:
         from cgraph._graphed.ahead import capture_ahead
 
         # A call that changes state may work on other state now than when it was observed.
-        shown = key.shown
-        is_steady = shown is not None and can_be_like(shown) and not shown.trace.written()
-        capture_ahead(self, family, key, call, like=shown if is_steady else None)
+        shown, like = key.shown, None
+        if shown is not None and can_be_like(shown) and not shown.trace.written():
+            like = for_sizes(shown, self.function, call, self.options)
+        capture_ahead(self, family, key, call, like=like)
 
     def add(self, call: Call, entry: _core.Entry, recorded: Recorded | Trained) -> None:
         """Let calls like this one find an entry natively, unless only Python can compare them."""
@@ -409,11 +410,13 @@ class Answers:
         if captured.difference is not None:
             # Autograd keeps the passes as long as it may need them.
             self._differs(key, captured)
-            return lambda: recorded.finish(args, kwargs)
+            result = recorded.finish(args, kwargs)
+            return lambda: result
         self.hold(key, call, captured)
         if recorded.breaks:
             key.was_replayed()
-            return lambda: recorded.finish(args, kwargs)
+            result = recorded.finish(args, kwargs)
+            return lambda: result
         assert key.entry is not None
         return key.entry
 

@@ -14,6 +14,7 @@ from cgraph._graphed.call import Call
 from cgraph._graphed.guards import Guards
 from cgraph._graphed.options import Options
 from cgraph._graphed.reasons import refused_in_words
+from cgraph._graphed.restore import Restore
 from cgraph._operators.observe import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
 from cgraph._python.places import NOTHING, Places, found_at, names_in
@@ -42,6 +43,7 @@ class Observation:
         takes: The ends of all memory from outside that it worked on, in order.
         made: A place where it left a tensor that it made; None if there is none.
         refused: Why no graph does what it did to its arguments, or returns what it returned.
+        restore: Puts guarded places back, where calls of many sizes share the guards.
         is_of_size: Whether the call had the rows of its key, so that a capture can be compared.
     """
 
@@ -61,6 +63,7 @@ class Observation:
     made: str | None = None
     refused: str | None = None
     is_of_size: bool = True
+    restore: Restore | None = None
 
     @classmethod
     def of(

@@ -188,8 +188,6 @@ def capturing(
     plan: Plan,
     watching: AbstractContextManager[None],
     at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
-    *,
-    runs: bool = True,
 ) -> Iterator[Session]:
     """A block in which a session captures on the plan's stream.
 
@@ -197,7 +195,6 @@ def capturing(
         plan: How.
         watching: The block in which operators are observed.
         at_break: See :class:`cgraph._breaks.sessions.Session`.
-        runs: Likewise.
     """
     driver, stream = plan.driver, plan.stream
     before = driver.current_stream()
@@ -215,7 +212,6 @@ def capturing(
                 plan.before.generators,
                 at_break=at_break,
                 may_be_empty=True,
-                runs=runs,
             )
             with session.forks.watched():
                 yield session

@@ -17,10 +17,12 @@ from cgraph._graphed.options import Options
 from cgraph._graphed.plan import Plan
 from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
 from cgraph._graphed.recorded import Recorded
+from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
 from cgraph._operators.codes import Codes
 from cgraph._operators.observe import version_of
 from cgraph.breaks import Work, breakable, on_one_thread
+from cgraph.errors import CaptureError
 
 __all__ = ["UnlikeError", "can_be_like", "for_sizes", "record_sized"]
 
@@ -30,11 +32,11 @@ class UnlikeError(Exception):
 
 
 def can_be_like(shown: Observation) -> bool:
-    """Whether calls of other numbers of rows are captured after this one, without a look at them.
+    """Whether calls of other numbers of rows are captured after this one, operators unseen.
 
-    A backward pass inside changes gradients, which its capture has to know.
+    Of gradients and breaks a capture has to know more.
     """
-    return not shown.is_backward and not shown.needs_grad
+    return not (shown.is_backward or shown.needs_grad or shown.has_breaks)
 
 
 def for_sizes(
@@ -42,21 +44,24 @@ def for_sizes(
 ) -> Observation:
     """The same, with guards on all tensors that have a name: other sizes may take others."""
     guards = guards_of(function, call, shown.codes, lambda *_: True, options, {})
-    return replace(shown, guards=guards)
+    return replace(shown, guards=guards, restore=Restore(guards))
 
 
 def record_sized(plan: Plan, statics: list[torch.Tensor]) -> Capture:
-    """Capture a call, of which operators are not noted. Without breaks nothing of it runs.
+    """Capture a call and do its work; operators are not noted.
 
     Args:
         plan: How; the call before differs in numbers of rows alone.
-        statics: What the graph reads instead of the tensors of the call.
+        statics: What the graph reads instead of the tensors of the call, with the same contents.
 
     Raises:
         BrokenError: The capture could not go on.
-        UnlikeError: It ran other code, met another break, or found other values.
+        CaptureError: The function has changed what is guarded.
+        UnlikeError: It has run other code, met a break, or found other values.
     """
     call, driver, before, began = plan.call, plan.driver, plan.before, time.perf_counter()
+    if not before.guards.fit(call.objects):
+        raise UnlikeError
     args, kwargs = call.arguments(statics)
     given = {_torch.storage_id(one.untyped_storage()) for one in statics}
 
@@ -65,29 +70,41 @@ def record_sized(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         is_inside = memory is not None and _torch.storage_id(memory) not in given
         return is_inside and before.guards.name_beside(tensor) is None
 
-    if not before.guards.fit(call.objects):
-        raise UnlikeError
+    restore = before.restore or Restore(before.guards)
     codes, versions = Codes(), [version_of(one) for one in statics]
-    with capturing(plan, nullcontext(), None, runs=before.has_breaks) as session:
+    codes.reads = _differs if driver.device_type == "cpu" else None
+    with capturing(plan, nullcontext(), None) as session:
         try:
             session.begin(statics)
-            breaks = session if before.has_breaks else _NoBreaks()
-            with codes.noted(), breakable(breaks), on_one_thread():
-                returned = plan.function(*args, **kwargs)
-            is_known = before.codes.keys() >= codes.globals.keys()
-            if not is_known or not before.guards.fit(call.objects):
-                raise UnlikeError
+            try:
+                with codes.noted(), breakable(_NoBreaks()), on_one_thread():
+                    returned = plan.function(*args, **kwargs)
+            except UnlikeError:
+                # What it has cached by then is to have contents.
+                session.stop()
+                raise
             result = Result.of(returned, statics, is_new, driver.device_type)
             del returned
-            fresh = result.fresh if plan.options.outputs == "fresh" else []
-            graph = graph_of(session, fresh)
+            graph = graph_of(session, result.fresh if plan.options.outputs == "fresh" else [])
         except BaseException as error:
             session.fail(error)
+            restore.put_back()
             if isinstance(error, UnlikeError) or not isinstance(error, Exception):
                 raise
             raise BrokenError(error) from error
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began)
+    changes = before.guards.changes(call.objects)
+    changed = [one for one in changes if not plan.options.ignores(one.name)]
+    if changed or not before.codes.keys() >= codes.globals.keys():
+        recorded.reset()
+        restore.put_back()
+        if not changed:
+            raise UnlikeError
+        raise CaptureError(
+            f"make that state first: call {plan.name} once with as many rows. Why: it changes"
+            f" {changed[0].name}, which {changed[0].verb}"
+        )
     recorded.mutated = [
         place
         for place, (name, one) in enumerate(zip(call.names, statics, strict=True))
@@ -104,3 +121,7 @@ class _NoBreaks:
     def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """Give up."""
         raise UnlikeError
+
+
+def _differs(_: str) -> None:
+    raise UnlikeError

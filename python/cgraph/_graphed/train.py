@@ -65,7 +65,7 @@ class Trained:
     def finish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Answer the call that was captured. Between breaks its forward pass has run."""
         if self.breaks:
-            self.replay.take_as_run()
+            return self.replay.as_run(args, kwargs)
         return self.replay(*args, **kwargs)
 
     @property

@@ -17,7 +17,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._operators.launches import Launch, is_launcher, launch_of
-from cgraph._operators.monitoring import free_tool, monitored
+from cgraph._operators.monitoring import monitored
 from cgraph._source import user_line
 
 __all__ = ["Codes"]
@@ -118,10 +118,11 @@ class Codes:
     @contextmanager
     def noted(self) -> Iterator[None]:
         """A block whose calls are noted, beside a profiler of the user's."""
-        if free_tool() is not None:
-            with monitored(self._begins, self._calls, _SETS if self.reads is None else _NAMES):
+        names = _SETS if self.reads is None else _NAMES
+        with monitored(self._begins, self._calls, names) as is_told:
+            if is_told:
                 yield
-            return
+                return
         before: Any = sys.getprofile()
         if before is not None and not callable(before):
             # One of C's, which Python cannot put back.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from types import CodeType
@@ -15,13 +16,15 @@ from typing import Any
 
 from cgraph._python.names import names_in
 
-__all__ = ["free_tool", "monitored"]
+__all__ = ["monitored"]
 
 _NAME = "cgraph"
 # Debuggers, coverage tools, profilers and optimisers have numbers of their own.
 _FREE = (3, 4)
 _lock = threading.Lock()
 _watched: dict[int, list[_Watch]] = {}
+# How many blocks are told of what code calls.
+_users: Counter[CodeType] = Counter()
 _tool: list[int] = []
 
 
@@ -29,7 +32,7 @@ class _Watch:
     """What one block is told.
 
     Attributes:
-        begins: Called with each code object that begins; whether to tell of it no more.
+        begins: Called with each code object that begins. True if once is enough.
         calls: Called with what code calls that has one of the names, and its first argument.
         names: The names.
         looked_at: The code objects of which calls are told.
@@ -47,54 +50,54 @@ class _Watch:
         self.looked_at: list[CodeType] = []
 
 
-def free_tool() -> int | None:
-    """The number of a tool that nobody uses; None before Python 3.12, or if all are in use."""
-    monitoring: Any = getattr(sys, "monitoring", None)
-    if monitoring is None:
-        return None
-    if _tool:
-        return _tool[0]
-    return next((one for one in _FREE if monitoring.get_tool(one) is None), None)
-
-
 @contextmanager
 def monitored(
     begins: Callable[[CodeType], bool],
     calls: Callable[[Any, Any], None],
     names: Collection[str],
-) -> Iterator[None]:
-    """A block whose code is told of on this thread; :func:`free_tool` gives a number for it.
+) -> Iterator[bool]:
+    """A block whose code is told of on this thread; whether it is.
+
+    It is not before Python 3.12, or if others use all the numbers that tools may have.
 
     Args:
-        begins: Called with each code object that begins; whether to tell of it no more.
+        begins: Called with each code object that begins. True if once is enough.
         calls: Called with each callable, and its first argument, that is called by code in which
             one of the names stands.
         names: The names.
     """
-    monitoring: Any = sys.monitoring  # type: ignore[attr-defined,unused-ignore]
+    monitoring: Any = getattr(sys, "monitoring", None)
     watch, thread = _Watch(begins, calls, names), threading.get_ident()
     with _lock:
-        if not _watched:
-            tool = free_tool()
-            assert tool is not None
-            _tool[:] = [tool]
+        if not _watched and monitoring is not None:
+            _tool[:] = [one for one in _FREE if monitoring.get_tool(one) is None][:1]
+        is_told = bool(_tool)
+        if is_told and not _watched:
+            tool = _tool[0]
             monitoring.use_tool_id(tool, _NAME)
             for event, callback in _callbacks(monitoring.events):
                 monitoring.register_callback(tool, event, callback)
             # A generator may have begun before.
             monitoring.set_events(tool, monitoring.events.PY_START | monitoring.events.PY_RESUME)
-        _watched.setdefault(thread, []).append(watch)
-        # What was told of once is told of again.
-        monitoring.restart_events()
+        if is_told:
+            _watched.setdefault(thread, []).append(watch)
+            # What was told of once is told of again.
+            monitoring.restart_events()
+    if not is_told:
+        yield False
+        return
     try:
-        yield
+        yield True
     finally:
         with _lock:
             _watched[thread].remove(watch)
             if not _watched[thread]:
                 del _watched[thread]
             for code in watch.looked_at:
-                monitoring.set_local_events(_tool[0], code, 0)
+                _users[code] -= 1
+                if not _users[code]:
+                    del _users[code]
+                    monitoring.set_local_events(_tool[0], code, 0)
             if not _watched:
                 monitoring.set_events(_tool[0], 0)
                 for event, _ in _callbacks(monitoring.events):
@@ -115,6 +118,7 @@ def _begins(code: CodeType, _: int) -> Any:
     is_done = watch.begins(code)
     if not watch.names.isdisjoint(names_in((code,))) and code not in watch.looked_at:
         watch.looked_at.append(code)
+        _users[code] += 1
         monitoring.set_local_events(_tool[0], code, monitoring.events.CALL)
     # Other blocks may still have to be told.
     return monitoring.DISABLE if is_done and len(_watched) == 1 and len(watches) == 1 else None

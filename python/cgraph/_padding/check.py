@@ -79,7 +79,8 @@ def compared(
         storages = {_torch.storage_id(one.storage): one for one in (*before, *rollback.storages)}
         left = {number: bytes_of(one.storage).clone() for number, one in storages.items()}
     except torch.OutOfMemoryError:
-        for one in reversed([*before, *rollback.storages]):
+        rollback.undo()
+        for one in reversed(before):
             one.rewind()
         _put(random)
         _give(leaves, gradients)
@@ -89,14 +90,17 @@ def compared(
         one.rewind()
     _put(random)
     _give(leaves, gradients)
-    padded, its_spec = replay()
-    driver.synchronize()
-    batched = rows_in(padded, found)
-    shows = _difference(expected, cut_leaves(padded, batched, found.rows), found)
-    if spec != its_spec:
-        shows = "the result is put together in another way"
-    shows = shows or _difference_of_written(storages, left)
-    shows = shows or _difference_of_gradients(leaves, right)
+    try:
+        padded, its_spec = replay()
+        driver.synchronize()
+        batched = rows_in(padded, found)
+        shows = _difference(expected, cut_leaves(padded, batched, found.rows), found)
+        if spec != its_spec:
+            shows = "the result is put together in another way"
+        shows = shows or _difference_of_written(storages, left)
+        shows = shows or _difference_of_gradients(leaves, right)
+    except torch.OutOfMemoryError:
+        batched, shows = [], "there is no memory to compare it"
     if shows is None:
         rest = cut_leaves(padded, batched, found.rows)
         return Compared(tree_unflatten(rest, spec), batched, None)
@@ -164,8 +168,15 @@ def _wrong(found: torch.Tensor, right: torch.Tensor) -> Wrong | None:
     if wrong is None or bound is None or found.shape != right.shape:
         return wrong
     with torch.no_grad(), _torch.without_modes():
-        farthest = (found.double() - right.double()).abs().max()
-        return None if bool(farthest <= bound * right.double().abs().max()) else wrong
+        one, other, finite = found.double(), right.double(), right.isfinite()
+        if not torch.equal(one.isfinite(), finite):
+            return wrong
+        both_nan = one.isnan() & other.isnan()
+        if not bool((finite | both_nan | (one == other)).all()):
+            return wrong
+        one, other = (part.where(finite, torch.zeros_like(part)) for part in (one, other))
+        farthest = (one - other).abs().max()
+        return None if bool(farthest <= bound * other.abs().max()) else wrong
 
 
 def _give(leaves: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | None]) -> None:

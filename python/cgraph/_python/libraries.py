@@ -9,6 +9,7 @@ import sys
 import sysconfig
 import types
 import weakref
+from contextlib import suppress
 
 import torch
 
@@ -17,13 +18,22 @@ __all__ = ["is_library", "is_library_class", "is_library_module"]
 _PATHS = {name: sysconfig.get_path(name) for name in ("stdlib", "platstdlib")}
 _STANDARD = tuple(os.path.join(path, "") for path in {*_PATHS.values()} if path)
 _SITE = (os.path.join("site-packages", ""), os.path.join("dist-packages", ""))
+
+
+def _triton() -> list[str]:
+    """Where Triton lies, which is part of torch, as it were; it is not imported here."""
+    with suppress(ValueError, ImportError):  # somebody has put another module in its place
+        spec = importlib.util.find_spec("triton")
+        return [*(getattr(spec, "submodule_search_locations", None) or ())]
+    return []
+
+
 _OF_TORCH = tuple(
     os.path.join(path, "")
     for path in (
         os.path.dirname(torch.__file__),
         os.path.dirname(os.path.dirname(__file__)),
-        # Part of torch, as it were; it need not be there, and is not imported here.
-        *(getattr(importlib.util.find_spec("triton"), "submodule_search_locations", None) or ()),
+        *_triton(),
     )
 )
 

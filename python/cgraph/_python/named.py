@@ -54,11 +54,16 @@ def _add_codes(codes: dict[CodeType, dict[str, Any]], waiting: list[Any], *, cal
             continue
         if callees and is_library(one.__code__.co_filename):
             continue
-        codes[one.__code__] = scope = one.__globals__
+        scope, inside = one.__globals__, [one.__code__]
+        while inside:
+            code = inside.pop()
+            codes[code] = scope
+            # Comprehensions and functions inside of it.
+            inside += [part for part in code.co_consts if isinstance(part, CodeType)]
+            if callees:
+                waiting += [scope[name] for name in code.co_names if name in scope]
         with suppress(ValueError):
             waiting += [cell.cell_contents for cell in one.__closure__ or ()]
-        if callees:
-            waiting += [scope[name] for name in one.__code__.co_names if name in scope]
 
 
 def _methods_of(kinds: Iterable[type]) -> Iterator[types.FunctionType]:

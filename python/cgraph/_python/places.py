@@ -275,7 +275,7 @@ class Places:
             self._class(type(value))
 
     def _items(self, number: int, value: dict[Any, Any], name: str) -> None:
-        # Of a list: another thread may change the dictionary meanwhile.
+        # Another thread may change the dictionary, so the walk uses a copy.
         owner, _, last = name.rpartition(".")
         is_of_module = last in _OF_MODULE
         for place, (key, one) in enumerate([*dict.items(value)]):
