@@ -133,6 +133,7 @@ def test_a_capture_that_was_not_used_is_told() -> None:
     each = some_key(replays=3, capture_seconds=0.5, rerecorded=(moved(2),)).advice or ""
     assert each.startswith("captured 3 times in 500 ms for 3 replays: ")
     assert some_key(replays=4, rerecorded=(moved(2),)).advice is None
+    assert some_key(replays=1, capture_seconds=0.25, is_simulated=True).advice is None
 
 
 def test_a_function_that_has_sizes_is_not_to_be_given_some() -> None:

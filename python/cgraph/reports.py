@@ -67,6 +67,7 @@ class KeyReport:
         frozen: The memory that it reads and that nothing guards: it stays as at the capture.
         fix: What to do about a capture that failed, where that is known.
         has_sizes: Whether the function has ``sizes``, so that it cannot be the advice to give some.
+        is_simulated: Whether its graph is of the simulator, whose times say nothing of a device's.
     """
 
     key: str
@@ -83,6 +84,7 @@ class KeyReport:
     frozen: tuple[str, ...] = ()
     fix: str | None = None
     has_sizes: bool = False
+    is_simulated: bool = False
 
     @property
     def advice(self) -> str | None:

@@ -9,7 +9,7 @@ from collections.abc import Hashable, Sequence
 from contextlib import suppress
 from typing import Any
 
-from cgraph import _core
+from cgraph import _core, _driver
 from cgraph._autograd.pinned import Pinned
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.recorded import Recorded
@@ -82,7 +82,7 @@ class Key:
         self.padded: dict[Hashable, _core.Entry] = {}
         self.checked: dict[Hashable, Sequence[int | None]] = {}
         self.beside: list[Key] = []
-        self.has_sizes = False
+        self.has_sizes = self.is_simulated = False
         self.misses = 0
         self.eager_calls = 0
         self.capture_seconds = 0.0
@@ -177,6 +177,7 @@ class Key:
     def hold(self, recorded: Recorded | Trained, entry: _core.Entry | None) -> None:
         """Calls are replays of this from now on."""
         self.recorded, self.entry = recorded, entry
+        self.is_simulated = _driver.current().device_type == "cpu"
         self.state, self.reason, self.misses = "captured", None, 0
         self.capture_seconds += recorded.seconds
         self._replays_at_capture = self.replays
@@ -241,5 +242,6 @@ class Key:
             capture_seconds=self.capture_seconds,
             fix=None if reason is None else reason.fix,
             has_sizes=self.has_sizes,
+            is_simulated=self.is_simulated,
             **facts,
         )

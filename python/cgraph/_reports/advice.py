@@ -31,7 +31,7 @@ def advice(key: KeyReport) -> str | None:
         return key.fix if key.reason is not None else None
     found = _about_rerecordings(key.rerecorded)
     captures = 1 + sum(one.count for one in key.rerecorded)
-    if key.replays <= captures:
+    if key.replays <= captures and not key.is_simulated:
         found.append(f"{_about_seldom(key, captures)}: {_SELDOM[key.has_sizes]}")
     return "; ".join(found) or None
 
