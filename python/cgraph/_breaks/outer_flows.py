@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
 from cgraph._autograd.history import nodes_behind
-from cgraph._breaks.flows import Flow, no_way_back, requires_gradient
+from cgraph._breaks.flows import Flow, requires_gradient
 from cgraph.breaks import Breakable, Work
 from cgraph.errors import CaptureError
 
@@ -44,20 +44,6 @@ class OuterFlow(Flow):
         self._reals = parameters
         pairs = self._parameters.items()
         self._parameters = {place: parameters.get(id(one), one) for place, one in pairs}
-
-    def require_known(self, parameters: Sequence[torch.Tensor]) -> None:
-        """Refuse a break that has used a leaf which gets no gradient; forgets what it has found.
-
-        Args:
-            parameters: Those that get gradients.
-
-        Raises:
-            CallableError: It has.
-        """
-        known = {id(one) for one in parameters}
-        for leaf, _ in self.taken():
-            if id(leaf) not in known:
-                raise no_way_back(f"the break {self._title}", leaf)
 
     def taken(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
         """Leaves that the break has found elsewhere than in its arguments, and their gradients.
@@ -102,10 +88,8 @@ class OuterFlow(Flow):
     def _inputs(self) -> tuple[torch.Tensor, ...]:
         return self.anchor, *self._outer
 
-    def _like_gradients(self, *gradients: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
+    def _like_gradients(self, *_: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
         """What :meth:`back` will return is like this; the history is still to be run back."""
-        ends, _ = self._pairs(gradients, self.live)
-        self._found = [(leaf, None) for leaf in self._leaves_behind(ends)]
         return tuple(map(torch.zeros_like, self._arguments()))
 
 

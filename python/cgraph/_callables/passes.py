@@ -133,8 +133,6 @@ class Captures:
             return with_own_memory(found, (*grads, *outputs, *one.surface))
 
         one.backward, own = self._backward(body, one, grads)
-        for flow in one.flows:
-            flow.require_known(one.parameters)
         one.backward_number = one.order.number()
         remaining = iter(grads)
         one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]

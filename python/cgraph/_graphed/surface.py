@@ -9,11 +9,6 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._autograd.history import leaves_behind
-from cgraph._breaks.flows import no_way_back
-from cgraph._breaks.outer_flows import OuterFlow
-from cgraph._breaks.sessions import Session
-from cgraph.breaks import innermost
 from cgraph.errors import CallableError, CaptureError
 
 __all__ = [
@@ -58,14 +53,11 @@ class Surface(torch.nn.Module):
         """Call the function.
 
         Raises:
-            CallableError: Its result requires a gradient of a tensor that would not get one.
+            CallableError: ``retain_grad()`` was called on its result.
+            NoGradientError: Its result requires no gradient.
         """
         with self._watched():
             result = self._function[0](*args, **kwargs)
-        known = {id(one) for one in (*self.parameters(), *_torch.tree_iter((args, kwargs)))}
-        session = innermost()
-        flows = session.flows if isinstance(session, Session) else ()
-        known.update(id(flow.anchor) for flow in flows if isinstance(flow, OuterFlow))
         outputs = [one for one in _torch.tree_iter(result) if isinstance(one, torch.Tensor)]
         if not any(one.requires_grad for one in outputs):
             raise NoGradientError
@@ -75,9 +67,6 @@ class Surface(torch.nn.Module):
                     "retain_grad() of a result, which replays do not call: call it on what the"
                     " function returns"
                 )
-        for tensor in leaves_behind(outputs):
-            if id(tensor) not in known:
-                raise no_way_back("the result", tensor)
         return result
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cgraph._operators.refused import may_be_refused
-from cgraph._operators.schemas import takes_generator, touches_memory, writes_nothing
+from cgraph._operators.schemas import touches_memory, writes_nothing
 
 __all__ = ["Facts", "facts_of", "taken_apart"]
 
@@ -44,14 +44,15 @@ def facts_of(func: Any) -> Facts:
     # By its number: torch hashes an operator in Python.
     known = _known.get(id(func))
     if known is None:
+        schema = getattr(func, "_schema", None)
         known = _known[id(func)] = Facts(
             func,
             str(func),
             touches_memory(func),
-            hasattr(func, "_schema") and bool(func._can_decompose()),
+            schema is not None and bool(func._can_decompose()),
             may_be_refused(func),
             torch.Tag.nondeterministic_seeded in getattr(func, "tags", ()),
-            takes_generator(func),
+            schema is None or any("Generator" in str(one.type) for one in schema.arguments),
             writes_nothing(func),
         )
     return known

@@ -84,7 +84,9 @@ class ObservedBreaks:
         else:
             with self._observer.aside():
                 result = work.fn(*args, **kwargs)
-            given = {_torch.storage_id(one) for one in _memories((args, kwargs))}
+            given = {
+                _torch.storage_id(one) for one in _torch.memories_of(tensors_in((args, kwargs)))
+            }
             for one in tensors_in(result):
                 memory = None if one.is_inference() else _torch.memory_of(one)
                 if memory is not None and _torch.storage_id(memory) in given:
@@ -341,7 +343,7 @@ class Observer(OperatorWatch):
         """Note what is given to somebody who may write it without a word."""
         if self.is_over or self._is_paused:
             return
-        for memory in _memories(given):
+        for memory in _torch.memories_of(tensors_in(given)):
             origin = self._origins.get(_torch.storage_id(memory))
             if origin is not None and origin[0] == "input":
                 self.suspects.add(origin[1])
@@ -472,10 +474,6 @@ def _is_count_of_steps() -> bool:
                 return True
         frame = frame.f_back
     return False
-
-
-def _memories(tree: Any) -> Iterator[torch.UntypedStorage]:
-    return (one for one in map(_torch.memory_of, tensors_in(tree)) if one is not None)
 
 
 def _is_plain(tensor: torch.Tensor) -> bool:

@@ -13,7 +13,6 @@ from cgraph._torch import tree_iter
 
 __all__ = [
     "name_of",
-    "takes_generator",
     "tensors_in",
     "tensors_of",
     "touches_memory",
@@ -63,12 +62,6 @@ def touches_memory(func: Any) -> bool:
         return False
     schema = func._schema
     return any("Tensor" in str(part.type) for part in (*schema.arguments, *schema.returns))
-
-
-def takes_generator(func: Any) -> bool:
-    """Whether an operator may be told from what it draws."""
-    schema = getattr(func, "_schema", None)
-    return schema is None or any("Generator" in str(one.type) for one in schema.arguments)
 
 
 def writes_nothing(func: Any) -> bool:
