@@ -15,10 +15,11 @@ import torch
 
 from cgraph import _core, _driver, _torch
 from cgraph._breaks.outer_flows import OuterFlow
-from cgraph._breaks.sessions import Break, RandomState, Session
+from cgraph._breaks.sessions import Break, Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.results import FreshFeed, fresh_feed, replay_fresh
 from cgraph._driver import Handle, Pool
+from cgraph._operators.before import RandomStates
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
@@ -183,7 +184,8 @@ class SegmentedGraph(_core.Segments):
         if _torch.wants_gc():
             gc.collect()
         driver.empty_cache()
-        random = RandomState(stream if driver.device_type == "cuda" else None, session.generators)
+        ordinal = stream.device_index if driver.device_type == "cuda" else None
+        random = RandomStates(session.generators, ordinal)
         try:
             with context, collections_held_off(), session.forks.watched(), breakable(session):
                 session.begin(statics)
@@ -196,7 +198,7 @@ class SegmentedGraph(_core.Segments):
             try:
                 session.fail(error)
             finally:
-                random.restore()
+                random.put_back()
                 with suppress(RuntimeError):  # segments may be under way
                     _wait(before, stream)
             raise

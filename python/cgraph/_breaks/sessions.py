@@ -23,7 +23,7 @@ from cgraph.breaks import Work
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import CaptureError
 
-__all__ = ["Break", "RandomState", "Session"]
+__all__ = ["Break", "Session"]
 
 
 class Session:
@@ -342,27 +342,6 @@ class Break:
         for side in self._streams:
             current.wait_stream(side)
         return result
-
-
-class RandomState:
-    """The random state of the host, the device of a CUDA stream and others, to be put back."""
-
-    def __init__(
-        self, stream: torch.cuda.Stream | None, generators: Sequence[torch.Generator]
-    ) -> None:
-        self._others = [(generator, generator.get_state()) for generator in generators]
-        self._ordinal = None if stream is None else stream.device_index
-        self._host = torch.get_rng_state()
-        if self._ordinal is not None:
-            self._device = torch.cuda.get_rng_state(self._ordinal)
-
-    def restore(self) -> None:
-        """Put it back."""
-        torch.set_rng_state(self._host)
-        for generator, state in self._others:
-            generator.set_state(state)
-        if self._ordinal is not None:
-            torch.cuda.set_rng_state(self._device, self._ordinal)
 
 
 def _has_history(value: Any) -> bool:

@@ -17,7 +17,7 @@ from cgraph._graphed.gradients import Gradients
 from cgraph._graphed.plan import Plan
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
-from cgraph._operators.before import bytes_before
+from cgraph._operators.before import RandomStates, bytes_before
 from cgraph._operators.rollback import Rollback
 from cgraph.errors import CompareError
 from cgraph.graphs import graph_pool_handle
@@ -205,30 +205,3 @@ def differs(title: str, found: Difference, operator: str | None, why: str) -> Co
     error = CompareError(f"a replay of {title} differs from eager: {found.text}. {why}")
     error.output, error.operator = found.name, operator
     return error
-
-
-class RandomStates:
-    """The states of the default generators now.
-
-    Args:
-        also: Other generators, likewise.
-    """
-
-    def __init__(self, also: Sequence[torch.Generator] = ()) -> None:
-        generators = [*also, torch.default_generator]
-        generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
-        self._states = [(generator, generator.get_state()) for generator in generators]
-
-    def rewind(self, also: Rollback) -> None:
-        """Put them back.
-
-        Args:
-            also: Knows other generators, which operators got; theirs are put back as well.
-        """
-        also.rewind_generators()
-        self.put_back()
-
-    def put_back(self) -> None:
-        """Put them back, and no others."""
-        for generator, state in self._states:
-            generator.set_state(state)

@@ -14,7 +14,6 @@ import torch
 from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._debug.culprit import (
-    RandomStates,
     Search,
     differs,
     in_steps,
@@ -34,6 +33,7 @@ from cgraph._graphed.call import Call, copied
 from cgraph._graphed.plan import Plan
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.writeback import leave
+from cgraph._operators.before import RandomStates
 from cgraph._operators.rollback import Rollback
 from cgraph._torch import tree_flatten
 from cgraph.errors import CompareError

@@ -10,7 +10,6 @@ import torch
 from cgraph import _driver
 from cgraph._captures.busy import busy
 from cgraph._debug.culprit import (
-    RandomStates,
     Search,
     differs,
     in_steps,
@@ -23,6 +22,7 @@ from cgraph._graphed.call import Call, copied
 from cgraph._graphed.plan import Plan
 from cgraph._graphed.surface import stand_ins
 from cgraph._graphed.train import Trained
+from cgraph._operators.before import RandomStates
 from cgraph._operators.rollback import Rollback
 from cgraph._torch import tree_flatten, tree_unflatten
 

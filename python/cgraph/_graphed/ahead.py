@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
-from cgraph import _driver, _torch
+from cgraph import _driver
 from cgraph._captures.busy import busy
 from cgraph._graphed.cache import Family
 from cgraph._graphed.call import Call
@@ -20,7 +18,7 @@ from cgraph._graphed.observed import observed
 from cgraph._graphed.reasons import fix_for, refused_in_words
 from cgraph._graphed.record import BrokenError
 from cgraph._graphed.sized import UnlikeError
-from cgraph._operators.before import bytes_before
+from cgraph._operators.before import RandomStates, bytes_before
 from cgraph._operators.rollback import Rollback
 from cgraph._python.named import named_by
 from cgraph._text import first_line
@@ -120,9 +118,7 @@ def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
     """
     before = [bytes_before(*one) for one in (shown.trace.written() if copies else ())]
     gradients = Gradients(shown.guards.leaves if shown.uses_gradients else ())
-    generators = [torch.default_generator, *shown.generators]
-    generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
-    states = [(one, one.get_state()) for one in generators]
+    random = RandomStates(shown.generators)
     try:
         yield
     finally:
@@ -130,5 +126,4 @@ def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
         for one in before:
             one.rewind()
         gradients.put_back()
-        for generator, state in states:
-            generator.set_state(state)
+        random.put_back()

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _torch
-from cgraph._breaks.sessions import RandomState, Session
+from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._driver import Driver, Handle
 from cgraph._graphed.call import dense_like
@@ -24,7 +24,7 @@ from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
 from cgraph._graphed.writeback import handed_over
-from cgraph._operators.before import bytes_of
+from cgraph._operators.before import RandomStates, bytes_of
 from cgraph._operators.launches import Suspects
 from cgraph._operators.observe import ObservedBreaks, Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
@@ -201,8 +201,7 @@ def capturing(
     # For work on other streams: replays may still read what a capture is about to write.
     driver.synchronize()
     torch.clear_autocast_cache()
-    of_device = stream if driver.device_type == "cuda" else None
-    random = RandomState(of_device, plan.before.generators)
+    random = RandomStates(plan.before.generators)
     try:
         with driver.stream(stream), collections_held_off(), watching:
             session = Session(
@@ -216,7 +215,7 @@ def capturing(
             with session.forks.watched():
                 yield session
     except BaseException:
-        random.restore()
+        random.put_back()
         raise
     finally:
         torch.clear_autocast_cache()

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._breaks.sessions import RandomState
 from cgraph._graphed.gradients import Gradients
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.plan import Plan
@@ -18,6 +17,7 @@ from cgraph._graphed.reasons import refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.surface import Surface, require_in_place, stand_ins
+from cgraph._operators.before import RandomStates
 from cgraph._operators.observe import ObservedBreaks, Refusal
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of
@@ -154,7 +154,7 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
 
     surface = Surface(plan.function, modules, watched)
     stream = driver.new_stream()
-    random = RandomState(stream if driver.device_type == "cuda" else None, plan.before.generators)
+    random = RandomStates(plan.before.generators)
     torch.clear_autocast_cache()
     try:
         with stand_ins(modules) as parameters, breakable(_Breaks()), on_one_thread():
@@ -194,7 +194,7 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
                     " new value instead"
                 )
     except Exception as error:
-        random.restore()
+        random.put_back()
         if is_divided:
             raise
         gradients.put_back()

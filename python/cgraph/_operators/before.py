@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
 from cgraph import _torch
 
-__all__ = ["StorageBefore", "TensorBefore", "bytes_before", "bytes_of", "in_type"]
+if TYPE_CHECKING:
+    from cgraph._operators.rollback import Rollback
+
+__all__ = ["RandomStates", "StorageBefore", "TensorBefore", "bytes_before", "bytes_of", "in_type"]
 
 
 class TensorBefore:
@@ -84,3 +88,28 @@ def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
 def in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Bytes as numbers of a type, where they are a whole number of them."""
     return content if content.numel() % dtype.itemsize else content.view(dtype)
+
+
+class RandomStates:
+    """The states of the default generators now.
+
+    Args:
+        also: Other generators, likewise.
+        device: The number of the GPU; by default the current one.
+    """
+
+    def __init__(self, also: Iterable[torch.Generator] = (), device: int | None = None) -> None:
+        devices = _torch.random_devices() if device is None else [device]
+        generators = [*also, torch.default_generator]
+        generators += [torch.cuda.default_generators[one] for one in devices]
+        self._states = [(generator, generator.get_state()) for generator in generators]
+
+    def rewind(self, also: Rollback) -> None:
+        """Put them back, and those of other generators that operators got."""
+        also.rewind_generators()
+        self.put_back()
+
+    def put_back(self) -> None:
+        """Put them back, and no others."""
+        for generator, state in self._states:
+            generator.set_state(state)

@@ -84,9 +84,7 @@ class ObservedBreaks:
         else:
             with self._observer.aside():
                 result = work.fn(*args, **kwargs)
-            given = {
-                _torch.storage_id(one) for one in _torch.memories_of(tensors_in((args, kwargs)))
-            }
+            given = set(map(_torch.storage_id, _torch.memories_of(tensors_in((args, kwargs)))))
             for one in tensors_in(result):
                 memory = None if one.is_inference() else _torch.memory_of(one)
                 if memory is not None and _torch.storage_id(memory) in given:

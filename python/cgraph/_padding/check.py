@@ -11,7 +11,7 @@ from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._debug.differences import wrong_value
 from cgraph._debug.steps import Wrong
-from cgraph._operators.before import StorageBefore, bytes_before, bytes_of, in_type
+from cgraph._operators.before import RandomStates, StorageBefore, bytes_before, bytes_of, in_type
 from cgraph._operators.rollback import Rollback
 from cgraph._padding.padded import cut_leaves
 from cgraph._padding.rows import Fit
@@ -65,7 +65,7 @@ def compared(
     """
     driver = _driver.current()
     driver.synchronize()
-    random, gradients = _states(), [one.grad for one in leaves]
+    random, gradients = RandomStates(), [one.grad for one in leaves]
     before: list[StorageBefore] = []
     rollback = Rollback(is_capturing=driver.is_capturing)
     try:
@@ -82,13 +82,13 @@ def compared(
         rollback.undo()
         for one in reversed(before):
             one.rewind()
-        _put(random)
+        random.put_back()
         _give(leaves, gradients)
         return None
-    random_after = _states()
+    random_after = RandomStates()
     for one in reversed(storages.values()):
         one.rewind()
-    _put(random)
+    random.put_back()
     _give(leaves, gradients)
     try:
         padded, its_spec = replay()
@@ -107,7 +107,7 @@ def compared(
     for number, storage in storages.items():
         bytes_of(storage.storage).copy_(left[number])
     _give(leaves, gradients_after)
-    _put(random_after)
+    random_after.put_back()
     return Compared(result, batched, shows)
 
 
@@ -183,17 +183,6 @@ def _give(leaves: Sequence[torch.Tensor], gradients: Sequence[torch.Tensor | Non
     for leaf, one in zip(leaves, gradients, strict=True):
         if leaf.grad is not one:
             leaf.grad = one
-
-
-def _states() -> list[tuple[torch.Generator, torch.Tensor]]:
-    generators = [torch.default_generator]
-    generators += [torch.cuda.default_generators[one] for one in _torch.random_devices()]
-    return [(one, one.get_state()) for one in generators]
-
-
-def _put(states: list[tuple[torch.Generator, torch.Tensor]]) -> None:
-    for generator, state in states:
-        generator.set_state(state)
 
 
 def _is_tensor(value: Any) -> bool:

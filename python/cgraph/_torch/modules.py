@@ -12,9 +12,7 @@ from torch.nn.modules import module as torch_module
 from torch.optim import optimizer as torch_optimizer
 
 __all__ = [
-    "HOOKS_OF_LEAVES",
     "OF_ITSELF",
-    "HooksOf",
     "call_forward",
     "follow_modules",
     "hooks_aside",

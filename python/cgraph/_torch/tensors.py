@@ -37,7 +37,6 @@ __all__ = [
     "is_autograds_thread",
     "is_same",
     "keeps_history",
-    "layout_of",
     "lazy_view",
     "leaf_names",
     "leave_mode",

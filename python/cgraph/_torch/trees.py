@@ -22,7 +22,6 @@ __all__ = [
     "tree_iter",
     "tree_map",
     "tree_unflatten",
-    "tree_with_records",
 ]
 
 tree_unflatten = _pytree.tree_unflatten
