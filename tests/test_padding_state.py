@@ -30,9 +30,9 @@ def test_padding_that_shows_in_state_is_refused_beside_random_numbers(lab: Lab, 
 
 
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
-@pytest.mark.parametrize("first", [True, False])
+@pytest.mark.parametrize("where", ["bytes_of", "rows_in"])
 def test_a_comparison_without_memory_leaves_all_as_it_was_and_runs_eagerly(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch, first: bool
+    lab: Lab, monkeypatch: pytest.MonkeyPatch, where: str
 ) -> None:
     total, calls = torch.zeros(5, device=lab.device), [0]
 
@@ -45,7 +45,7 @@ def test_a_comparison_without_memory_leaves_all_as_it_was_and_runs_eagerly(
         raise torch.OutOfMemoryError
 
     function = cgraph.graphed(run, sizes=[4])
-    monkeypatch.setattr(check, "bytes_before" if first else "bytes_of", full)
+    monkeypatch.setattr(check, where, full)
     expected = total.clone()
     for _ in range(5):
         x = fresh(lab, 3, 5)

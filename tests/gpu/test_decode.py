@@ -59,7 +59,7 @@ def test_all_sizes_of_a_decode_model_equal_eager_padded_or_not(decode: Any) -> N
         assert all(key.state == "captured" for key in graphed.report().keys)
 
 
-def test_a_comparison_takes_four_times_a_cache_that_gets_a_few_new_rows_and_is_made_once() -> None:
+def test_a_comparison_takes_less_than_three_times_a_cache_and_is_made_once() -> None:
     class Cached(torch.nn.Module):
         def __init__(self) -> None:
             super().__init__()
@@ -82,5 +82,5 @@ def test_a_comparison_takes_four_times_a_cache_that_gets_a_few_new_rows_and_is_m
         found = graphed(x, place).clone()
         taken = torch.cuda.max_memory_allocated() - before
         assert torch.equal(found, x * 2)
-        assert taken < (4.1 * model.cache.nbytes if rows == 5 else 1 << 20)
+        assert taken < (3 * model.cache.nbytes if rows == 5 else 1 << 20)
     assert [key.state for key in graphed.report().keys] == ["captured"]

@@ -44,20 +44,18 @@ class Pinned:
             _node_of(one).metadata[_MARK] = True
 
     @property
-    def count(self) -> int:
-        """How many are held still: nodes that are made anew have no mark."""
-        found = self._count()
-        if found and not self._has_collected:
+    def are_held(self) -> bool:
+        """Whether one of them is held still: a node that is made anew has no mark."""
+        if self._is_one_held() and not self._has_collected:
             # What has broken a capture refers to itself, and to the history inside of it.
             self._has_collected = True
             gc.collect()
-            found = self._count()
-        return found
+        return self._is_one_held()
 
-    def _count(self) -> int:
+    def _is_one_held(self) -> bool:
         # One that is frozen by now has no node.
         leaves = (one for one in self._leaves if one.requires_grad)
-        return sum(_MARK in _node_of(one).metadata for one in leaves)
+        return any(_MARK in _node_of(one).metadata for one in leaves)
 
 
 def _node_of(leaf: torch.Tensor) -> Any:

@@ -133,9 +133,12 @@ class Key:
         """Whether this call of it runs eagerly, unobserved; counts it if so."""
         if self.state != "eager":
             return False
-        pinned = self._pinned
-        if pinned.count > 0 if pinned is not None else self._pause > 0:
+        if self._pinned is not None:
+            waits = self._pinned.are_held
+        else:
+            waits = self._pause > 0
             self._pause -= 1
+        if waits:
             self.eager_calls += 1
             return True
         # It is tried again from the beginning.

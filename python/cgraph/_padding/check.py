@@ -66,22 +66,22 @@ def compared(
     driver = _driver.current()
     driver.synchronize()
     random, gradients = RandomStates(), [one.grad for one in leaves]
-    before: list[StorageBefore] = []
     rollback = Rollback(is_capturing=driver.is_capturing)
     try:
-        before += (bytes_before(*one) for one in written)
         with rollback, busy():
             result = eager()
         parts, spec = tree_flatten(result)
         expected = [one.detach().clone() if _is_tensor(one) else one for one in parts]
         gradients_after = [one.grad for one in leaves]
         right = [None if one is None else one.detach().clone() for one in gradients_after]
-        storages = {_torch.storage_id(one.storage): one for one in (*before, *rollback.storages)}
+        storages = {_torch.storage_id(one.storage): one for one in rollback.storages}
+        for storage, dtype in written:
+            # What eager has not written is still as it was.
+            if (number := _torch.storage_id(storage)) not in storages:
+                storages[number] = bytes_before(storage, dtype)
         left = {number: bytes_of(one.storage).clone() for number, one in storages.items()}
     except torch.OutOfMemoryError:
         rollback.undo()
-        for one in reversed(before):
-            one.rewind()
         random.put_back()
         _give(leaves, gradients)
         return None
@@ -104,8 +104,8 @@ def compared(
     if shows is None:
         rest = cut_leaves(padded, batched, found.rows)
         return Compared(tree_unflatten(rest, spec), batched, None)
-    for number, storage in storages.items():
-        bytes_of(storage.storage).copy_(left[number])
+    for number, known in storages.items():
+        bytes_of(known.storage).copy_(left[number])
     _give(leaves, gradients_after)
     random_after.put_back()
     return Compared(result, batched, shows)
@@ -136,11 +136,10 @@ def _difference_of_written(
     storages: dict[int, StorageBefore], left: dict[int, torch.Tensor]
 ) -> str | None:
     for number, storage in storages.items():
-        now, right = bytes_of(storage.storage), left[number]
-        if now.numel() != right.numel() or (
-            not torch.equal(now, right)
-            and _wrong(in_type(now, storage.dtype), in_type(right, storage.dtype)) is not None
-        ):
+        pair = bytes_of(storage.storage), left[number]
+        # To compare elements takes less memory than to compare bytes.
+        now, right = (in_type(one, storage.dtype) for one in pair)
+        if not torch.equal(now, right) and _wrong(now, right) is not None:
             return "what the function writes is not as without padding"
     return None
 
