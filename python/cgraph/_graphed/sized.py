@@ -94,7 +94,8 @@ def record_sized(plan: Plan, statics: list[torch.Tensor]) -> Capture:
             raise BrokenError(error) from error
         session.close()
     recorded = Recorded(graph, statics, result, time.perf_counter() - began)
-    changes = before.guards.changes(call.objects)
+    fits = before.guards.fit(call.objects)
+    changes = [] if fits else before.guards.changes(call.objects)
     changed = [one for one in changes if not plan.options.ignores(one.name)]
     if changed or not before.codes.keys() >= codes.globals.keys():
         recorded.reset()

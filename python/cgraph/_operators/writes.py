@@ -11,7 +11,8 @@ import torch
 from cgraph import _torch
 from cgraph._autograd.order import Order
 from cgraph._operators.before import StorageBefore, TensorBefore, bytes_of
-from cgraph._operators.schemas import tensors_in, written_by
+from cgraph._operators.facts import facts_of
+from cgraph._operators.schemas import tensors_of, written_by
 from cgraph._operators.watching import OperatorWatch
 
 __all__ = ["Watch"]
@@ -43,16 +44,19 @@ class Watch(OperatorWatch):
         """Note what an operator may change that ``run`` runs or captures; its result."""
         if self.over:
             return run()
-        given = list(tensors_in((args, kwargs)))
-        written = list(written_by(func, args, kwargs))
+        facts = facts_of(func)
+        given = [*tensors_of(args), *tensors_of(kwargs)]
+        written = [] if facts.writes_nothing else [*written_by(func, args, kwargs)]
         with self._lock:
             for tensor in given:
                 if tensor.requires_grad and tensor.is_leaf:
                     self.note(tensor)
             if written:
                 self._note_written(written)
-            if (generator := _torch.generator_among(args, kwargs)) is not None:
-                self._note_generator(generator)
+            if facts.takes_generator:
+                generator = _torch.generator_among(args, kwargs)
+                if generator is not None:
+                    self._note_generator(generator)
         result = run()
         self._note_fresh(given, result)
         return result
@@ -105,7 +109,7 @@ class Watch(OperatorWatch):
     def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
         """Note the storages that an operator made: those of its results that none was given."""
         is_given = {id(tensor) for tensor in given}
-        made = [tensor for tensor in tensors_in(result) if id(tensor) not in is_given]
+        made = [tensor for tensor in tensors_of((result,)) if id(tensor) not in is_given]
         if not made:
             return
         memories = [memory for memory in map(_torch.memory_of, given) if memory is not None]
