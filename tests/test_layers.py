@@ -1,4 +1,4 @@
-"""Which folder of the package may know of which, as docs/architecture.md has it."""
+"""Arrows between the parts of the package go down, as docs/architecture.md draws them."""
 
 from __future__ import annotations
 
@@ -12,84 +12,96 @@ import pytest
 import cgraph
 
 ROOT = Path(cgraph.__file__).parent
-BASE = {"_core", "_driver", "_source", "_text", "_torch", "errors"}
-CAPTURES = BASE | {"_captures", "_operators", "labels", "mempool", "sim", "timeline"}
-GRAPHS = CAPTURES | {"_autograd", "_breaks", "_python", "breaks", "cudagraph", "graphs", "segments"}
-CALLS = GRAPHS | {"_explanation", "_graphed", "_padding", "callables", "hooks", "reports"}
-KNOWN = {
-    "_torch": {"_core", "_driver", "_torch", "errors"},
-    "_autograd": {"_torch", "errors"},
-    "_python": {"_core", "_python", "_torch"},
-    # The text of a break is what an operator that waits is answered with.
-    "_operators": BASE | {"_autograd", "_operators", "_python", "breaks"},
-    "_captures": CAPTURES,
-    "_breaks": GRAPHS,
-    "_callables": GRAPHS | {"_callables"},
-    "_explanation": BASE | {"_explanation", "_operators", "breaks"},
-    "_graphed": CALLS | {"_debug"},
-    "_padding": CALLS | {"_debug"},
-    "_debug": CALLS | {"_debug"},
-    "_reports": {"_reports", "_text", "reports"},
-    "_timeline": {"_text", "_timeline", "errors", "timeline"},
-}
-TOGETHER = [{"_graphed", "_padding", "_debug"}]
-"""Folders that know each other: keys of calls, their sizes and what debugs them."""
+DRAWING = Path(__file__).parent.parent / "docs" / "architecture.md"
+COMPILED = {"cgraph._core"}
+
+pytestmark = pytest.mark.skipif(
+    not DRAWING.exists(), reason="the bundle for GPU machines has no documentation"
+)
 
 
-def imports(folder: str) -> Iterator[str]:
-    """The modules of the package that the files of a folder name."""
-    files = list((ROOT / folder).rglob("*.py"))
-    assert files, f"there is no folder {folder}"
-    for file in files:
-        for node in ast.walk(ast.parse(file.read_text())):
-            names: list[str] = []
-            if isinstance(node, ast.Import):
-                names = [one.name for one in node.names]
-            elif isinstance(node, ast.ImportFrom):
-                assert node.level == 0, f"{file} names modules by where it lies"
-                inside = [f"cgraph.{one.name}" for one in node.names]
-                names = inside if node.module == "cgraph" else [node.module or ""]
-            assert "cgraph" not in names, f"{file} has the whole package"
-            yield from (name for name in names if name.startswith("cgraph."))
+def layers() -> list[list[str]]:
+    """List the layers of the drawing, lowest first; the parts of one do not know each other."""
+    (found,) = re.findall(r"```layers of python/cgraph\n(.*?)```", DRAWING.read_text(), re.DOTALL)
+    return [line.split() for line in reversed(found.strip().splitlines())]
 
 
-def test_each_folder_says_what_it_knows() -> None:
-    private = (path for path in ROOT.iterdir() if path.is_dir() and path.name.startswith("_"))
-    assert {path.name for path in private} - {"__pycache__"} == set(KNOWN)
-
-
-@pytest.mark.parametrize("folder", KNOWN)
-def test_a_folder_knows_only_what_lies_below_it(folder: str) -> None:
-    found = {name.split(".")[1] for name in imports(folder)}
-    assert found - KNOWN[folder] == set()
-    assert found & {folder, "_torch", "_text"}
-
-
-def test_no_other_folders_know_each_other() -> None:
-    known = {
-        folder: {name.split(".")[1] for name in imports(folder)} & set(KNOWN) for folder in KNOWN
-    }
-    below = {folder: all_below(folder, known) for folder in KNOWN}
-    for folder in KNOWN:
-        together = next((one for one in TOGETHER if folder in one), {folder})
-        assert {one for one in below[folder] if folder in below[one]} <= together, folder
-
-
-def all_below(folder: str, known: dict[str, set[str]]) -> set[str]:
-    found = set[str]()
-    new = known[folder]
-    while new - found:
-        found |= new
-        new = set().union(*(known[one] for one in new))
+def files() -> dict[str, Path]:
+    """Give the files of the package, without its demo, by the names of their modules."""
+    found = {}
+    for path in ROOT.rglob("*.py"):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        if parts[0] != "demo":
+            found[".".join(("cgraph", *parts)).removesuffix(".__init__")] = path
     return found
 
 
-def test_keys_are_imported_without_what_debugs_them() -> None:
-    """Nobody pays for it who does not debug: it is imported where a call needs it."""
-    for file in (ROOT / "_graphed").rglob("*.py"):
-        for node in ast.parse(file.read_text()).body:
-            if isinstance(node, ast.ImportFrom):
-                assert not (node.module or "").startswith("cgraph._debug"), file
+def imports(path: Path, modules: dict[str, Path]) -> set[str]:
+    """List the modules of the package that a file imports, also where a function does so.
+
+    Imports for types alone do not count.
+    """
+    tree = ast.parse(path.read_text())
+    for_types = {
+        id(part)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test)
+        for part in ast.walk(node)
+    }
+    names: list[str] = []
+    for node in ast.walk(tree):
+        if id(node) in for_types:
+            continue
+        if isinstance(node, ast.Import):
+            names += [one.name for one in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path} names modules by where it lies"
+            inside = (f"{node.module}.{one.name}" for one in node.names)
+            names += [one if one in {*modules, *COMPILED} else str(node.module) for one in inside]
+    assert "cgraph" not in names or path.parent == ROOT, f"{path} imports the whole package"
+    return {name for name in names if name in modules and name != "cgraph"}
+
+
+def part_of(module: str) -> str:
+    """Name the part of the package that a module belongs to."""
+    return module.split(".")[1]
+
+
+def arrows() -> Iterator[tuple[str, str]]:
+    """List which modules import which."""
+    modules = files()
+    for module, path in modules.items():
+        if module not in ("cgraph", "cgraph.__main__"):
+            yield from ((module, other) for other in imports(path, modules))
+
+
+def test_the_drawing_has_all_parts_of_the_package() -> None:
+    drawn = [part for layer in layers() for part in layer]
+    parts = {part_of(module) for module in files() if module != "cgraph"} - {"__main__"}
+    assert sorted(drawn) == sorted(parts)
+
+
+def test_a_part_imports_only_what_lies_below_it() -> None:
+    heights = {part: height for height, layer in enumerate(layers()) for part in layer}
+    wrong = [
+        f"{module} imports {other}"
+        for module, other in arrows()
+        if part_of(module) != part_of(other)
+        and heights[part_of(module)] <= heights[part_of(other)]
+    ]
+    assert wrong == []
+
+
+def test_no_file_imports_itself_by_others() -> None:
+    below: dict[str, set[str]] = {}
+    for module, other in arrows():
+        below.setdefault(module, set()).add(other)
+    for module in below:
+        found, new = set[str](), below[module]
+        while new - found:
+            found |= new
+            new = set().union(*(below.get(one, set()) for one in new))
+        assert module not in found
 
 
 def test_only_one_package_names_private_modules_and_functions_of_torch() -> None:
@@ -108,7 +120,7 @@ def test_only_one_package_names_private_modules_and_functions_of_torch() -> None
 
 
 def is_private_in_torch(name: str) -> bool:
-    # Names of operators are not torch's own alone: dispatchers, exporters and compilers know them.
+    """Tell names of torch's that may change; those of operators are not torch's own alone."""
     return (
         not name.startswith("torch.ops.aten.")
         and re.fullmatch(r"torch\.([\w.]+\.)?_(?!_)[\w.]+", name) is not None

@@ -15,7 +15,7 @@ import atexit as _atexit
 from importlib import import_module as _import_module
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from cgraph import errors, hooks, labels, sim
+from cgraph import _driver, errors, hooks, labels, sim
 from cgraph._captures.footprint import record_memory
 from cgraph._core import begin_exit as _begin_exit
 from cgraph._core import version as _version
@@ -99,6 +99,16 @@ else:
         globals()[name] = found
         return found
 
+
+def _cuda() -> _driver.Driver:
+    """Import what CUDA alone needs, on first use."""
+    from cgraph._captures.cuda import Cuda
+
+    return Cuda()
+
+
+_driver.register("cuda", _cuda)
+_driver.register("sim", sim.make_default)
 
 # The interpreter tears objects down in no order that a driver could bear. Functions run in the
 # reverse order of their registration: the callbacks still find everything usable.

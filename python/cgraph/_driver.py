@@ -32,6 +32,7 @@ __all__ = [
     "current",
     "number",
     "override",
+    "register",
 ]
 
 MODES = ("global", "thread_local", "relaxed")
@@ -215,7 +216,8 @@ class Driver(Protocol):
 
 
 _override: Driver | None = None
-_cuda: Driver | None = None
+_makers: dict[str, Callable[[], Driver]] = {}
+_made: dict[str, Driver] = {}
 _making = threading.Lock()
 _numbers: weakref.WeakKeyDictionary[Driver, int] = weakref.WeakKeyDictionary()
 _next = itertools.count(1)
@@ -223,23 +225,22 @@ _next = itertools.count(1)
 
 def current() -> Driver:
     """The driver in force: ``CGRAPH_DRIVER`` (``cuda`` or ``sim``), or :func:`override`."""
-    global _cuda
     if _override is not None:
         return _override
     name = os.environ.get("CGRAPH_DRIVER", "cuda")
-    if name == "sim":
-        from cgraph import sim
-
-        return sim.default()
-    if name != "cuda":
+    if name not in _makers:
         raise ArgumentError(f'CGRAPH_DRIVER is {name!r}, expected "cuda" or "sim"')
-    if _cuda is None:
-        from cgraph._captures.cuda import Cuda
-
+    if name not in _made:
         # Keys belong to a driver: two threads must not get one each.
         with _making:
-            _cuda = _cuda or Cuda()
-    return _cuda
+            if name not in _made:
+                _made[name] = _makers[name]()
+    return _made[name]
+
+
+def register(name: str, make: Callable[[], Driver]) -> None:
+    """Let ``CGRAPH_DRIVER`` name a driver, which is made when it is first asked for."""
+    _makers[name] = make
 
 
 def override(driver: Driver | None) -> Driver | None:

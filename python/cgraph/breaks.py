@@ -26,7 +26,7 @@ from typing import Any, ParamSpec, Protocol, TypeVar, overload
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._breaks.materialized import materialized
+from cgraph._autograd.materialized import materialized
 from cgraph.errors import ArgumentError, CaptureError, NoDriverError
 
 __all__ = [

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import warnings
-import weakref
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
@@ -15,36 +14,24 @@ from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError, add_note
 from cgraph.labels import Label
+from cgraph.ledger import GraphMemory, all_graphs, of_graph
 
 if TYPE_CHECKING:
     from typing_extensions import Self
 
     from cgraph._captures.results import FreshFeed
-    from cgraph.ledger import GraphMemory
 
-__all__ = ["CUDAGraph", "end_all", "living", "require_mode"]
+__all__ = ["CUDAGraph", "end_all", "require_mode"]
 
 Hook = Callable[["CUDAGraph"], object]
 
-# The graphs whose destroy callbacks run at the interpreter's exit at the latest.
-_alive: weakref.WeakValueDictionary[int, CUDAGraph] = weakref.WeakValueDictionary()
-
-
 _numbers = itertools.count(1)
-
-
-def living(driver: _driver.Driver) -> list[CUDAGraph]:
-    """The graphs of a driver that hold something captured, in the order of their captures."""
-    graphs = [graph for graph in list(_alive.values()) if graph._captured is not None]
-    return sorted(
-        (graph for graph in graphs if graph._driver is driver), key=lambda graph: graph._number
-    )
 
 
 def end_all() -> None:
     """Run the destroy callbacks of all graphs that are alive."""
     with ExitStack() as ends:  # one that raises SystemExit does not stop the others
-        for graph in reversed(list(_alive.values())):
+        for graph in reversed(list(all_graphs.values())):
             ends.callback(graph._end_cycle)
 
 
@@ -202,7 +189,7 @@ class CUDAGraph(_core.Graph):
         self._captured = captured
         self._labels = captured.labels
         self._ended = True
-        _alive[id(self)] = self
+        all_graphs[id(self)] = self
         if nodes == 0 and not self._may_be_empty:
             warnings.warn(
                 "the captured graph is empty: nothing was enqueued on the capturing stream. Tensors"
@@ -256,8 +243,6 @@ class CUDAGraph(_core.Graph):
 
     def memory(self) -> GraphMemory:
         """What the graph takes of the device's and the host's memory; see :mod:`cgraph.ledger`."""
-        from cgraph.ledger import of_graph
-
         return of_graph(self)
 
     @property
@@ -355,7 +340,7 @@ class CUDAGraph(_core.Graph):
                 Without it, a callback must not free what a replay in flight may use.
         """
         handle = self._register_destroy(cb, synchronize_before_release)
-        _alive[id(self)] = self
+        all_graphs[id(self)] = self
         return handle
 
     def retain_object(

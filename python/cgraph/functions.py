@@ -26,6 +26,7 @@ from cgraph._graphed.cache import Keys
 from cgraph._graphed.method import Binding
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.options import GONE, Guarded, Options, Pad, SideEffects
+from cgraph._padding.sizes import Sizes
 from cgraph._source import place_of_function
 from cgraph._text import plural
 from cgraph.breaks import order_hint, require_work_in_call
@@ -196,7 +197,15 @@ class GraphedFunction(Binding):
         # Who lets a function go wants its memory at once, and not when garbage is collected.
         own: Any = weakref.proxy(self)
         self._keys = Keys(options, own)
-        self._answers = Answers(fn, self._name, arguments, options, self._keys, own, self._turn)
+        debug: Callable[..., None] | None = None
+        if options.debug or options.check_every:
+            # Nobody pays for the import who does not debug.
+            from cgraph._debug import keys
+
+            debug = keys.debug
+        self._answers = Answers(
+            fn, self._name, arguments, options, self._keys, own, self._turn, Sizes, debug
+        )
         self._is_frozen = False
         self.__wrapped__ = fn
         for name in functools.WRAPPER_ASSIGNMENTS:
@@ -233,7 +242,7 @@ class GraphedFunction(Binding):
                 one: make that state first, by calling the function once.
             Exception: What the function or its capture raised, whatever ``on_fail`` says.
         """
-        from cgraph._graphed.ladder import capture_ladder
+        from cgraph._padding.ladder import capture_ladder
 
         if _is_capturing():
             raise CaptureError(

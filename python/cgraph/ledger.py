@@ -13,6 +13,7 @@
 from __future__ import annotations
 
 import sys
+import weakref
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -23,13 +24,16 @@ from cgraph import _driver
 from cgraph._driver import Handle
 from cgraph._text import in_units, short_place, table
 from cgraph.errors import StateError
+from cgraph.mempool import MemPool
 from cgraph.timeline import Timeline
 
 if TYPE_CHECKING:
     from cgraph.cudagraph import CUDAGraph
-    from cgraph.mempool import MemPool
 
-__all__ = ["GraphMemory", "Memory", "PoolMemory", "memory"]
+__all__ = ["GraphMemory", "Memory", "PoolMemory", "all_graphs", "living", "memory", "of_graph"]
+
+all_graphs: weakref.WeakValueDictionary[int, CUDAGraph] = weakref.WeakValueDictionary()
+"""The graphs that captured something, by ``id``. Their destroy callbacks run at exit."""
 
 # Of the host, for each node: measured with CUDA's driver 580 on graphs of some hundred kernels.
 _TEMPLATE_NODE = 2 << 10
@@ -165,8 +169,6 @@ class Memory:
         Raises:
             StateError: Nothing was recorded of it: capture inside ``with cgraph.record_memory()``.
         """
-        from cgraph.mempool import MemPool
-
         if pool is not None:
             mem_pool = MemPool.of(pool)
             _recorded(mem_pool._timeline, mem_pool.name).draw(path)
@@ -178,8 +180,6 @@ class Memory:
 
 def memory() -> Memory:
     """What all graphs and pools of the driver in force take now."""
-    from cgraph.cudagraph import living
-
     driver = _driver.current()
     driver.settle()
     own = list(driver.mem_pools())  # alive until all is counted
@@ -193,10 +193,16 @@ def memory() -> Memory:
     return Memory(tuple(pools), tuple(_of_living(graphs)), timelines)
 
 
+def living(driver: _driver.Driver) -> list[CUDAGraph]:
+    """List the graphs of a driver that hold something captured, in the order of their captures."""
+    graphs = [graph for graph in list(all_graphs.values()) if graph._captured is not None]
+    return sorted(
+        (graph for graph in graphs if graph._driver is driver), key=lambda graph: graph._number
+    )
+
+
 def of_graph(graph: CUDAGraph) -> GraphMemory:
     """What one graph takes; it holds something captured."""
-    from cgraph.cudagraph import living
-
     captured = graph._captured
     if captured is None or captured.footprint is None:
         raise StateError("memory() before a successful capture: capture something first")

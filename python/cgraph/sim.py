@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from cgraph._captures.labels import LabelRecorder
     from cgraph.mempool import MemPool
 
-__all__ = ["Simulator", "default", "use"]
+__all__ = ["Simulator", "make_default", "use"]
 
 
 class Simulator:
@@ -236,23 +236,17 @@ def _forget_default_stream(simulator: Simulator) -> None:
     graph._forget_streams_of(simulator.device)
 
 
-_default: Simulator | None = None
-_making = threading.Lock()
 _permanent: AbstractContextManager[None] | None = None
 
 
-def default() -> Simulator:
-    """The simulator of ``CGRAPH_DRIVER=sim``, made on first use."""
-    global _default, _permanent
-    if _default is None:
-        from cgraph._torch import capturable_on_cpu
+def make_default() -> Simulator:
+    """Make the simulator of ``CGRAPH_DRIVER=sim``, once in a process."""
+    global _permanent
+    from cgraph._torch import capturable_on_cpu
 
-        with _making:
-            if _default is None:
-                _permanent = capturable_on_cpu()
-                _permanent.__enter__()
-                _default = Simulator()
-    return _default
+    _permanent = capturable_on_cpu()
+    _permanent.__enter__()
+    return Simulator()
 
 
 @contextmanager

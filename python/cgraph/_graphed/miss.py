@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -27,11 +27,10 @@ from cgraph._graphed.plan import Plan
 from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.sized import can_be_like, for_sizes, record_sized
+from cgraph._graphed.sized import record_sized
 from cgraph._graphed.told import Told
 from cgraph._graphed.train import Trained, train
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
-from cgraph._padding.sizes import Sizes
 from cgraph._python.values import is_plain
 from cgraph._source import place_of, user_line
 from cgraph._text import first_line
@@ -40,6 +39,9 @@ from cgraph.errors import (
     StateError,
     add_note,
 )
+
+if TYPE_CHECKING:
+    from cgraph._padding.sizes import Sizes
 
 __all__ = ["Answers"]
 
@@ -58,6 +60,8 @@ class Answers:
         keys: Its keys.
         dispatcher: Finds native entries.
         turn: What lets one thread at a time replay. Who calls a method here has it.
+        sizes: Makes what answers padded calls.
+        debug: Lets a key be replayed for debugging; None if nothing is debugged.
 
     Attributes:
         told: Says what there is to say of calls.
@@ -72,6 +76,8 @@ class Answers:
         keys: Keys,
         dispatcher: _core.Dispatcher,
         turn: _core.Turn,
+        sizes: Callable[[Answers], Sizes],
+        debug: Callable[[Answers, Key, Call, Recorded | Trained], None] | None,
     ) -> None:
         self.function = function
         self.name = name
@@ -80,7 +86,8 @@ class Answers:
         self.memory = Memory(options.pool)
         self.arguments = arguments
         self.turn = turn
-        self.sizes = Sizes(weakref.proxy(self))
+        self.sizes = sizes(weakref.proxy(self))
+        self._debug = debug
         self._dispatcher = dispatcher
         self.told = Told(name, options)
 
@@ -190,16 +197,6 @@ class Answers:
         self.told.of_eager(key, key.reason)
         return eager
 
-    def capture_ahead(self, family: Family, key: Key, call: Call) -> None:
-        """Capture a key, and put back what that writes."""
-        from cgraph._graphed.ahead import capture_ahead
-
-        # A call that changes state may work on other state now than when it was observed.
-        shown, like = key.shown, None
-        if shown is not None and can_be_like(shown) and not shown.trace.written():
-            like = for_sizes(shown, self.function, call, self.options)
-        capture_ahead(self, family, key, call, like=like)
-
     def add(self, call: Call, entry: _core.Entry, recorded: Recorded | Trained) -> None:
         """Let calls like this one find an entry natively, unless only Python can compare them."""
         # What overlaps what is written is found out by Python.
@@ -258,10 +255,8 @@ class Answers:
         lane = self.lane
         key.shown = shown
         self.told.of_places(shown.guards.stopped)
-        if self.options.debug or self.options.check_every:
-            from cgraph._debug.keys import debug
-
-            debug(self, key, call, recorded)
+        if self._debug is not None:
+            self._debug(self, key, call, recorded)
         entry: _core.Entry
         if isinstance(recorded, Trained):
             entry = entry_of_passes(recorded, call, shown.guards, self.turn, lane)

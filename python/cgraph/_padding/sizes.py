@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
+from cgraph._graphed.ahead import capture_ahead
 from cgraph._graphed.call import Call
 from cgraph._graphed.entry import returned
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.reasons import fix_for
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
+from cgraph._graphed.sized import can_be_like, for_sizes
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import reason_beside
 from cgraph._padding.check import compared, rows_in
@@ -96,11 +98,19 @@ class Sizes:
                 # Whatever it sets up is there when its size is captured.
                 return lambda: self._observed(family, large, call, args, kwargs)
             try:
-                self._answers.capture_ahead(family, large, whole)
+                self._capture(family, large, whole)
             except Exception as error:
                 large.miss(Reason(first_line(error), user_line(), fix_for("padding shows")))
                 return self._answers.eagerly(large, eager)
         return self._padded(large, call, whole, found, eager)
+
+    def _capture(self, family: Family, large: Key, whole: Call) -> None:
+        """Capture a size, and put back what that writes."""
+        # A call that changes state may work on other state now than when it was observed.
+        answers, shown, like = self._answers, large.shown, None
+        if shown is not None and can_be_like(shown) and not shown.trace.written():
+            like = for_sizes(shown, answers.function, whole, self._options)
+        capture_ahead(answers, family, large, whole, like=like)
 
     def _observed(self, family: Family, large: Key, call: Call, args: Any, kwargs: Any) -> Any:
         """Run a call eagerly, for real, as the first one of its size."""

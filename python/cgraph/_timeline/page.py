@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from cgraph._text import in_units, plural
 from cgraph._timeline.shapes import Box, Dot, Line, Page, Shape, Text
-from cgraph.timeline import Segment, Span, Timeline
+
+if TYPE_CHECKING:
+    from cgraph.timeline import Segment, Span, Timeline
 
 __all__ = ["page"]
 
