@@ -102,4 +102,4 @@ def modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(_torch, "mode_addresses", dict)
     else:
         assert {"is_included", "is_function_mode"} <= _torch.mode_addresses().keys()
-        assert len(_torch.follower_keys()) == 4
+        assert len(_torch.interception_keys()) == 4

@@ -10,7 +10,7 @@ from torch import Tensor
 
 import cgraph
 from cgraph import _core, _torch
-from cgraph._captures.results import Results
+from cgraph._captures.fresh_results import Results
 
 __all__ = ["capture", "entry", "results_of"]
 

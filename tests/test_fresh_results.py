@@ -13,7 +13,7 @@ from torch.testing import assert_close
 import cgraph
 from cgraph import _core, _driver, _torch
 from cgraph._breaks.sessions import Session
-from cgraph._captures.results import Results, can_be_fresh
+from cgraph._captures.fresh_results import Results, can_be_fresh
 from cgraph.errors import ArgumentError, StateError
 from cgraph.segments import SegmentedGraph
 from fresh_results import capture, entry, results_of

@@ -310,7 +310,7 @@ def test_without_labels_nothing_is_entered(lab: Lab) -> None:
         inside = [type(m).__module__ for m in python_dispatch._get_current_dispatch_mode_stack()]
         assert len(nn.modules.module._global_forward_hooks) == hooks and not labels._looks
         x.exp()
-    assert "cgraph._captures.labels" not in inside and graph._labels == {}
+    assert "cgraph._captures.label_recorder" not in inside and graph._labels == {}
 
 
 def test_hooks_see_the_labels_of_the_live_template(lab: Lab) -> None:

@@ -86,8 +86,7 @@ def test_a_part_imports_only_what_lies_below_it() -> None:
     wrong = [
         f"{module} imports {other}"
         for module, other in arrows()
-        if part_of(module) != part_of(other)
-        and heights[part_of(module)] <= heights[part_of(other)]
+        if part_of(module) != part_of(other) and heights[part_of(module)] <= heights[part_of(other)]
     ]
     assert wrong == []
 

@@ -13,7 +13,7 @@ import torch
 import cgraph
 from cgraph import _source
 from cgraph._captures.blocks import Blocks
-from cgraph._captures.liveness import Check, Outside, Watch
+from cgraph._captures.liveness import Check, LivenessMode, OutsideTensor
 from cgraph.errors import LivenessError
 from lab import Lab, fresh
 
@@ -38,7 +38,7 @@ class Memory:
         monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: self.segments)
 
     def check(
-        self, addresses: list[tuple[str | None, int]], outside: tuple[Outside, ...] = ()
+        self, addresses: list[tuple[str | None, int]], outside: tuple[OutsideTensor, ...] = ()
     ) -> Check:
         """The check of a capture whose nodes name addresses and whose operators read tensors."""
         found = [(name, address, *self.ranges.get(address, (0, 0))) for name, address in addresses]
@@ -247,7 +247,7 @@ def test_trap_T178_a_dead_tensor_whose_block_in_a_pool_is_active_passes(
     memory: Memory, pool: tuple[int, int], state: str, passes: bool
 ) -> None:
     x = torch.randn(128)
-    outside = Outside(x, "aten.mul.Tensor")
+    outside = OutsideTensor(x, "aten.mul.Tensor")
     memory.segments = [segment(x.data_ptr(), pool, (512, "active_allocated"))]
     check = memory.check([], (outside,))
     check()
@@ -263,7 +263,7 @@ def test_trap_T178_a_dead_tensor_whose_block_in_a_pool_is_active_passes(
 def test_a_living_tensor_over_memory_that_its_owner_freed_raises(memory: Memory) -> None:
     x = torch.randn(128)
     memory.ranges = {x.data_ptr(): (x.data_ptr(), 512)}
-    check = memory.check([], (Outside(x, "aten.mul.Tensor"),))
+    check = memory.check([], (OutsideTensor(x, "aten.mul.Tensor"),))
     check()
     memory.ranges = {}
     with pytest.raises(LivenessError, match=r"\(128,\).*freed"):
@@ -274,13 +274,13 @@ def test_an_address_inside_a_watched_tensor_is_the_watchs_affair(memory: Memory)
     x = torch.randn(128)
     address = x.data_ptr()
     memory.segments = [segment(address, OUTSIDE_POOLS, (512, "active_allocated"))]
-    check = memory.check([("mine", address + 8)], (Outside(x, "aten.mul.Tensor"),))
+    check = memory.check([("mine", address + 8)], (OutsideTensor(x, "aten.mul.Tensor"),))
     memory.segments = []
     check()
 
 
 def test_trap_T179_operators_outside_a_capturing_stream_are_not_watched() -> None:
-    watch = Watch()
+    watch = LivenessMode()
     with watch:
         torch.ones(4) * 2
     assert watch.outside == {}

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from cgraph._operators.codes import Codes
-from cgraph._python.named import named_by
+from cgraph._python.named_objects import named_by
 from lab import Lab
 
 newer = pytest.mark.skipif(sys.version_info < (3, 12), reason="has no sys.monitoring")

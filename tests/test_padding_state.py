@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 import cgraph
-from cgraph._padding import check
+from cgraph._padding import comparison
 from lab import Lab, fresh
 
 
@@ -45,7 +45,7 @@ def test_a_comparison_without_memory_leaves_all_as_it_was_and_runs_eagerly(
         raise torch.OutOfMemoryError
 
     function = cgraph.graphed(run, sizes=[4])
-    monkeypatch.setattr(check, where, full)
+    monkeypatch.setattr(comparison, where, full)
     expected = total.clone()
     for _ in range(5):
         x = fresh(lab, 3, 5)
@@ -71,5 +71,5 @@ def test_padding_shows_beside_infinite_elements(lab: Lab) -> None:
 def test_elements_that_are_infinite_on_both_sides_count_as_equal(lab: Lab) -> None:
     right = torch.tensor([-torch.inf, 100.0, 0.01], device=lab.device)
     found = torch.tensor([-torch.inf, 100.0, 0.011], device=lab.device)
-    assert check._wrong(found, right) is None
-    assert check._wrong(found.abs(), right) is not None
+    assert comparison._wrong(found, right) is None
+    assert comparison._wrong(found.abs(), right) is not None

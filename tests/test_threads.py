@@ -45,7 +45,7 @@ def test_threads_that_ask_for_the_driver_at_once_get_the_same(
 
     monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
     monkeypatch.setattr(cuda, "Cuda", Slow)
-    monkeypatch.setattr(_driver, "_cuda", None)
+    monkeypatch.setattr(_driver, "_made", {})
     found: list[object] = []
     in_threads(*[lambda: found.append(_driver.current())] * 4)
     assert len(found) == 4 and len(set(map(id, found))) == 1

@@ -18,8 +18,8 @@ if TYPE_CHECKING:
     import torch
 
     from cgraph._captures.footprint import Footprint, PoolState
-    from cgraph._captures.labels import LabelRecorder
-    from cgraph._captures.results import Results
+    from cgraph._captures.fresh_results import Results
+    from cgraph._captures.label_recorder import LabelRecorder
     from cgraph.mempool import MemPool
 
 __all__ = [

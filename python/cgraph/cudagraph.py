@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
 from cgraph import _core, _driver, data
-from cgraph._captures.labels import LabelRecorder
+from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CaptureError, CgraphError, StateError, add_note
@@ -19,7 +19,7 @@ from cgraph.ledger import GraphMemory, all_graphs, of_graph
 if TYPE_CHECKING:
     from typing_extensions import Self
 
-    from cgraph._captures.results import FreshFeed
+    from cgraph._captures.fresh_results import FreshFeed
 
 __all__ = ["CUDAGraph", "end_all", "require_mode"]
 
@@ -381,14 +381,14 @@ class CUDAGraph(_core.Graph):
 
     def _fresh_feeder(self) -> FreshFeed:
         """What replays the graph as :meth:`_feeder` does, and copies results to new memory."""
-        from cgraph._captures.results import fresh_feed
+        from cgraph._captures.fresh_results import fresh_feed
 
         assert self._captured is not None
         return fresh_feed(self, self._captured, self._captured)
 
     def _replay_fresh(self, tensors: tuple[Any, ...] = ()) -> list[Any]:
         """Replay with tensors in the places of the static inputs; new tensors like the results."""
-        from cgraph._captures.results import replay_fresh
+        from cgraph._captures.fresh_results import replay_fresh
 
         return replay_fresh(self, self._captured, self._captured, tensors)
 

@@ -25,7 +25,7 @@ from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._captures.footprint import record_memory
 from cgraph._operators.rollback import Rollback
-from cgraph._python.named import named_by
+from cgraph._python.named_objects import named_by
 from cgraph._text import in_units
 from cgraph.cudagraph import CUDAGraph
 from cgraph.errors import ArgumentError, CaptureError

@@ -26,7 +26,7 @@ from cgraph._graphed.cache import Keys
 from cgraph._graphed.method import Binding
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.options import GONE, Guarded, Options, Pad, SideEffects
-from cgraph._padding.sizes import Sizes
+from cgraph._padding.sizes import PaddedSizes
 from cgraph._source import place_of_function
 from cgraph._text import plural
 from cgraph.breaks import order_hint, require_work_in_call
@@ -159,14 +159,14 @@ class GraphedFunction(Binding):
         return super().__new__(
             cls,
             _is_capturing,
-            _torch.is_followed,
+            _torch.is_intercepted,
             _torch.forward_ad,
             torch.is_grad_enabled,
             torch.is_inference_mode_enabled,
             _torch.is_any_autocast_enabled,
             _torch.autocast_state,
             _torch.mode_addresses(),
-            _torch.follower_keys(),
+            _torch.interception_keys(),
         )
 
     def __init__(self, fn: Callable[..., Any], options: Options) -> None:
@@ -200,11 +200,11 @@ class GraphedFunction(Binding):
         debug: Callable[..., None] | None = None
         if options.debug or options.check_every:
             # Nobody pays for the import who does not debug.
-            from cgraph._debug import keys
+            from cgraph._debug import debug_key
 
-            debug = keys.debug
+            debug = debug_key.debug
         self._answers = Answers(
-            fn, self._name, arguments, options, self._keys, own, self._turn, Sizes, debug
+            fn, self._name, arguments, options, self._keys, own, self._turn, PaddedSizes, debug
         )
         self._is_frozen = False
         self.__wrapped__ = fn

@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 
 from cgraph import _driver, _torch
 from cgraph._captures.collector import collections_held_off
-from cgraph._captures.labels import LabelRecorder
+from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Handle, Pool
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import ArgumentError, CaptureError, ForeignError, StateError

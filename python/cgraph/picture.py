@@ -67,7 +67,7 @@ _AFFIXES = re.compile(
 _TOKEN = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|E\d*_|(\d+)|.")
 
 
-class _Place(NamedTuple):
+class _Position(NamedTuple):
     """Where a box is: its left top corner, the gutter before its column, its column and row."""
 
     x: float
@@ -196,7 +196,7 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
     ]
 
 
-def _places(rows: list[list[int]]) -> tuple[dict[int, _Place], float, float]:
+def _places(rows: list[list[int]]) -> tuple[dict[int, _Position], float, float]:
     """Where each box is, and the page's width and height in pixels."""
 
     def page(per_column: int) -> tuple[list[list[list[int]]], list[int], float, float]:
@@ -219,7 +219,7 @@ def _places(rows: list[list[int]]) -> tuple[dict[int, _Place], float, float]:
             indent = (wide - len(row) * _STEP_X) / 2
             for position, node in enumerate(row):
                 left = x + indent + position * _STEP_X
-                places[node] = _Place(
+                places[node] = _Position(
                     left, _HEAD + line * _STEP_Y, x - _GUTTER / 2 - 6, number, line
                 )
         x += wide + _GUTTER
@@ -254,7 +254,7 @@ def _legend(families: Counter[str]) -> tuple[list[str], float]:
     return parts, x
 
 
-def _box(node: dict[str, Any], place: _Place, named: str, origin: Label | None) -> str:
+def _box(node: dict[str, Any], place: _Position, named: str, origin: Label | None) -> str:
     """A node: its number, its short name, and the rest as a tooltip."""
     name = node.get("name")
     if origin is not None and origin.operator is not None:
@@ -288,7 +288,7 @@ def _tooltip(node: dict[str, Any], origin: Label | None) -> str:
     return "\n".join(f"{key}: {text(value)}" for key, value in known.items())
 
 
-def _edge(before: _Place, after: _Place) -> str:
+def _edge(before: _Position, after: _Position) -> str:
     """A line from one box to another, around those between them where that is easy."""
     x0, y0 = before.x + _BOX_WIDTH / 2, before.y + _BOX_HEIGHT
     x1, y1 = after.x + _BOX_WIDTH / 2, after.y

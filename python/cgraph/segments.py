@@ -17,9 +17,9 @@ from cgraph import _core, _driver, _torch
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._breaks.sessions import Break, Session
 from cgraph._captures.collector import collections_held_off
-from cgraph._captures.results import FreshFeed, fresh_feed, replay_fresh
+from cgraph._captures.fresh_results import FreshFeed, fresh_feed, replay_fresh
 from cgraph._driver import Handle, Pool
-from cgraph._operators.before import RandomStates
+from cgraph._operators.snapshots import RandomSnapshot
 from cgraph.breaks import breakable, on_one_thread
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import CaptureError, StateError
@@ -185,7 +185,7 @@ class SegmentedGraph(_core.Segments):
             gc.collect()
         driver.empty_cache()
         ordinal = stream.device_index if driver.device_type == "cuda" else None
-        random = RandomStates(session.generators, ordinal)
+        random = RandomSnapshot(session.generators, ordinal)
         try:
             with context, collections_held_off(), session.forks.watched(), breakable(session):
                 session.begin(statics)

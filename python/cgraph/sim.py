@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch
 
     from cgraph._captures.footprint import PoolState
-    from cgraph._captures.labels import LabelRecorder
+    from cgraph._captures.label_recorder import LabelRecorder
     from cgraph.mempool import MemPool
 
 __all__ = ["Simulator", "make_default", "use"]

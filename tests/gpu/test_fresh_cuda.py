@@ -60,14 +60,14 @@ def dispatcher(served: _core.Entry) -> _core.Dispatcher:
     """What calls an entry in the fast way."""
     made = _Dispatcher(
         torch.cuda.is_current_stream_capturing,
-        _torch.is_followed,
+        _torch.is_intercepted,
         _torch.forward_ad,
         torch.is_grad_enabled,
         torch.is_inference_mode_enabled,
         _torch.is_any_autocast_enabled,
         _torch.autocast_state,
         _torch.mode_addresses(),
-        _torch.follower_keys(),
+        _torch.interception_keys(),
     )
     made.add(served)
     return made

@@ -10,7 +10,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._autograd.history import leaves_behind
-from cgraph._python.named import named_by
+from cgraph._python.named_objects import named_by
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["materialized"]

@@ -11,7 +11,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._autograd.history import leaves_behind, leaves_behind_node
-from cgraph._autograd.order import Call, Lent, Loan
+from cgraph._autograd.pool_order import LentGradients, Loan, OpenCall
 from cgraph._breaks.flows import no_way_back
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._source import levels_to_user
@@ -176,7 +176,7 @@ class Graphed:
         self._without_grad = [place for place, tensor in tensors if not tensor.requires_grad]
         self._frozen = captured.frozen
         self._warned = False
-        self._last: weakref.ref[Call] | None = None
+        self._last: weakref.ref[OpenCall] | None = None
 
     def take_any_constants(self) -> None:
         """Leave it to the caller to compare what is no tensor among the arguments."""
@@ -248,7 +248,7 @@ class Graphed:
             return tuple(o.detach().clone() if _is_tensor(o) else o for o in self._outputs)
         return tuple(o.detach() if _is_tensor(o) else o for o in self._outputs)
 
-    def opened(self) -> Call:
+    def opened(self) -> OpenCall:
         """The call that was just made, whose backward pass may follow."""
         numbers = self._captured.forward_number, self._captured.backward_number
         call = self._order.opened(*numbers)
@@ -303,7 +303,7 @@ class Graphed:
         # Each time new objects, which autograd may keep as ``.grad`` without a copy.
         for own in grad_inputs[self._count :]:
             found.append(None if own is None else own.detach())
-        lent = Lent([*self._lent_parameters, *loans], zip(found, grad_inputs, strict=True))
+        lent = LentGradients([*self._lent_parameters, *loans], zip(found, grad_inputs, strict=True))
         self._order.lend(self._captured.backward_number, lent)
         _torch.at_end_of_backward(lent.end)
         return self._of_used(self._with_those_of_breaks(found))
@@ -373,12 +373,12 @@ class Graphed:
         )
 
 
-def reached(outputs: Sequence[Any], surface: Sequence[torch.Tensor]) -> list[frozenset[int]]:
+def reached(outputs: Sequence[Any], pass_inputs: Sequence[torch.Tensor]) -> list[frozenset[int]]:
     """For each output the places of the tensors that it depends on, as autograd knows it.
 
     Those that none is known to depend on count for each.
     """
-    places = {id(tensor): place for place, tensor in enumerate(surface)}
+    places = {id(tensor): place for place, tensor in enumerate(pass_inputs)}
     with_grad = [_is_tensor(output) and output.requires_grad for output in outputs]
     if sum(with_grad) == 1:
         return [frozenset(places.values()) if one else frozenset() for one in with_grad]

@@ -10,7 +10,7 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._autograd.gradients import with_own_memory
-from cgraph._autograd.order import Order
+from cgraph._autograd.pool_order import PoolOrder
 from cgraph._breaks.outer_flows import OuterFlow, live_results
 from cgraph._callables.graphed import Sample, reached
 from cgraph._driver import Pool
@@ -24,12 +24,12 @@ __all__ = ["Captures", "DividedCaptures", "Pass", "name_of", "parameters_of", "w
 
 def warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
     """Run forward and backward, so that nothing is set up inside the captures."""
-    surface = (*sample.tensors, *parameters_of(function))
+    pass_inputs = (*sample.tensors, *parameters_of(function))
     for _ in range(iterations):
         outputs = [o for o in _torch.tree_iter(sample.call(function)) if _needs_grad(o)]
         if outputs:
             grads = tuple(torch.empty_like(output) for output in outputs)
-            _gradients(function, outputs, surface, grads, allow_unused)
+            _gradients(function, outputs, pass_inputs, grads, allow_unused)
 
 
 class Pass:
@@ -56,7 +56,7 @@ class Pass:
         self,
         function: Any,
         forward: CUDAGraph | SegmentedGraph,
-        order: Order,
+        order: PoolOrder,
         sample: Sample,
         result: Any,
         flows: Sequence[OuterFlow],
@@ -74,12 +74,12 @@ class Pass:
         self.frozen = tuple(p for p in parameters_of(function) if not p.requires_grad)
         self.outputs, self.spec = _torch.tree_flatten(result)
         self.grad_outputs: list[torch.Tensor | None] = [None] * len(self.outputs)
-        self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.surface)
+        self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.pass_inputs)
         self.reached: list[frozenset[int]] = []
         self.live: list[frozenset[tuple[OuterFlow, int]]] = []
 
     @property
-    def surface(self) -> tuple[torch.Tensor, ...]:
+    def pass_inputs(self) -> tuple[torch.Tensor, ...]:
         """All that gradients may be asked for."""
         return (*self.sample.tensors, *self.parameters)
 
@@ -115,7 +115,7 @@ class Captures:
         made, result, flows = self._forward(functools.partial(sample.call, function), sample)
         for output in _torch.tree_iter(result):
             _check_output(name_of(function), output)
-        order = Order.of((id(_driver.current()), *made.pool()))
+        order = PoolOrder.of((id(_driver.current()), *made.pool()))
         return Pass(function, made, order, sample, result, flows)
 
     def backward(self, one: Pass, allow_unused: bool) -> None:
@@ -127,19 +127,19 @@ class Captures:
         anchors = tuple(flow.anchor for flow in one.flows)
 
         def body() -> list[torch.Tensor | None]:
-            surface = (*one.surface, *anchors)
-            found = _gradients(one.name, outputs, surface, grads, allow_unused)
+            pass_inputs = (*one.pass_inputs, *anchors)
+            found = _gradients(one.name, outputs, pass_inputs, grads, allow_unused)
             found = found[: len(found) - len(anchors)]
-            return with_own_memory(found, (*grads, *outputs, *one.surface))
+            return with_own_memory(found, (*grads, *outputs, *one.pass_inputs))
 
         one.backward, own = self._backward(body, one, grads)
         one.backward_number = one.order.number()
         remaining = iter(grads)
         one.grad_outputs = [next(remaining) if _needs_grad(o) else None for o in one.outputs]
-        one.reached = reached(one.outputs, one.surface)
+        one.reached = reached(one.outputs, one.pass_inputs)
         one.live = [frozenset(live_results(output)) for output in one.outputs]
         inputs = iter(own)
-        one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.surface]
+        one.grad_inputs = [next(inputs) if t.requires_grad else None for t in one.pass_inputs]
         one.forget_history()
 
     def _forward(
@@ -190,11 +190,11 @@ def _check_output(name: str, output: Any) -> None:
 def _gradients(
     function: Callable[..., Any] | str,
     outputs: Sequence[torch.Tensor],
-    surface: Sequence[torch.Tensor],
+    pass_inputs: Sequence[torch.Tensor],
     grads: tuple[torch.Tensor, ...],
     allow_unused: bool,
 ) -> tuple[torch.Tensor | None, ...]:
-    inputs = tuple(tensor for tensor in surface if tensor.requires_grad)
+    inputs = tuple(tensor for tensor in pass_inputs if tensor.requires_grad)
     if not inputs:
         raise CallableError(
             f"{name_of(function)}: its outputs require gradients, but none of its arguments and"

@@ -13,7 +13,7 @@ from cgraph._captures import cuda_pools, liveness
 from cgraph._captures.cuda_pools import CudaMemPool
 from cgraph._captures.cuda_recording import Recording
 from cgraph._captures.footprint import PoolState
-from cgraph._captures.labels import LabelRecorder
+from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Handle, Pool
 from cgraph.errors import CaptureError, ForeignError
 from cgraph.mempool import MemPool
@@ -62,7 +62,7 @@ class Cuda:
         # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
         mark = device.mark_capture()
         handle = cuda_pools.resolve(pool, ordinal, side)
-        watch = liveness.Watch() if check_liveness else None
+        watch = liveness.LivenessMode() if check_liveness else None
         return Recording(
             device, ordinal, stream, side, handle, mode, watch, generators, labels, statics, mark
         )

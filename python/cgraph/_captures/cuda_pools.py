@@ -68,8 +68,8 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
             )
         _torch.release_outliving()
         _torch.explain_refusals()
-        _torch.watch_routing(_refuse_paused)
-        _torch.watch_captures(_torch.release_outliving)
+        _torch.on_routing(_refuse_paused)
+        _torch.mark_captures_of_torch(_torch.release_outliving)
         allocator = _torch.allocator(*self._core.functions())
         torch.cuda.MemPool.__init__(self, allocator, use_on_oom, no_split)
         _known[self.id] = self

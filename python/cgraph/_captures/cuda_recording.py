@@ -7,7 +7,7 @@ would warn. Newer torch than 2.11 has work to do at the end: there the host ends
 core takes a copy of the graph, and the host is emptied.
 
 The replay of such a host launches nothing and advances the random state as far as the capture drew
-from it. Where ``random.py`` finds the words of that state, a node of the graph sets them instead.
+from it. Where ``random_state.py`` finds the words of that state, a node of the graph sets them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
-from cgraph._captures import cuda_pools, liveness, random
+from cgraph._captures import cuda_pools, liveness, random_state
 from cgraph._captures.cuda_pools import PoolHandle
-from cgraph._captures.footprint import Footprint, Meter, Sizes, in_blocks, is_recording
-from cgraph._captures.labels import LabelRecorder
-from cgraph._captures.results import Results
+from cgraph._captures.footprint import Footprint, Meter, PoolSizes, in_blocks, is_recording
+from cgraph._captures.fresh_results import Results
+from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle
 from cgraph._source import levels_to_user
 from cgraph._text import first_line
@@ -55,7 +55,7 @@ class Recording:
         side: torch.cuda.Stream,
         handle: PoolHandle,
         mode: str,
-        watch: liveness.Watch | None,
+        watch: liveness.LivenessMode | None,
         generators: list[Any],
         labels: LabelRecorder | None,
         statics: Sequence[torch.Tensor],
@@ -76,7 +76,7 @@ class Recording:
         # Of a capture that has ended, until it is finished.
         self._template: _core.Template | None = None
         self._footprint: Footprint | None = None
-        self._history: _torch.History | None = None
+        self._history: _torch.AllocatorHistory | None = None
         self._capturing = _core.Stream(device, handle=stream.cuda_stream)
         self._streams = {stream.cuda_stream: self._capturing}
         self._host = _torch.HostGraph()
@@ -167,10 +167,10 @@ class Recording:
         if self._watch is not None:
             self._watch.begins(state())
         if is_recording():
-            self._history = _torch.History(self._ordinal)
+            self._history = _torch.AllocatorHistory(self._ordinal)
         self._is_over = False
         self._host.capture_begin(tuple(self._handle), mode)
-        self._context.enter_context(_torch.watch_pools(self._ordinal, self._pool_seen))
+        self._context.enter_context(_torch.routed_pools_told(self._ordinal, self._pool_seen))
         if self._watch is not None:
             _torch.enter_mode(self._watch)
             self._context.callback(_torch.leave_mode, self._watch)
@@ -307,7 +307,7 @@ class Recording:
             drawn = self._drawn()
             # Where such words are the capture's own, only its host can fill them.
             is_shared = not _torch.keeps_state_of_captures()
-            draws = random.draws(self._device, drawn, self._side) if is_shared else None
+            draws = random_state.draws(self._device, drawn, self._side) if is_shared else None
         host = self._host if drawn else None
         if host is None:
             self._host.reset()
@@ -390,6 +390,6 @@ class Recording:
             lease.release()
 
 
-def _weigh(ordinal: int, mem_pool: MemPool | None) -> Sizes:
+def _weigh(ordinal: int, mem_pool: MemPool | None) -> PoolSizes:
     reserved, in_use, freed = _torch.allocated(ordinal)
-    return Sizes(reserved if mem_pool is None else mem_pool._core.reserved, in_use, freed)
+    return PoolSizes(reserved if mem_pool is None else mem_pool._core.reserved, in_use, freed)

@@ -16,10 +16,18 @@ if TYPE_CHECKING:
     from cgraph.mempool import MemPool
     from cgraph.timeline import Event, Timeline
 
-__all__ = ["Footprint", "Meter", "PoolState", "Sizes", "in_blocks", "is_recording", "record_memory"]
+__all__ = [
+    "Footprint",
+    "Meter",
+    "PoolSizes",
+    "PoolState",
+    "in_blocks",
+    "is_recording",
+    "record_memory",
+]
 
 
-class Sizes(NamedTuple):
+class PoolSizes(NamedTuple):
     """A pool in numbers, at one moment.
 
     Where only the sums of a device are to be had cheaply, they are those: what counts is by how
@@ -115,7 +123,7 @@ class Meter:
     def __init__(
         self,
         mem_pool: MemPool | None,
-        weigh: Callable[[], Sizes],
+        weigh: Callable[[], PoolSizes],
         look: Callable[[], PoolState],
     ) -> None:
         self._mem_pool = mem_pool
@@ -155,9 +163,9 @@ class Meter:
             seconds=seconds,
         )
 
-    def _weigh_closely(self, weigh: Callable[[], Sizes]) -> Sizes:
+    def _weigh_closely(self, weigh: Callable[[], PoolSizes]) -> PoolSizes:
         state = self._look()
-        return Sizes(state.reserved, state.in_use, weigh().freed)
+        return PoolSizes(state.reserved, state.in_use, weigh().freed)
 
     def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
         """The blocks of this capture; the pool's timeline goes on with them."""

@@ -1,7 +1,7 @@
 """Which memory from outside a capture reads, and whether it still is where it was.
 
-Two views of it: the tensors that operators were given (:class:`Watch`), and the addresses that the
-captured nodes name (:class:`Check`), which also has what torch did not launch.
+Two views of it: the tensors that operators were given (:class:`LivenessMode`), and the addresses
+that the captured nodes name (:class:`Check`), which also has what torch did not launch.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from cgraph._driver import Handle
 from cgraph._torch import tree_iter
 from cgraph.errors import LivenessError
 
-__all__ = ["Check", "Outside", "Watch"]
+__all__ = ["Check", "LivenessMode", "OutsideTensor"]
 
 # What torch's own kernels are called. Their tensors are those of operators, which the watch sees;
 # their parameters may hold left-over addresses in tables that are not filled to the end.
 _OF_TORCH = "2at6native"
 
 
-class Outside:
+class OutsideTensor:
     """A tensor from outside a capture, not kept alive.
 
     Args:
@@ -74,7 +74,7 @@ class Outside:
         )
 
 
-class Watch(_torch.Bystander):
+class LivenessMode(_torch.Bystander):
     """Notes the CUDA and pinned tensors that captured operators read and none of them made.
 
     Attributes:
@@ -83,7 +83,7 @@ class Watch(_torch.Bystander):
 
     def __init__(self) -> None:
         super().__init__()
-        self.outside: dict[int, Outside] = {}
+        self.outside: dict[int, OutsideTensor] = {}
         self._made: set[int] = set()
         self._there: list[tuple[int, int]] = []
 
@@ -119,7 +119,7 @@ class Watch(_torch.Bystander):
             for tensor in filter(_stays_on_device, tensors):
                 address = tensor.untyped_storage().data_ptr()
                 if address and address not in self._made and address not in self.outside:
-                    self.outside[address] = Outside(tensor, str(func))
+                    self.outside[address] = OutsideTensor(tensor, str(func))
         for tensor in filter(_stays_on_device, made):
             address = tensor.untyped_storage().data_ptr()
             if address not in self.outside:
@@ -138,12 +138,16 @@ class Check:
     """
 
     def __init__(
-        self, device: _core.Device, template: _core.Template, watch: Watch, pools: list[Handle]
+        self,
+        device: _core.Device,
+        template: _core.Template,
+        watch: LivenessMode,
+        pools: list[Handle],
     ) -> None:
         self._device = device
         self._outside = list(watch.outside.values())
         # Where torch's allocator has no memory: start and size of what the driver has there.
-        self._foreign_tensors: list[tuple[Outside, tuple[int, int]]] = []
+        self._foreign_tensors: list[tuple[OutsideTensor, tuple[int, int]]] = []
         self._foreign: dict[int, tuple[str, tuple[int, int]]] = {}
         # Where it has some: start and size of the block, None where no block was active.
         self._blocks: dict[int, tuple[str, tuple[int, int] | None]] = {}

@@ -16,14 +16,14 @@ import torch
 
 from cgraph import _core, _torch
 from cgraph._captures.footprint import Meter, is_recording
-from cgraph._captures.labels import LabelRecorder
-from cgraph._captures.liveness import Outside
-from cgraph._captures.results import Results
+from cgraph._captures.fresh_results import Results
+from cgraph._captures.label_recorder import LabelRecorder
+from cgraph._captures.liveness import OutsideTensor
 from cgraph._captures.sim_copies import Deliver, Feed
 from cgraph._captures.sim_pools import SimHandle, SimMemPool
 from cgraph._driver import Captured, Handle
+from cgraph._operators.operator_mode import OperatorMode
 from cgraph._operators.schemas import touches_memory
-from cgraph._operators.watching import OperatorWatch
 from cgraph._torch import (
     CpuFakeMode,
     DataDependentOutputException,
@@ -223,7 +223,7 @@ class Recorder(_torch.Bystander):
             known = [torch.default_generator, *generators]
             self._random_states = [(one, one.get_state()) for one in known]
         self._was_alone = _is_alone()
-        self._outside: list[Outside] = []
+        self._outside: list[OutsideTensor] = []
 
     def check(self) -> Callable[[], None]:
         """What raises if a tensor from outside that the capture read is gone."""
@@ -270,14 +270,14 @@ class Recorder(_torch.Bystander):
             )
         if func is aten.lift_fresh.default and args[0].numel() > 0:
             made = self._literal(stream, func, args[0])
-            for watch in _torch.modes_inside_out(OperatorWatch):
+            for watch in _torch.modes_inside_out(OperatorMode):
                 watch.literal(args[0], made)
             return made
         if not touches_memory(func):
             return func(*args, **kwargs)
         run = functools.partial(self._record, stream, func, args, kwargs)
         # They are outside of this one, and would see nothing of what it takes.
-        for watch in _torch.modes_inside_out(OperatorWatch):
+        for watch in _torch.modes_inside_out(OperatorMode):
             run = functools.partial(watch.seen, func, args, kwargs, run)
         return run()
 
@@ -338,7 +338,7 @@ class Recorder(_torch.Bystander):
         if over is not None:
             lazy = _torch.lazy_view(over, conjugate, negative)
             return lambda: lazy
-        outside = Outside(leaf, str(func))
+        outside = OutsideTensor(leaf, str(func))
         self._outside.append(outside)
         if conjugate or negative:
             return lambda: _torch.lazy_view(outside.get(), conjugate, negative)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from cgraph import _core, _torch
-from cgraph._captures.results import Results
+from cgraph._captures.fresh_results import Results
 from cgraph.errors import ArgumentError
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _driver
-from cgraph._captures.footprint import PoolState, Sizes, in_blocks
+from cgraph._captures.footprint import PoolSizes, PoolState, in_blocks
 from cgraph._driver import Handle, Pool
 from cgraph.errors import ArgumentError, ForeignError, StateError
 from cgraph.mempool import MemPool, require_options
@@ -103,10 +103,10 @@ class SimMemPool(MemPool):
                 tensor.stride(),
             )
 
-    def sizes(self) -> Sizes:
+    def sizes(self) -> PoolSizes:
         """Its segments and blocks in numbers."""
         state = self.state()
-        return Sizes(state.reserved, state.in_use, self._freed)
+        return PoolSizes(state.reserved, state.in_use, self._freed)
 
     def trim(self) -> int:
         """Give segments back that nothing uses and no graph knows; how many bytes that were."""

@@ -13,8 +13,8 @@ from cgraph._torch import tree_flatten
 from cgraph.errors import CompareError
 
 __all__ = [
-    "Difference",
     "Leaf",
+    "ValueDifference",
     "difference",
     "is_tensor",
     "named",
@@ -36,7 +36,7 @@ class Leaf(NamedTuple):
     value: Any
 
 
-class Difference(NamedTuple):
+class ValueDifference(NamedTuple):
     """The first leaf that differs.
 
     Attributes:
@@ -52,7 +52,7 @@ def difference(
     found: Sequence[Leaf],
     expected: Sequence[Leaf],
     check: Callable[[torch.Tensor, torch.Tensor], Wrong | None],
-) -> Difference | None:
+) -> ValueDifference | None:
     """The first leaf that is not what it should be.
 
     Args:
@@ -62,7 +62,9 @@ def difference(
     """
     names, right = [one.name for one in found], [one.name for one in expected]
     if names != right:
-        return Difference("result", f"it has {', '.join(names)}, and eager has {', '.join(right)}")
+        return ValueDifference(
+            "result", f"it has {', '.join(names)}, and eager has {', '.join(right)}"
+        )
     for (name, value), (_, wanted) in zip(found, expected, strict=True):
         wrong: str | None
         if is_tensor(value) and is_tensor(wanted):
@@ -72,7 +74,7 @@ def difference(
             is_same = type(value) is type(wanted) and _equal(value, wanted)
             wrong = None if is_same else f"it is {value!r:.80}, in eager {wanted!r:.80}"
         if wrong is not None:
-            return Difference(name, f"{name}: {wrong}")
+            return ValueDifference(name, f"{name}: {wrong}")
     return None
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 from cgraph import _driver, _torch, breaks, labels
-from cgraph._captures.labels import Modules
+from cgraph._captures.label_recorder import Modules
 from cgraph._operators.facts import taken_apart
 from cgraph._source import user_line
 from cgraph._text import short_place
 from cgraph._torch import tree_iter
 from cgraph.labels import Label
 
-__all__ = ["Operator", "Watch"]
+__all__ = ["SeenOperator", "Watch"]
 
 aten = torch.ops.aten
 
@@ -35,7 +35,7 @@ _NO_VALUES = {"philox_seed", "philox_offset", "rng_state", "unused", "debug_attn
 
 
 @dataclass
-class Operator:
+class SeenOperator:
     """An operator that was seen.
 
     Attributes:
@@ -126,13 +126,15 @@ class Watch(_torch.Bystander):
             module = None if self._modules is None else self._modules.current()
             label = Label(tuple(labels.scopes()), module, str(func), user_line())
             values = list(_values(func, result))
-            operator = Operator(label, self.segment, values, is_behind_backward=self._has_backward)
+            operator = SeenOperator(
+                label, self.segment, values, is_behind_backward=self._has_backward
+            )
             operator.numbers, _ = taken_apart(args, kwargs or {}, self._device_type)
             self._has_backward = False
             self.seen(operator)
         return result
 
-    def seen(self, operator: Operator) -> None:
+    def seen(self, operator: SeenOperator) -> None:
         """Take note of an operator that has just run."""
         raise NotImplementedError
 

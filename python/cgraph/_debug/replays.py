@@ -13,13 +13,6 @@ import torch
 
 from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
-from cgraph._debug.culprit import (
-    Search,
-    differs,
-    in_steps,
-    run_in_steps,
-    written_by,
-)
 from cgraph._debug.differences import (
     Leaf,
     difference,
@@ -28,13 +21,20 @@ from cgraph._debug.differences import (
     wrong_nan,
     wrong_value,
 )
+from cgraph._debug.first_wrong_operator import (
+    Search,
+    differs,
+    in_steps,
+    run_in_steps,
+    written_by,
+)
 from cgraph._debug.steps import Steps
 from cgraph._graphed.call import Call, copied
-from cgraph._graphed.plan import Plan
+from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.writeback import leave
-from cgraph._operators.before import RandomStates
 from cgraph._operators.rollback import Rollback
+from cgraph._operators.snapshots import RandomSnapshot
 from cgraph._torch import tree_flatten
 from cgraph.errors import CompareError
 
@@ -43,7 +43,7 @@ __all__ = ["Debugged", "debugged"]
 
 def debugged(
     words: Collection[str],
-    plan: Plan,
+    plan: CapturePlan,
     name: str,
     key: str,
     call: Call,
@@ -171,7 +171,7 @@ class Debugged:
         if self._written is not None:
             # An eager call would fail, too, and not say in which operator.
             run_in_steps(self._steps, self._written, tensors)
-        random = RandomStates()
+        random = RandomSnapshot()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
         copies = _copies(tensors)
         try:

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 from cgraph import _driver, _torch, breaks
-from cgraph._debug.operators import Operator, Watch
+from cgraph._debug.operators import SeenOperator, Watch
 from cgraph._graphed.recorded import Recorded
 from cgraph._text import short_place
 from cgraph.breaks import Breakable
@@ -25,7 +25,7 @@ from cgraph.errors import add_note
 from cgraph.hooks import register_graph_capture_end_hook
 from cgraph.labels import Label
 
-__all__ = ["Check", "FoundError", "Steps", "Trace", "Wrong"]
+__all__ = ["Check", "FoundError", "Steps", "ValueTrace", "Wrong"]
 
 _OTHER_WAY = "Python goes another way"
 
@@ -76,7 +76,7 @@ class Steps:
     """
 
     def __init__(self, function: Callable[..., Any], name: str, keep: bool) -> None:
-        self.operators: list[Operator] = []
+        self.operators: list[SeenOperator] = []
         self.recorded: Recorded | None = None
         self._function = function
         self._name = name
@@ -137,7 +137,7 @@ class Steps:
         if self.recorded is not None:
             self.recorded.reset()
 
-    def cut(self, capture: Breakable, operator: Operator) -> None:
+    def cut(self, capture: Breakable, operator: SeenOperator) -> None:
         """Divide the capture behind an operator."""
         place = len(self.operators)
         nodes = _Nodes(threading.get_ident())
@@ -176,7 +176,7 @@ class Steps:
         if self._look is not None:
             self._look(place)
 
-    def _blame(self, error: Exception, operator: Operator | None) -> None:
+    def _blame(self, error: Exception, operator: SeenOperator | None) -> None:
         """Name the operator that was under way; None behind the last one."""
         if error is self._own:
             return
@@ -205,7 +205,7 @@ class _Cutter(Watch):
         called = partial(self._steps.call_break, work.fn)
         return self._capture.run(replace(work, fn=called), args, kwargs)
 
-    def seen(self, operator: Operator) -> None:
+    def seen(self, operator: SeenOperator) -> None:
         """Divide the capture here."""
         self._steps.cut(self._capture, operator)
 
@@ -214,7 +214,7 @@ class _Cutter(Watch):
         self._steps.note_unwritten(tensor)
 
 
-class Trace(Watch):
+class ValueTrace(Watch):
     """What the operators of an eager run have computed.
 
     Attributes:
@@ -223,10 +223,10 @@ class Trace(Watch):
 
     def __init__(self) -> None:
         super().__init__()
-        self.operators: list[Operator] = []
+        self.operators: list[SeenOperator] = []
         self._next = 0
 
-    def seen(self, operator: Operator) -> None:
+    def seen(self, operator: SeenOperator) -> None:
         """Copy the results."""
         with torch.no_grad(), _torch.without_modes():
             operator.results = [one.detach().clone() for one in operator.results]

@@ -9,21 +9,21 @@ import torch
 
 from cgraph import _driver
 from cgraph._captures.busy import busy
-from cgraph._debug.culprit import (
+from cgraph._debug.differences import Leaf, difference, is_tensor, named, wrong_value
+from cgraph._debug.first_wrong_operator import (
     Search,
     differs,
     in_steps,
     run_in_steps,
     written_by,
 )
-from cgraph._debug.differences import Leaf, difference, is_tensor, named, wrong_value
 from cgraph._debug.steps import Steps
 from cgraph._graphed.call import Call, copied
-from cgraph._graphed.plan import Plan
-from cgraph._graphed.surface import stand_ins
+from cgraph._graphed.capture_plan import CapturePlan
+from cgraph._graphed.function_module import stand_ins
 from cgraph._graphed.train import Trained
-from cgraph._operators.before import RandomStates
 from cgraph._operators.rollback import Rollback
+from cgraph._operators.snapshots import RandomSnapshot
 from cgraph._torch import tree_flatten, tree_unflatten
 
 __all__ = ["DebuggedCall", "debugged_call"]
@@ -36,7 +36,7 @@ _BACKWARD = (
 
 def debugged_call(
     words: Collection[str],
-    plan: Plan,
+    plan: CapturePlan,
     name: str,
     key: str,
     call: Call,
@@ -136,7 +136,7 @@ class DebuggedCall:
     def _compared(self, forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Run eagerly, put back what that has written, replay and compare."""
         call = forward.taken(args, kwargs)
-        random = RandomStates()
+        random = RandomSnapshot()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
         try:
             with rollback, busy():
@@ -243,7 +243,7 @@ class _Eager:
         ]
         wanted = [one for one in self._inputs if one.requires_grad]
         found: Sequence[torch.Tensor | None] = [None] * len(wanted)
-        random, rollback = RandomStates(), Rollback(is_capturing=driver.is_capturing)
+        random, rollback = RandomSnapshot(), Rollback(is_capturing=driver.is_capturing)
         try:
             if pairs:
                 with rollback:

@@ -14,9 +14,9 @@ from torch.overrides import TorchFunctionMode
 
 from cgraph import _source, _torch
 from cgraph._driver import Driver
-from cgraph._explanation.draws import draws_noted
 from cgraph._explanation.findings import Log
-from cgraph._explanation.joins import Streams
+from cgraph._explanation.random_draws import draws_noted
+from cgraph._explanation.stream_order import Streams
 from cgraph._operators.refused import REFUSED, refused_copy
 from cgraph._source import Place
 from cgraph._torch import tree_iter

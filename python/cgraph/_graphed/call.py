@@ -11,13 +11,13 @@ from typing import Any, Literal, NamedTuple
 import torch
 
 from cgraph import _core, _torch
+from cgraph._graphed.argument_containers import Pattern, pattern_of, put_together, structure_of
 from cgraph._graphed.arguments import Arguments
-from cgraph._graphed.structure import Pattern, pattern_of, put_together, structure_of
 from cgraph._python.values import as_key, has_no_parts, is_array, is_atom, is_plain
 from cgraph._text import shown
 from cgraph._torch import tree_flatten
 
-__all__ = ["Call", "Leaf", "Mode", "as_argument", "copied", "dense_like"]
+__all__ = ["ArgumentLeaf", "Call", "Mode", "as_argument", "copied", "dense_like"]
 
 # So many letters of a value are shown.
 _LONG = 40
@@ -70,7 +70,7 @@ class Same:
 
 
 @dataclass(frozen=True)
-class Leaf:
+class ArgumentLeaf:
     """A value among the arguments.
 
     Attributes:
@@ -159,7 +159,7 @@ class Call:
 
     def __init__(self, arguments: Arguments, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.mode = Mode.now()
-        self.leaves: list[Leaf] = []
+        self.leaves: list[ArgumentLeaf] = []
         self.is_native = True
         # Containers of other kinds, each with how many leaves come before, and arguments by name.
         self._others: list[tuple[int, str]] = []
@@ -188,7 +188,7 @@ class Call:
         return [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
 
     @property
-    def statics(self) -> list[Leaf]:
+    def statics(self) -> list[ArgumentLeaf]:
         """The tensors that are read where they lie."""
         return [leaf for leaf in self.leaves if leaf.kind == "static"]
 
@@ -298,7 +298,7 @@ class Call:
         """The arguments in words."""
         return ", ".join(self.words()) or "no arguments"
 
-    def _with(self, leaves: Iterator[Leaf] | Any) -> Call:
+    def _with(self, leaves: Iterator[ArgumentLeaf] | Any) -> Call:
         new = object.__new__(Call)
         new.__dict__.update(self.__dict__)
         new.leaves = [*leaves]
@@ -370,7 +370,7 @@ class Call:
             kind = "module"
         elif has_no_parts(value) or is_array(value) or isinstance(value, Iterator):
             kind = "whole"
-        self.leaves.append(Leaf(name, value, kind, self._is_by_name, is_declared))
+        self.leaves.append(ArgumentLeaf(name, value, kind, self._is_by_name, is_declared))
 
 
 def as_argument(copy: torch.Tensor, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
@@ -401,7 +401,7 @@ def _identity(value: Any) -> Hashable:
         return "whole", id(value)
 
 
-def _pattern(leaf: Leaf, copied: Iterator[_core.Signature]) -> Pattern:
+def _pattern(leaf: ArgumentLeaf, copied: Iterator[_core.Signature]) -> Pattern:
     if leaf.kind == "plain":
         return "constant", leaf.value
     if leaf.kind == "object":

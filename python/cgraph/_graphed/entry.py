@@ -37,7 +37,7 @@ def entry_of_graph(
         turn: What lets one thread at a time replay.
         lane: The stream that the pool was used on last; None where there is just one.
         is_fresh: Whether results get memory of their own.
-        warn: Told of a static result that is still held.
+        warn: OneTimeWarnings of a static result that is still held.
     """
     work: Any = recorded.graph
     if recorded.debugged is not None:

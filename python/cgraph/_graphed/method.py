@@ -9,14 +9,14 @@ import types
 from dataclasses import replace
 from typing import Any
 
+from cgraph._graphed.function_proxy import FunctionProxy
 from cgraph._graphed.options import Options
-from cgraph._graphed.standing import Standing
 from cgraph.errors import ArgumentError
 
 __all__ = ["Binding"]
 
 
-class Binding(Standing):
+class Binding(FunctionProxy):
     """A graphed function that classes may have as a method."""
 
     _options: Options

@@ -16,19 +16,19 @@ from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.arguments import Arguments
 from cgraph._graphed.cache import Family, Keys
 from cgraph._graphed.call import Call
-from cgraph._graphed.claims import PoolBusyError, claimed
+from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.entry import entry_of_graph, entry_of_passes
 from cgraph._graphed.guards import Change
 from cgraph._graphed.key import Key, Reason
-from cgraph._graphed.memory import Memory
-from cgraph._graphed.observed import observed
+from cgraph._graphed.observe import observe
+from cgraph._graphed.one_time_warnings import OneTimeWarnings
 from cgraph._graphed.options import Options
-from cgraph._graphed.plan import Plan
+from cgraph._graphed.pool_lock import PoolBusyError, locked_pool
 from cgraph._graphed.reasons import broken_by, fix_for, reason_against, refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, record
 from cgraph._graphed.recorded import Recorded
-from cgraph._graphed.sized import record_sized
-from cgraph._graphed.told import Told
+from cgraph._graphed.size_capture import record_sized
+from cgraph._graphed.static_memory import StaticMemory
 from cgraph._graphed.train import Trained, train
 from cgraph._graphed.writeback import leave, reason_beside, with_statics
 from cgraph._python.values import is_plain
@@ -41,7 +41,7 @@ from cgraph.errors import (
 )
 
 if TYPE_CHECKING:
-    from cgraph._padding.sizes import Sizes
+    from cgraph._padding.sizes import PaddedSizes
 
 __all__ = ["Answers"]
 
@@ -64,7 +64,7 @@ class Answers:
         debug: Lets a key be replayed for debugging; None if nothing is debugged.
 
     Attributes:
-        told: Says what there is to say of calls.
+        warnings: Says what there is to say of calls.
     """
 
     def __init__(
@@ -76,20 +76,20 @@ class Answers:
         keys: Keys,
         dispatcher: _core.Dispatcher,
         turn: _core.Turn,
-        sizes: Callable[[Answers], Sizes],
+        sizes: Callable[[Answers], PaddedSizes],
         debug: Callable[[Answers, Key, Call, Recorded | Trained], None] | None,
     ) -> None:
         self.function = function
         self.name = name
         self.options = options
         self.keys = keys
-        self.memory = Memory(options.pool)
+        self.memory = StaticMemory(options.pool)
         self.arguments = arguments
         self.turn = turn
         self.sizes = sizes(weakref.proxy(self))
         self._debug = debug
         self._dispatcher = dispatcher
-        self.told = Told(name, options)
+        self.warnings = OneTimeWarnings(name, options)
 
     def answer(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], frozen: bool
@@ -120,7 +120,7 @@ class Answers:
             key = self.new_key(family, call, changes)
             changes = []
         if key.is_eager():
-            self.told.of_eager(key, key.reason)
+            self.warnings.of_eager(key, key.reason)
             return eager
         if family.is_passing and key.shown is None:
             family.is_passing = False
@@ -129,7 +129,7 @@ class Answers:
         if key.recorded is not None and (changes or self._has_moved(key, call)):
             self.require_thawed(key, frozen, changes)
             if self._let_go(key, changes, call):
-                self.told.of_eager(key, key.reason)
+                self.warnings.of_eager(key, key.reason)
                 key.eager_calls += 1
                 return eager
         if key.recorded is not None:
@@ -187,14 +187,14 @@ class Answers:
     def never(self, call: Call, eager: Callable[[], Any], text: str) -> Answer:
         """Let a call run eagerly, as all like it do; it counts in the report."""
         reason = Reason(text, user_line(), fix_for(text))
-        self.told.of_eager(Key(str(call)), reason, counts=False)
+        self.warnings.of_eager(Key(str(call)), reason, counts=False)
         self.keys.count_eager(call, reason)
         return eager
 
     def eagerly(self, key: Key, eager: Callable[[], Any]) -> Answer:
         """Let a call of a key run eagerly, and say why if that is new."""
         key.eager_calls += 1
-        self.told.of_eager(key, key.reason)
+        self.warnings.of_eager(key, key.reason)
         return eager
 
     def add(self, call: Call, entry: _core.Entry, recorded: Recorded | Trained) -> None:
@@ -211,12 +211,12 @@ class Answers:
         self.keys.add(family, key)
         return key
 
-    def plan(self, key: Key, call: Call, *, needs_grad: bool) -> Plan:
+    def plan(self, key: Key, call: Call, *, needs_grad: bool) -> CapturePlan:
         """How a call of a key is to be captured."""
         driver = _driver.current()
         pool, stream = self.memory.place(driver, needs_grad)
         assert key.shown is not None
-        return Plan(
+        return CapturePlan(
             self.function,
             self.name,
             self.options,
@@ -240,7 +240,7 @@ class Answers:
         assert key.shown is not None
         needs_grad = key.shown.needs_grad
         plan = self.plan(key, call, needs_grad=needs_grad)
-        with busy(), claimed(plan.pool):
+        with busy(), locked_pool(plan.pool):
             plan.driver.synchronize()
             with _torch.without_gradients():
                 statics = self.memory.statics(plan.driver, call.tensors, not needs_grad)
@@ -254,7 +254,7 @@ class Answers:
         assert recorded is not None and shown is not None
         lane = self.lane
         key.shown = shown
-        self.told.of_places(shown.guards.stopped)
+        self.warnings.of_places(shown.guards.stopped)
         if self._debug is not None:
             self._debug(self, key, call, recorded)
         entry: _core.Entry
@@ -268,7 +268,7 @@ class Answers:
                 self.turn,
                 lane,
                 is_fresh=self.options.outputs == "fresh",
-                warn=self.told.of_held,
+                warn=self.warnings.of_held,
             )
         key.hold(recorded, entry)
         self.add(call, entry, recorded)
@@ -295,7 +295,7 @@ class Answers:
         self.keys.clear()
         self.memory.clear()
         self.sizes.clear()
-        self.told.clear()
+        self.warnings.clear()
 
     def _anew(
         self,
@@ -317,18 +317,18 @@ class Answers:
         """Run a call eagerly, for real, and note what it does."""
         with self.turn, busy():
             key.eager_calls += 1
-            result, shown = observed(self.function, call, args, kwargs, self.options)
+            result, shown = observe(self.function, call, args, kwargs, self.options)
             key.shown = shown
             key.observed += 1
             family.note(call, shown.written, self.options)
             if shown.guards.refused is not None and shown.reason_against is None:
                 text = f"{shown.guards.refused} is an array, whose contents nothing compares"
                 key.pause(Reason(text, user_line(), "let it be a tensor, or take it out: guards="))
-                self.told.of_eager(key, key.reason)
+                self.warnings.of_eager(key, key.reason)
             elif (against := shown.reason_against) is not None:
                 text, where, kind = against
                 if key.miss(Reason(text, where, fix_for(kind))):
-                    self.told.of_eager(key, key.reason)
+                    self.warnings.of_eager(key, key.reason)
         return result
 
     def _captured(
@@ -371,7 +371,7 @@ class Answers:
             fix = fix_for(refusal.kind)
             key.pause(Reason(refused_in_words(refusal), refusal.line, fix))
             key.eager_calls += 1
-            self.told.of_eager(key, key.reason)
+            self.warnings.of_eager(key, key.reason)
             result = captured.result
             return lambda: result
         recorded, shown = captured.recorded, captured.shown
@@ -426,7 +426,7 @@ class Answers:
             recorded.reset()
         fix = fix_for(difference.text)
         if key.miss(Reason(difference.text, difference.line or user_line(), fix)):
-            self.told.of_eager(key, key.reason)
+            self.warnings.of_eager(key, key.reason)
 
     def _broken(self, key: Key, cause: Exception, eager: Callable[[], Any]) -> Answer:
         """Answer a call whose capture broke: eagerly, and with a warning if that goes well."""
@@ -447,7 +447,7 @@ class Answers:
                 if self.options.on_fail == "raise":
                     add_note(cause, f"cgraph: {self.name} was being captured for ({key.text})")
                     raise cause
-                self.told.of_eager(key, key.reason)
+                self.warnings.of_eager(key, key.reason)
             return result
 
         return run
@@ -489,6 +489,6 @@ class Answers:
         text = self.keys.various[name]
         fix = f"let it be a tensor, or take it out of what counts: guards={{{name!r}: False}}"
         reason = Reason(text, user_line(), fix)
-        self.told.of_eager(Key(str(call)), reason)
+        self.warnings.of_eager(Key(str(call)), reason)
         self.keys.count_eager(call, reason)
         return eager

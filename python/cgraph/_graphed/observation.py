@@ -15,7 +15,7 @@ from cgraph._graphed.guards import Guards
 from cgraph._graphed.options import Options
 from cgraph._graphed.reasons import refused_in_words
 from cgraph._graphed.restore import Restore
-from cgraph._operators.observe import Observer, Refusal
+from cgraph._operators.observer import Observer, Refusal
 from cgraph._operators.trace import Difference, Trace
 from cgraph._python.places import NOTHING, Places, found_at, names_in
 from cgraph._torch import tree_iter

@@ -13,8 +13,8 @@ from cgraph._autograd.pinned import PINNED, is_pinning
 from cgraph._breaks.flows import WAY_BACK
 from cgraph._explanation.findings import KINDS, fix_of
 from cgraph._graphed.call import Call
-from cgraph._graphed.surface import NoGradientError
-from cgraph._operators.observe import Refusal
+from cgraph._graphed.function_module import NoGradientError
+from cgraph._operators.observer import Refusal
 from cgraph._python.values import is_array, tensors_behind
 from cgraph._text import first_line
 from cgraph._torch import tree_iter

@@ -17,16 +17,16 @@ from cgraph._breaks.sessions import Session
 from cgraph._captures.collector import collections_held_off
 from cgraph._driver import Driver, Handle
 from cgraph._graphed.call import dense_like
-from cgraph._graphed.gradients import Gradients, detached
+from cgraph._graphed.capture_plan import CapturePlan
+from cgraph._graphed.leaf_gradients import LeafGradients, detached
 from cgraph._graphed.observation import Observation
-from cgraph._graphed.plan import Plan
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
 from cgraph._graphed.writeback import handed_over
-from cgraph._operators.before import RandomStates, bytes_of
 from cgraph._operators.launches import Suspects
-from cgraph._operators.observe import ObservedBreaks, Observer, Refusal
+from cgraph._operators.observer import ObservedBreaks, Observer, Refusal
+from cgraph._operators.snapshots import RandomSnapshot, bytes_of
 from cgraph._operators.trace import Difference, Trace
 from cgraph._torch import tree_iter
 from cgraph.breaks import breakable, on_one_thread
@@ -98,7 +98,7 @@ def observer_of(
     return Observer(device_type, inputs, given, are_dense, lines=lines)
 
 
-def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
+def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     """Capture a call, do its work, and compare it with the call before.
 
     Args:
@@ -116,7 +116,7 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     pairs = enumerate(call.names)
     written = frozenset(place for place, name in pairs if name in plan.before.written)
     observer.suspects = Suspects(statics, written)
-    gradients = Gradients(plan.before.guards.leaves if plan.before.uses_gradients else ())
+    gradients = LeafGradients(plan.before.guards.leaves if plan.before.uses_gradients else ())
     restore = Restore(plan.before.guards)
     stopped: list[Refusal] = []
     with capturing(plan, observer.watching(), gradients.at_break) as session:
@@ -185,7 +185,7 @@ def record(plan: Plan, statics: list[torch.Tensor]) -> Capture:
 
 @contextmanager
 def capturing(
-    plan: Plan,
+    plan: CapturePlan,
     watching: AbstractContextManager[None],
     at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
 ) -> Iterator[Session]:
@@ -201,7 +201,7 @@ def capturing(
     # For work on other streams: replays may still read what a capture is about to write.
     driver.synchronize()
     torch.clear_autocast_cache()
-    random = RandomStates(plan.before.generators)
+    random = RandomSnapshot(plan.before.generators)
     try:
         with driver.stream(stream), collections_held_off(), watching:
             session = Session(
@@ -240,7 +240,7 @@ def wait(stream: Any, other: Any) -> None:
         stream.wait_stream(other)
 
 
-def _storages_in(session: Session | None, gradients: Gradients) -> list[int]:
+def _storages_in(session: Session | None, gradients: LeafGradients) -> list[int]:
     """The numbers of the storages that a graph itself keeps."""
     kept = [] if session is None else session.kept
     tensors = [one for one in tree_iter(kept) if isinstance(one, torch.Tensor)]

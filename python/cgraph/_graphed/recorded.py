@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core
-from cgraph._graphed.gradients import Gradients
+from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.results import Result
 from cgraph.cudagraph import CUDAGraph
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
     from cgraph._captures.footprint import Footprint
-    from cgraph._captures.results import Results
-    from cgraph._debug.every import Every
+    from cgraph._captures.fresh_results import Results
+    from cgraph._debug.periodic_check import PeriodicCheck
     from cgraph._debug.replays import Debugged
     from cgraph._driver import Captured, Handle
 
@@ -40,7 +40,7 @@ class Recorded:
         debugged: What replays it instead, with tensors for the static ones; None without debugging.
     """
 
-    debugged: Debugged | Every | None = None
+    debugged: Debugged | PeriodicCheck | None = None
 
     def __init__(
         self,
@@ -56,7 +56,7 @@ class Recorded:
         self.writes: list[tuple[int, int]] = []
         self.takes: list[tuple[int, int]] = []
         self.kept: list[Any] = []
-        self.gradients = Gradients()
+        self.gradients = LeafGradients()
         self.frozen: tuple[str, ...] = ()
         self.seconds = seconds
 
@@ -167,7 +167,7 @@ class Recorded:
             self.debugged.reset()
             self.debugged = None
         self.kept = []
-        self.gradients = Gradients()
+        self.gradients = LeafGradients()
         self.result = Result([], self.result.spec, [])
 
 

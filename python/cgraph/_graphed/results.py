@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._captures.results import can_be_fresh
+from cgraph._captures.fresh_results import can_be_fresh
 from cgraph._graphed.reasons import reason_against_result
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import CaptureError

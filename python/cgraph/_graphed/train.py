@@ -10,22 +10,22 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _driver, _torch
-from cgraph._graphed.gradients import Gradients
+from cgraph._graphed.capture_plan import CapturePlan
+from cgraph._graphed.function_module import FunctionModule, require_in_place, stand_ins
+from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.observation import Observation
-from cgraph._graphed.plan import Plan
 from cgraph._graphed.reasons import refused_in_words
 from cgraph._graphed.record import BrokenError, Capture, frozen_in, observer_of
 from cgraph._graphed.restore import Restore
-from cgraph._graphed.surface import Surface, require_in_place, stand_ins
-from cgraph._operators.before import RandomStates
-from cgraph._operators.observe import ObservedBreaks, Refusal
+from cgraph._operators.observer import ObservedBreaks, Refusal
+from cgraph._operators.snapshots import RandomSnapshot
 from cgraph.breaks import GradientBreakError, Work, breakable, innermost, on_one_thread
 from cgraph.callables import callables_on, graphed_of
 from cgraph.errors import CallableError, CaptureError
 from cgraph.segments import SegmentedGraph
 
 if TYPE_CHECKING:
-    from cgraph._debug.every import Every
+    from cgraph._debug.periodic_check import PeriodicCheck
     from cgraph._debug.training import DebuggedCall
 
 __all__ = ["Trained", "train"]
@@ -46,10 +46,10 @@ class Trained:
 
     mutated: tuple[int, ...] = ()
 
-    def __init__(self, surface: Surface, statics: list[torch.Tensor], seconds: float) -> None:
-        self._surface = surface
-        self.replay = graphed = graphed_of(surface)
-        self.debugged: DebuggedCall | Every | None = None
+    def __init__(self, module: FunctionModule, statics: list[torch.Tensor], seconds: float) -> None:
+        self._module = module
+        self.replay = graphed = graphed_of(module)
+        self.debugged: DebuggedCall | PeriodicCheck | None = None
         self.writes: list[tuple[int, int]] = []
         self.takes: list[tuple[int, int]] = []
         self.kept: list[Any] = []
@@ -80,7 +80,7 @@ class Trained:
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
         """Those that the function reaches."""
-        return list(self._surface.reached)
+        return list(self._module.reached)
 
     @property
     def parameters(self) -> tuple[torch.Tensor, ...]:
@@ -115,7 +115,7 @@ class Trained:
             self.debugged = None
 
 
-def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
+def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     """Capture forward and backward pass of a call, whose replay does its work.
 
     Between breaks the forward pass has run then, which that replay does not run again.
@@ -142,7 +142,7 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         raise CaptureError(refused_in_words(refusal))
 
     observer.stop = refuse
-    gradients = Gradients(plan.before.guards.leaves)
+    gradients = LeafGradients(plan.before.guards.leaves)
     restore = Restore(plan.before.guards)
     is_divided = plan.before.has_breaks
 
@@ -152,9 +152,9 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         with observer.watching(), observer.noting(), breakable(breaks):
             yield
 
-    surface = Surface(plan.function, modules, watched)
+    module = FunctionModule(plan.function, modules, watched)
     stream = driver.new_stream()
-    random = RandomStates(plan.before.generators)
+    random = RandomSnapshot(plan.before.generators)
     torch.clear_autocast_cache()
     try:
         with stand_ins(modules) as parameters, breakable(_Breaks()), on_one_thread():
@@ -164,7 +164,7 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
             with _torch.without_autocast_cache():
                 callables_on(
                     stream,
-                    surface,
+                    module,
                     args,
                     0,
                     allow_unused_input=True,
@@ -182,10 +182,10 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
         if observer.refusals:
             # The function has caught what was raised.
             refuse(observer.refusals[0])
-        graphed_of(surface).stand_for(parameters)
+        graphed_of(module).stand_for(parameters)
         # Guards have compared them.
-        graphed_of(surface).take_any_constants()
-        surface.let_go()
+        graphed_of(module).take_any_constants()
+        module.let_go()
         for place, one in enumerate(statics):
             if observer.has_written(one):
                 raise CallableError(
@@ -203,7 +203,7 @@ def train(plan: Plan, statics: list[torch.Tensor]) -> Capture:
     finally:
         torch.clear_autocast_cache()
     driver.synchronize()
-    trained = Trained(surface, statics, time.perf_counter() - began)
+    trained = Trained(module, statics, time.perf_counter() - began)
     trained.writes = observer.writes_outside()
     trained.takes = observer.taken_outside()
     shown = Observation.of(

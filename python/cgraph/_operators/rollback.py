@@ -15,8 +15,8 @@ import torch
 
 from cgraph import _torch
 from cgraph._autograd.history import leaves_behind
-from cgraph._operators.before import StorageBefore, bytes_of, in_type
-from cgraph._operators.writes import Watch
+from cgraph._operators.snapshots import StorageSnapshot, bytes_of, in_type
+from cgraph._operators.writes import WriteRecorder
 
 __all__ = ["Buffer", "Rollback"]
 
@@ -66,7 +66,7 @@ class Rollback:
     ) -> None:
         self._leaves = list(leaves)
         self._is_capturing = is_capturing
-        self._watch = Watch(is_capturing)
+        self._watch = WriteRecorder(is_capturing)
         self._uncompiled = _torch.Uncompiled()
         self._is_entered = False
         self._states: list[tuple[torch.Generator, torch.Tensor]] = []
@@ -77,7 +77,7 @@ class Rollback:
         if torch.cuda.is_available() and torch.cuda.is_initialized():
             generators.append(torch.cuda.default_generators[torch.cuda.current_device()])
         self._states = [(generator, generator.get_state()) for generator in generators]
-        self._watch = Watch(self._is_capturing)
+        self._watch = WriteRecorder(self._is_capturing)
         self._watch.uncompiled = self._uncompiled
         for leaf in _with_leaves_behind(self._leaves):
             self._watch.note(leaf)
@@ -142,7 +142,7 @@ class Rollback:
             ]
 
     @property
-    def storages(self) -> list[StorageBefore]:
+    def storages(self) -> list[StorageSnapshot]:
         """The storages that were written, as they were before."""
         return list(self._watch.storages.values())
 
@@ -152,7 +152,7 @@ class Rollback:
         with torch.no_grad(), _torch.without_modes():
             for number, (storage, _, _, dtype) in storages.items():
                 copy = bytes_of(storage).clone()
-                storages[number] = StorageBefore(storage, storage.nbytes(), copy, dtype)
+                storages[number] = StorageSnapshot(storage, storage.nbytes(), copy, dtype)
 
     def rewind(self) -> None:
         """Put the contents of storages back, and go on."""

@@ -14,7 +14,7 @@ import torch
 
 from cgraph import _torch
 
-__all__ = ["Difference", "Operator", "Outside", "Trace"]
+__all__ = ["Difference", "Operator", "OutsideMemory", "Trace"]
 
 
 class Operator(NamedTuple):
@@ -34,7 +34,7 @@ class Operator(NamedTuple):
 
 
 @dataclass
-class Outside:
+class OutsideMemory:
     """Memory that a call took from outside of it.
 
     Attributes:
@@ -87,7 +87,7 @@ class Trace:
     """
 
     operators: list[Operator] = field(default_factory=list)
-    outside: dict[int, Outside] = field(default_factory=dict)
+    outside: dict[int, OutsideMemory] = field(default_factory=dict)
     inputs: Sequence[str] = ()
 
     def name_outside(self, names: Mapping[int, str]) -> None:

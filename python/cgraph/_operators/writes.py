@@ -9,16 +9,16 @@ from typing import Any
 import torch
 
 from cgraph import _torch
-from cgraph._autograd.order import Order
-from cgraph._operators.before import StorageBefore, TensorBefore, bytes_of
+from cgraph._autograd.pool_order import PoolOrder
 from cgraph._operators.facts import facts_of
+from cgraph._operators.operator_mode import OperatorMode
 from cgraph._operators.schemas import tensors_of, written_by
-from cgraph._operators.watching import OperatorWatch
+from cgraph._operators.snapshots import StorageSnapshot, TensorSnapshot, bytes_of
 
-__all__ = ["Watch"]
+__all__ = ["WriteRecorder"]
 
 
-class Watch(OperatorWatch):
+class WriteRecorder(OperatorMode):
     """Sees the operators.
 
     Attributes:
@@ -30,8 +30,8 @@ class Watch(OperatorWatch):
 
     def __init__(self, is_capturing: Callable[[], bool]) -> None:
         super().__init__()
-        self.tensors: dict[int, TensorBefore] = {}
-        self.storages: dict[int, StorageBefore] = {}
+        self.tensors: dict[int, TensorSnapshot] = {}
+        self.storages: dict[int, StorageSnapshot] = {}
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.over = False
         self._is_capturing = is_capturing
@@ -73,8 +73,8 @@ class Watch(OperatorWatch):
             like = None if memory is None else tensor.detach()
             if tensor.is_leaf and tensor.grad is not None and not self._is_capturing():
                 # A replay in the block would give it other contents.
-                Order.save(tensor)
-            self.tensors[id(tensor)] = TensorBefore(tensor, like)
+                PoolOrder.save(tensor)
+            self.tensors[id(tensor)] = TensorSnapshot(tensor, like)
 
     def _note_written(self, written: list[torch.Tensor]) -> None:
         is_capturing = self._is_capturing()
@@ -90,7 +90,7 @@ class Watch(OperatorWatch):
                 nbytes = memory.nbytes()
                 with _torch.without_modes():
                     copy = bytes_of(memory).clone()
-                    self.storages[number] = StorageBefore(memory, nbytes, copy, tensor.dtype)
+                    self.storages[number] = StorageSnapshot(memory, nbytes, copy, tensor.dtype)
 
     def _note_content(self, tensor: torch.Tensor) -> None:
         """Remember what a sparse tensor holds, which shares memory with others until written."""

@@ -10,15 +10,15 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 
 from cgraph import _driver
 from cgraph._captures.collector import gc_frozen
-from cgraph._graphed.ahead import capture_ahead, put_back
 from cgraph._graphed.call import Call
+from cgraph._graphed.capture_ahead import capture_ahead, put_back
 from cgraph._graphed.key import Key
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import Pad, checked_sizes
 from cgraph._graphed.reasons import reason_against
-from cgraph._graphed.sized import can_be_like, for_sizes
-from cgraph._padding.contents import resized
+from cgraph._graphed.size_capture import can_be_like, for_sizes
+from cgraph._padding.resize import resized
 from cgraph._padding.rows import Fit
 from cgraph.errors import ArgumentError, CaptureError, add_note
 

@@ -10,19 +10,19 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from cgraph import _core, _torch
-from cgraph._graphed.ahead import capture_ahead
 from cgraph._graphed.call import Call
+from cgraph._graphed.capture_ahead import capture_ahead
 from cgraph._graphed.entry import returned
 from cgraph._graphed.key import Key, Reason
 from cgraph._graphed.reasons import fix_for
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
-from cgraph._graphed.sized import can_be_like, for_sizes
+from cgraph._graphed.size_capture import can_be_like, for_sizes
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import reason_beside
-from cgraph._padding.check import compared, rows_in
-from cgraph._padding.contents import like_resized, resized
-from cgraph._padding.padded import Padded, PaddedPasses, cut_leaves, first_rows
+from cgraph._padding.comparison import compared, rows_in
+from cgraph._padding.padded_replays import Padded, PaddedPasses, cut_leaves, first_rows
+from cgraph._padding.resize import like_resized, resized
 from cgraph._padding.rows import Fit, Rows
 from cgraph._source import levels_to_user, user_line
 from cgraph._text import first_line
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
     from cgraph._graphed.cache import Family
     from cgraph._graphed.miss import Answer, Answers
 
-__all__ = ["Sizes"]
+__all__ = ["PaddedSizes"]
 
 
-class Sizes:
+class PaddedSizes:
     """Calls that are padded to a size.
 
     Args:
@@ -85,7 +85,7 @@ class Sizes:
         if large in self._unsafe:
             return self._answers.never(call, eager, self._unsafe[large])
         if large.is_eager():
-            self._answers.told.of_eager(large, large.reason)
+            self._answers.warnings.of_eager(large, large.reason)
             return eager
         whole = like.replaced(tensors)
         if large.recorded is not None and large.shown is not None:
@@ -226,7 +226,7 @@ class Sizes:
                     recorded,
                     result,
                     is_fresh=self._options.outputs == "fresh",
-                    warn=answers.told.of_held,
+                    warn=answers.warnings.of_held,
                 ),
                 **common,
             )

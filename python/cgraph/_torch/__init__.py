@@ -10,18 +10,18 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils.weak import TensorWeakRef as TensorWeakRef
 
+from cgraph._torch.allocator_history import *
+from cgraph._torch.allocator_use import *
 from cgraph._torch.compiler import *
 from cgraph._torch.fake import *
-from cgraph._torch.followers import *
-from cgraph._torch.history import *
 from cgraph._torch.host import *
+from cgraph._torch.interception import *
 from cgraph._torch.modes import *
 from cgraph._torch.modules import *
 from cgraph._torch.native import *
 from cgraph._torch.pools import *
 from cgraph._torch.tensors import *
 from cgraph._torch.trees import *
-from cgraph._torch.watch import *
 from cgraph.errors import NoDriverError, TorchError
 
 _NEEDED = (

@@ -13,8 +13,8 @@ import torch
 
 from cgraph import _core
 from cgraph._driver import Handle
+from cgraph._torch.allocator_use import is_quiet
 from cgraph._torch.host import HostGraph, on_stream, quiet
-from cgraph._torch.watch import is_quiet
 from cgraph.errors import ForeignError, OutOfMemoryError
 
 __all__ = [

@@ -14,7 +14,7 @@ import torch
 from torch import _ops
 from torch.utils import _python_dispatch as python_dispatch
 
-from cgraph._torch.followers import is_transformed
+from cgraph._torch.interception import is_transformed
 from cgraph._torch.trees import names_in
 
 __all__ = [

@@ -12,15 +12,15 @@ import torch
 
 from cgraph import _torch
 from cgraph._graphed.call import Call
+from cgraph._graphed.capture_plan import CapturePlan
 from cgraph._graphed.observation import Observation, guards_of
 from cgraph._graphed.options import Options
-from cgraph._graphed.plan import Plan
 from cgraph._graphed.record import BrokenError, Capture, capturing, frozen_in, graph_of
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.restore import Restore
 from cgraph._graphed.results import Result
 from cgraph._operators.codes import Codes
-from cgraph._operators.observe import version_of
+from cgraph._operators.observer import version_of
 from cgraph.breaks import Work, breakable, on_one_thread
 from cgraph.errors import CaptureError
 
@@ -47,7 +47,7 @@ def for_sizes(
     return replace(shown, guards=guards, restore=Restore(guards))
 
 
-def record_sized(plan: Plan, statics: list[torch.Tensor]) -> Capture:
+def record_sized(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     """Capture a call and do its work; operators are not noted.
 
     Args:

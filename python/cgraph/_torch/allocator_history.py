@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["History"]
+__all__ = ["AllocatorHistory"]
 
 _MOST_ENTRIES = 1 << 20
 _lock = threading.Lock()
@@ -15,7 +15,7 @@ _users = 0
 _is_ours = False
 
 
-class History:
+class AllocatorHistory:
     """A part of the record of one device, from its making to :meth:`close`.
 
     The record is turned on for it, without stacks, unless it is on already.

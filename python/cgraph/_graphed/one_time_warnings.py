@@ -1,4 +1,4 @@
-"""``Told``: says once why calls of a graphed function run eagerly, and what else goes wrong."""
+"""``OneTimeWarnings``: says once why calls run eagerly, and what else goes wrong."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from cgraph._python.places import MOST_PLACES
 from cgraph._source import levels_to_user, user_line
 from cgraph.errors import CaptureError, EagerWarning, PlacesWarning, ResultWarning
 
-__all__ = ["Told"]
+__all__ = ["OneTimeWarnings"]
 
 
-class Told:
+class OneTimeWarnings:
     """Warns of each thing once.
 
     Args:

@@ -15,7 +15,7 @@ from cgraph._graphed.options import Pad
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.train import Trained
 from cgraph._graphed.writeback import leave
-from cgraph._padding.contents import padded, resized
+from cgraph._padding.resize import padded, resized
 from cgraph._padding.rows import Fit
 from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.cudagraph import CUDAGraph

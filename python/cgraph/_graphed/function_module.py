@@ -12,8 +12,8 @@ from cgraph import _torch
 from cgraph.errors import CallableError, CaptureError
 
 __all__ = [
+    "FunctionModule",
     "NoGradientError",
-    "Surface",
     "require_in_place",
     "stand_ins",
 ]
@@ -23,7 +23,7 @@ class NoGradientError(Exception):
     """No result has a backward pass to come: those are inside the function, if anywhere."""
 
 
-class Surface(torch.nn.Module):
+class FunctionModule(torch.nn.Module):
     """A function as a module, whose parameters are those that it reaches.
 
     Args:

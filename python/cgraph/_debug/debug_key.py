@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from cgraph._debug.every import Every
+from cgraph._debug.periodic_check import PeriodicCheck
 from cgraph._debug.replays import debugged
 from cgraph._debug.training import debugged_call
 from cgraph._graphed.call import Call
@@ -42,7 +42,7 @@ def debug(answers: Answers, key: Key, call: Call, recorded: Recorded | Trained) 
             passes = debugged_call(*of_passes, answers.taken)
             recorded.debugged = passes
             if not options.debug:
-                recorded.debugged = Every(count, passes, recorded.replay, passes.reset)
+                recorded.debugged = PeriodicCheck(count, passes, recorded.replay, passes.reset)
             return
         of_graph = words, plan, answers.name, key.text, call, recorded
         graph = debugged(*of_graph, may_poison)
@@ -51,4 +51,4 @@ def debug(answers: Answers, key: Key, call: Call, recorded: Recorded | Trained) 
         raise
     recorded.debugged = graph
     if not options.debug:
-        recorded.debugged = Every(count, graph, Fed(recorded), graph.reset)
+        recorded.debugged = PeriodicCheck(count, graph, Fed(recorded), graph.reset)

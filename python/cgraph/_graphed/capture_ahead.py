@@ -9,18 +9,18 @@ from cgraph import _driver
 from cgraph._captures.busy import busy
 from cgraph._graphed.cache import Family
 from cgraph._graphed.call import Call
-from cgraph._graphed.gradients import Gradients
 from cgraph._graphed.guards import Guards
 from cgraph._graphed.key import Key, Reason
+from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.miss import Answers
 from cgraph._graphed.observation import Observation
-from cgraph._graphed.observed import observed
+from cgraph._graphed.observe import observe
 from cgraph._graphed.reasons import fix_for, refused_in_words
 from cgraph._graphed.record import BrokenError
-from cgraph._graphed.sized import UnlikeError
-from cgraph._operators.before import RandomStates, bytes_before
+from cgraph._graphed.size_capture import UnlikeError
 from cgraph._operators.rollback import Rollback
-from cgraph._python.named import named_by
+from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
+from cgraph._python.named_objects import named_by
 from cgraph._text import first_line
 from cgraph.errors import CaptureError, add_note
 
@@ -92,7 +92,7 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
     driver.synchronize()
     try:
         with rollback, busy():
-            _, key.shown = observed(answers.function, call, args, kwargs, answers.options)
+            _, key.shown = observe(answers.function, call, args, kwargs, answers.options)
     finally:
         rollback.undo()
     if (made := key.shown.made) is not None:
@@ -116,9 +116,9 @@ def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
 
     Without ``copies`` nothing is written, or somebody else puts it back.
     """
-    before = [bytes_before(*one) for one in (shown.trace.written() if copies else ())]
-    gradients = Gradients(shown.guards.leaves if shown.uses_gradients else ())
-    random = RandomStates(shown.generators)
+    before = [storage_snapshot(*one) for one in (shown.trace.written() if copies else ())]
+    gradients = LeafGradients(shown.guards.leaves if shown.uses_gradients else ())
+    random = RandomSnapshot(shown.generators)
     try:
         yield
     finally:

@@ -10,10 +10,10 @@ import torch
 
 from cgraph import _core, _torch
 
-__all__ = ["Standing"]
+__all__ = ["FunctionProxy"]
 
 
-class Standing(_core.Dispatcher):
+class FunctionProxy(_core.Dispatcher):
     """A dispatcher whose attributes are those of what it stands for, where it has none itself."""
 
     _fn: Callable[..., Any]

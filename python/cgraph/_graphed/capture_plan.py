@@ -11,11 +11,11 @@ from cgraph._graphed.call import Call
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import Options
 
-__all__ = ["Plan"]
+__all__ = ["CapturePlan"]
 
 
 @dataclass(frozen=True)
-class Plan:
+class CapturePlan:
     """How a call is to be captured.
 
     Attributes:

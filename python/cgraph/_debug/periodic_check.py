@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-__all__ = ["Every"]
+__all__ = ["PeriodicCheck"]
 
 
-class Every:
+class PeriodicCheck:
     """Calls one function in so many calls, and another one in all others.
 
     Args:

@@ -11,13 +11,13 @@ import torch
 from cgraph import _torch
 from cgraph.errors import StateError
 
-__all__ = ["Call", "Lent", "Loan", "Order"]
+__all__ = ["LentGradients", "Loan", "OpenCall", "PoolOrder"]
 
 Loan = tuple[torch.Tensor, torch.Tensor]
 """A leaf, and the static memory of a gradient that autograd may have kept as its ``.grad``."""
 
 
-class Lent:
+class LentGradients:
     """Gradients that lie in the memory of a graph, which its replay has left.
 
     Args:
@@ -63,7 +63,7 @@ class Lent:
                 _save(grad, own)
 
 
-class Call:
+class OpenCall:
     """A forward pass, as long as its backward pass may run: autograd alone keeps it."""
 
     def __init__(self) -> None:
@@ -108,7 +108,7 @@ class Call:
         self._is_done = True
 
 
-class Order:
+class PoolOrder:
     """The graphs of one pool, numbered in the order of their captures.
 
     What a graph leaves may lie where graphs captured before it have their temporary memory. What a
@@ -117,17 +117,17 @@ class Order:
     saved whose two graphs are not captured before and after it.
     """
 
-    _all: ClassVar[weakref.WeakValueDictionary[Hashable, Order]] = weakref.WeakValueDictionary()
+    _all: ClassVar[weakref.WeakValueDictionary[Hashable, PoolOrder]] = weakref.WeakValueDictionary()
 
     def __init__(self) -> None:
         self._count = 0
         # Of the graphs in these two the last one is the one to look at: the numbers ascend, those
         # of open calls' backward passes descend.
-        self._open: list[tuple[int, int, weakref.ref[Call]]] = []
-        self._lent: list[tuple[int, Lent]] = []
+        self._open: list[tuple[int, int, weakref.ref[OpenCall]]] = []
+        self._lent: list[tuple[int, LentGradients]] = []
 
     @classmethod
-    def of(cls, pool: Hashable) -> Order:
+    def of(cls, pool: Hashable) -> PoolOrder:
         """That of a pool, as long as somebody keeps it."""
         order = cls._all.get(pool)
         if order is None:
@@ -155,18 +155,18 @@ class Order:
         while self._lent and self._lent[-1][0] >= number:
             self._lent.pop()[1].save()
 
-    def opened(self, forward: int, backward: int) -> Call:
+    def opened(self, forward: int, backward: int) -> OpenCall:
         """A forward pass was replayed whose backward pass may follow.
 
         Args:
             forward: The number of its graph.
             backward: That of the graph of its backward pass.
         """
-        call = Call()
+        call = OpenCall()
         self._open.append((forward, backward, weakref.ref(call)))
         return call
 
-    def lend(self, number: int, lent: Lent) -> None:
+    def lend(self, number: int, lent: LentGradients) -> None:
         """These gradients lie in the memory of the graph of this number."""
         self._lent.append((number, lent))
 

@@ -21,10 +21,10 @@ from cgraph import _torch
 from cgraph._operators.codes import Codes
 from cgraph._operators.facts import Facts, facts_of, taken_apart
 from cgraph._operators.launches import Launch, Suspects
+from cgraph._operators.operator_mode import OperatorMode
 from cgraph._operators.refused import refusal_of
 from cgraph._operators.schemas import name_of, tensors_in, tensors_of, written_by
-from cgraph._operators.trace import Operator, Outside, Trace
-from cgraph._operators.watching import OperatorWatch
+from cgraph._operators.trace import Operator, OutsideMemory, Trace
 from cgraph._source import user_line
 from cgraph.breaks import Breakable, Work
 
@@ -93,7 +93,7 @@ class ObservedBreaks:
         return result
 
 
-class Observer(OperatorWatch):
+class Observer(OperatorMode):
     """Notes what one call does.
 
     Args:
@@ -428,7 +428,7 @@ class Observer(OperatorWatch):
             shape = tuple(tensor.shape)
             weak = _torch.WeakStorage(tensor)
             kept = None if self.codes.has_compiled else memory
-            self.trace.outside[number] = Outside(weak, kept, tensor.dtype, shape, place)
+            self.trace.outside[number] = OutsideMemory(weak, kept, tensor.dtype, shape, place)
         offset: int | None = int(tensor.storage_offset())
         if origin[0] == "input":
             # A copy may have other strides than what it is a copy of.

@@ -11,9 +11,15 @@ from cgraph import _driver, _torch
 from cgraph._captures.busy import busy
 from cgraph._debug.differences import wrong_value
 from cgraph._debug.steps import Wrong
-from cgraph._operators.before import RandomStates, StorageBefore, bytes_before, bytes_of, in_type
 from cgraph._operators.rollback import Rollback
-from cgraph._padding.padded import cut_leaves
+from cgraph._operators.snapshots import (
+    RandomSnapshot,
+    StorageSnapshot,
+    bytes_of,
+    in_type,
+    storage_snapshot,
+)
+from cgraph._padding.padded_replays import cut_leaves
 from cgraph._padding.rows import Fit
 from cgraph._torch import tree_flatten, tree_unflatten
 
@@ -65,7 +71,7 @@ def compared(
     """
     driver = _driver.current()
     driver.synchronize()
-    random, gradients = RandomStates(), [one.grad for one in leaves]
+    random, gradients = RandomSnapshot(), [one.grad for one in leaves]
     rollback = Rollback(is_capturing=driver.is_capturing)
     try:
         with rollback, busy():
@@ -78,14 +84,14 @@ def compared(
         for storage, dtype in written:
             # What eager has not written is still as it was.
             if (number := _torch.storage_id(storage)) not in storages:
-                storages[number] = bytes_before(storage, dtype)
+                storages[number] = storage_snapshot(storage, dtype)
         left = {number: bytes_of(one.storage).clone() for number, one in storages.items()}
     except torch.OutOfMemoryError:
         rollback.undo()
         random.put_back()
         _give(leaves, gradients)
         return None
-    random_after = RandomStates()
+    random_after = RandomSnapshot()
     for one in reversed(storages.values()):
         one.rewind()
     random.put_back()
@@ -133,7 +139,7 @@ def _difference(expected: Sequence[Any], leaves: Sequence[Any], found: Fit) -> s
 
 
 def _difference_of_written(
-    storages: dict[int, StorageBefore], left: dict[int, torch.Tensor]
+    storages: dict[int, StorageSnapshot], left: dict[int, torch.Tensor]
 ) -> str | None:
     for number, storage in storages.items():
         pair = bytes_of(storage.storage), left[number]

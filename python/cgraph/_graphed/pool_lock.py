@@ -9,7 +9,7 @@ from typing import Any
 
 from cgraph.errors import StateError
 
-__all__ = ["PoolBusyError", "claimed"]
+__all__ = ["PoolBusyError", "locked_pool"]
 
 _lock = threading.Lock()
 _claimed: set[tuple[Any, ...]] = set()
@@ -20,7 +20,7 @@ class PoolBusyError(StateError):
 
 
 @contextmanager
-def claimed(pool: Any) -> Iterator[None]:
+def locked_pool(pool: Any) -> Iterator[None]:
     """A ``with`` block in which only this thread captures into a pool.
 
     Raises:

@@ -10,7 +10,7 @@ import torch
 from torch.fx import _symbolic_trace
 from torch.overrides import _get_current_function_mode_stack
 
-__all__ = ["follower_keys", "is_followed", "is_traced_by_fx", "is_transformed"]
+__all__ = ["interception_keys", "is_intercepted", "is_traced_by_fx", "is_transformed"]
 
 is_transformed = torch._C._are_functorch_transforms_active
 # Of the user's and of torch's own, such as those of `torch.export` and of fake tensors.
@@ -22,7 +22,7 @@ _is_fx_tracing: Any = getattr(_symbolic_trace, "is_fx_symbolic_tracing", None) o
 )
 
 
-def is_followed() -> bool:
+def is_intercepted() -> bool:
     """Whether a transform, a mode or ``torch.jit.trace`` has to see the operators of this thread.
 
     A default device is a mode as well, which only sees what makes tensors.
@@ -41,7 +41,7 @@ def is_traced_by_fx() -> bool:
 
 
 @functools.cache
-def follower_keys() -> list[int]:
+def interception_keys() -> list[int]:
     """The numbers of the dispatch keys of which one is included in a thread that is followed.
 
     But for modes of functions, which have none.

@@ -17,7 +17,7 @@ from cgraph._driver import Handle
 from cgraph._torch.host import is_capturing
 from cgraph.errors import TorchError
 
-__all__ = ["is_quiet", "is_routed", "watch_captures", "watch_pools", "watch_routing"]
+__all__ = ["is_quiet", "is_routed", "mark_captures_of_torch", "on_routing", "routed_pools_told"]
 
 _BEGIN = "_cuda_beginAllocateCurrentThreadToPool"
 _END = "_cuda_endAllocateToPool"
@@ -44,14 +44,14 @@ def is_routed(handle: Handle) -> bool:
 
 
 @functools.cache
-def watch_routing(check: Callable[[Handle], None]) -> None:
+def on_routing(check: Callable[[Handle], None]) -> None:
     """Call ``check`` with the pool of each ``torch.cuda.use_mem_pool``, before it begins."""
     _install()
     _checks.append(check)
 
 
 @contextmanager
-def watch_pools(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
+def routed_pools_told(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
     """Report the pools of a device that ``torch.cuda.use_mem_pool`` routes this thread to.
 
     torch newer than 2.11 keeps such pools itself.
@@ -66,7 +66,7 @@ def watch_pools(ordinal: int, seen: Callable[[Handle], None]) -> Iterator[None]:
 
 
 @functools.cache
-def watch_captures(ended: Callable[[], None]) -> None:
+def mark_captures_of_torch(ended: Callable[[], None]) -> None:
     """Mark the captures of torch's own graph class as cgraph marks its own.
 
     Args:

@@ -9,10 +9,10 @@ import torch
 
 from cgraph import _torch
 
-__all__ = ["OperatorWatch"]
+__all__ = ["OperatorMode"]
 
 
-class OperatorWatch(_torch.Bystander):
+class OperatorMode(_torch.Bystander):
     """A dispatch mode that sees operators before and after they run.
 
     A capture on the simulator takes operators before any other mode gets them: there the recorder

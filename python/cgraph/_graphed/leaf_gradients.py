@@ -10,10 +10,10 @@ import torch
 
 from cgraph._torch import tree_flatten, tree_unflatten
 
-__all__ = ["Gradients", "detached"]
+__all__ = ["LeafGradients", "detached"]
 
 
-class Gradients:
+class LeafGradients:
     """What a capture does to the gradients of leaves, for its replays to do.
 
     A gradient that is there is added to in place, as by any backward pass. Where there is none, or
@@ -41,7 +41,7 @@ class Gradients:
         self._given = [(leaf, leaf.grad) for leaf, old in self._before if leaf.grad is not old]
         self._before = []
 
-    def take(self, others: Gradients) -> None:
+    def take(self, others: LeafGradients) -> None:
         """Note which leaves of others that have not ended have other gradients now."""
         self._given = [(leaf, leaf.grad) for leaf, old in others._before if leaf.grad is not old]
 

@@ -13,10 +13,10 @@ from cgraph._driver import Driver, Pool
 from cgraph._graphed.call import as_argument
 from cgraph.graphs import graph_pool_handle
 
-__all__ = ["Memory"]
+__all__ = ["StaticMemory"]
 
 
-class Memory:
+class StaticMemory:
     """Pools, streams and static memory of one function.
 
     Args:

@@ -10,20 +10,20 @@ import torch
 
 from cgraph import _torch
 from cgraph._captures.busy import busy
-from cgraph._debug.differences import Difference
-from cgraph._debug.steps import Check, FoundError, Steps, Trace
+from cgraph._debug.differences import ValueDifference
+from cgraph._debug.steps import Check, FoundError, Steps, ValueTrace
 from cgraph._graphed.call import Call
-from cgraph._graphed.gradients import Gradients
-from cgraph._graphed.plan import Plan
+from cgraph._graphed.capture_plan import CapturePlan
+from cgraph._graphed.leaf_gradients import LeafGradients
 from cgraph._graphed.recorded import Recorded
 from cgraph._graphed.results import Result
-from cgraph._operators.before import RandomStates, bytes_before
 from cgraph._operators.rollback import Rollback
+from cgraph._operators.snapshots import RandomSnapshot, storage_snapshot
 from cgraph.errors import CompareError
 from cgraph.graphs import graph_pool_handle
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["RandomStates", "Search", "differs", "in_steps", "run_in_steps", "written_by"]
+__all__ = ["RandomSnapshot", "Search", "differs", "in_steps", "run_in_steps", "written_by"]
 
 _PYTHON = (
     "Python ran only at the capture: pass as an argument what it reads and what changes, or keep it"
@@ -41,7 +41,7 @@ _UNKNOWN = (
 
 
 def in_steps(
-    plan: Plan, name: str, call: Call, statics: list[torch.Tensor], *, keep: bool
+    plan: CapturePlan, name: str, call: Call, statics: list[torch.Tensor], *, keep: bool
 ) -> Steps:
     """Capture a key once more, in steps of one operator.
 
@@ -57,9 +57,9 @@ def in_steps(
     # The segments of a capture run, and what they write is put back.
     written = plan.before.trace.written()
     written += [(one.untyped_storage(), one.dtype) for one in statics]
-    before = [bytes_before(*one) for one in written]
-    random = RandomStates(plan.before.generators)
-    gradients = Gradients(plan.before.guards.leaves)
+    before = [storage_snapshot(*one) for one in written]
+    random = RandomSnapshot(plan.before.generators)
+    gradients = LeafGradients(plan.before.guards.leaves)
     try:
         with busy():
             graph, returned = SegmentedGraph.capture(
@@ -69,7 +69,7 @@ def in_steps(
                 statics=statics,
                 generators=plan.before.generators,
             )
-        made = Gradients(())
+        made = LeafGradients(())
         made.take(gradients)
     finally:
         plan.driver.synchronize()
@@ -92,7 +92,7 @@ def written_by(
         function: What is called.
         arguments: With what, by place and by name.
     """
-    random, written = RandomStates(), Rollback()
+    random, written = RandomSnapshot(), Rollback()
     args, kwargs = arguments
     try:
         with written, busy():
@@ -115,7 +115,7 @@ def run_in_steps(steps: Steps, written: Rollback, tensors: tuple[torch.Tensor, .
         Exception: What one has raised, with a note that names it.
     """
     own = [one for kind in ("cpu", "cuda") for one in written.generators_of(kind)]
-    random = RandomStates(own)
+    random = RandomSnapshot(own)
     written.renew()
     try:
         steps.run(tensors)
@@ -155,7 +155,7 @@ class Search:
         arguments: tuple[tuple[Any, ...], dict[str, Any]],
         tensors: Sequence[torch.Tensor],
         rollback: Rollback,
-        random: RandomStates,
+        random: RandomSnapshot,
         before: Callable[[], None] = lambda: None,
     ) -> tuple[str | None, str]:
         """The operator in words, None if there is none, and what to do. All state is put back.
@@ -168,7 +168,7 @@ class Search:
             before: Called before the steps run.
         """
         args, kwargs = arguments
-        trace = Trace()
+        trace = ValueTrace()
         try:
             rollback.rewind()
             random.rewind(rollback)
@@ -193,7 +193,7 @@ class Search:
         return None, _UNKNOWN
 
 
-def differs(title: str, found: Difference, operator: str | None, why: str) -> CompareError:
+def differs(title: str, found: ValueDifference, operator: str | None, why: str) -> CompareError:
     """The error of a replay that differs from eager.
 
     Args:

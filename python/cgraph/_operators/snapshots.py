@@ -12,10 +12,17 @@ from cgraph import _torch
 if TYPE_CHECKING:
     from cgraph._operators.rollback import Rollback
 
-__all__ = ["RandomStates", "StorageBefore", "TensorBefore", "bytes_before", "bytes_of", "in_type"]
+__all__ = [
+    "RandomSnapshot",
+    "StorageSnapshot",
+    "TensorSnapshot",
+    "bytes_of",
+    "in_type",
+    "storage_snapshot",
+]
 
 
-class TensorBefore:
+class TensorSnapshot:
     """How a tensor was: one that has died since needs nothing.
 
     Args:
@@ -53,7 +60,7 @@ class TensorBefore:
             tensor.grad = self._grad
 
 
-class StorageBefore(NamedTuple):
+class StorageSnapshot(NamedTuple):
     """How a storage was; it is kept alive, so that its number stays its own."""
 
     storage: torch.UntypedStorage
@@ -74,10 +81,10 @@ class StorageBefore(NamedTuple):
         bytes_of(self.storage)[: self.nbytes].copy_(self.copy)
 
 
-def bytes_before(storage: torch.UntypedStorage, dtype: torch.dtype) -> StorageBefore:
+def storage_snapshot(storage: torch.UntypedStorage, dtype: torch.dtype) -> StorageSnapshot:
     """What a storage holds now, to be put back."""
     with torch.no_grad(), _torch.without_modes():
-        return StorageBefore(storage, storage.nbytes(), bytes_of(storage).clone(), dtype)
+        return StorageSnapshot(storage, storage.nbytes(), bytes_of(storage).clone(), dtype)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
@@ -90,7 +97,7 @@ def in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return content if content.numel() % dtype.itemsize else content.view(dtype)
 
 
-class RandomStates:
+class RandomSnapshot:
     """The states of the default generators now.
 
     Args:

@@ -13,19 +13,19 @@ from cgraph import _driver
 from cgraph._autograd.history import leaves_behind
 from cgraph._breaks.flows import unreached
 from cgraph._graphed.call import Call
-from cgraph._graphed.gradients import detached
+from cgraph._graphed.leaf_gradients import detached
 from cgraph._graphed.observation import Observation
 from cgraph._graphed.options import Options
 from cgraph._graphed.reasons import Containers, reason_against_result
 from cgraph._graphed.record import observer_of
-from cgraph._operators.observe import ObservedBreaks
+from cgraph._operators.observer import ObservedBreaks
 from cgraph._torch import tree_iter
 from cgraph.breaks import breakable
 
-__all__ = ["observed"]
+__all__ = ["observe"]
 
 
-def observed(
+def observe(
     function: Callable[..., Any],
     call: Call,
     args: tuple[Any, ...],
