@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -258,7 +259,7 @@ for count in (1000, 16 << 20):
 
 def test_results_may_lie_in_expandable_segments() -> None:
     # The destinations of a memcpy node are then mapped memory of the allocator's.
-    here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+    here = str(Path(__file__).parents[1] / "support")
     path = os.pathsep.join([here, *sys.path])
     options = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": path}
     command = [sys.executable, "-c", EXPANDABLE]
