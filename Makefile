@@ -34,7 +34,7 @@ rust-test:
 
 python-test: build
 	CGRAPH_DRIVER=sim OMP_NUM_THREADS=1 $(BIN)/python -m pytest \
-		--numprocesses auto --maxprocesses 4 --dist worksteal
+		--numprocesses auto --maxprocesses 4 --dist worksteal --durations 10
 
 lint: build check-ptx
 	cargo fmt --check

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import doctest
 import importlib
 import re
+import runpy
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -37,6 +41,33 @@ GRAPHED = README.parent / "docs" / "graphed.md"
 def test_the_examples_of_a_module_are_true(name: str) -> None:
     result = doctest.testmod(importlib.import_module(name))
     assert result.failed == 0
+
+
+def programs() -> Iterator[Any]:
+    """List the docstrings whose examples import what they use."""
+    for name in MODULES:
+        for found in doctest.DocTestFinder(exclude_empty=True).find(importlib.import_module(name)):
+            if found.examples and found.examples[0].source.startswith("import "):
+                yield pytest.param(found.examples, id=found.name)
+
+
+@pytest.mark.parametrize("examples", [*programs()])
+def test_the_examples_of_a_docstring_are_true_as_a_program(
+    examples: Sequence[doctest.Example], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    # Unlike a doctest's, the code of a program is the user's own, and its globals are guarded.
+    program = tmp_path / "example.py"
+    program.write_text("import sys\n" + "".join(map(as_statement, examples)))
+    runpy.run_path(str(program), run_name="__main__")
+    printed, promised = capsys.readouterr().out, "".join(one.want for one in examples)
+    assert doctest.OutputChecker().check_output(promised, printed, doctest.ELLIPSIS), printed
+
+
+def as_statement(example: doctest.Example) -> str:
+    """Give the source of an example, which prints what it shows."""
+    if example.want and isinstance(ast.parse(example.source).body[-1], ast.Expr):
+        return f"sys.displayhook(({example.source.strip()}))\n"
+    return example.source
 
 
 @pytest.mark.skipif(not README.exists(), reason="the bundle for GPU machines has no README")
