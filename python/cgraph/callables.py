@@ -11,14 +11,23 @@ import types
 import warnings
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
 
 from cgraph import _driver, _torch
+from cgraph._callables.conditions import Conditions, OwnState
 from cgraph._callables.graphed import Graphed, Sample
-from cgraph._callables.passes import Captures, DividedCaptures, name_of, parameters_of, warm_up
+from cgraph._callables.passes import (
+    Captures,
+    DividedCaptures,
+    name_of,
+    parameters_of,
+    pass_inputs,
+    warm_up,
+    without_hooks,
+)
 from cgraph._driver import Pool
 from cgraph._source import levels_to_user
 from cgraph.errors import ArgumentError, CallableError, CgraphWarning, StateError
@@ -114,11 +123,12 @@ def callables_on(
     clone_outputs: bool,
     clone_gradients: bool | None = None,
     is_divided: bool = False,
-    tells_of_hooks: bool = True,
+    is_public: bool = True,
 ) -> Any:
     """:func:`make_graphed_callables` with captures on a stream, whose memory it uses again.
 
-    ``is_divided`` lets breaks divide them; ``tells_of_hooks`` warns of hooks of submodules.
+    ``is_divided`` lets breaks divide them. ``is_public`` warns of hooks of submodules and compares
+    with each call what :class:`Conditions` has; otherwise somebody else does.
     ``clone_gradients`` says of gradients what ``clone_outputs`` says of results, as by default of
     both.
     """
@@ -132,12 +142,17 @@ def callables_on(
     functions, samples, single = _normalised(callables, sample_args, sample_kwargs)
     for function, sample in zip(functions, samples, strict=True):
         _check(function, sample, driver.device_type)
-        if tells_of_hooks:
+        if is_public:
             _tell_of_hooks(function)
         sample.separate(parameters_of(function))
     if not isinstance(num_warmup_iters, int) or num_warmup_iters < 0:
         raise ArgumentError(f"num_warmup_iters is {num_warmup_iters!r}, expected a number >= 0")
-    with _preserved(functions, driver) if preserve_state else _unchanged():
+    everything = [t for f, s in zip(functions, samples, strict=True) for t in pass_inputs(f, s)]
+    with (
+        _preserved(functions, driver) if preserve_state else nullcontext(),
+        _parts_put_back(functions) if is_public else nullcontext(),
+        without_hooks(everything),
+    ):
         # For work on other streams, and for the copies of what is to be preserved.
         driver.synchronize()
         with driver.stream(stream):
@@ -149,6 +164,7 @@ def callables_on(
             capture: Captures = DividedCaptures(pool, stream, capture_error_mode)
         else:
             capture = Captures(pool, stream, capture_error_mode, enable_annotations)
+        owned = [OwnState(name_of(f), f) for f in functions if isinstance(f, torch.nn.Module)]
         # In the order in which they will run, so that they can share memory.
         passes = [
             capture.forward(function, sample)
@@ -156,8 +172,20 @@ def callables_on(
         ]
         for one in reversed(passes):
             capture.backward(one, allow_unused_input)
+        modules = [one for one in functions if isinstance(one, torch.nn.Module)]
+        for own, module in zip(owned if is_public else (), modules, strict=False):
+            if (changed := own.changed(module)) is not None:
+                raise CallableError(
+                    f"the forward of {name_of(module)} replaces {changed}, which then lies in"
+                    " memory that replays overwrite: change it in place, as"
+                    " self.count.add_(1) or self.state.copy_(new)"
+                )
     graphed = [
-        _installed(function, Graphed(one, clone_outputs, clone_gradients))
+        _installed(
+            function,
+            Graphed(one, clone_outputs, clone_gradients),
+            Conditions(one.name, function, driver.device_type) if is_public else None,
+        )
         for function, one in zip(functions, passes, strict=True)
     ]
     return graphed[0] if single else tuple(graphed)
@@ -256,16 +284,18 @@ def _has_hooks(module: torch.nn.Module) -> bool:
     return any(map(_torch.hooks_of_users, _torch.hooks_of(module)))
 
 
-def _installed(function: Any, graphed: Graphed) -> Any:
+def _installed(function: Any, graphed: Graphed, conditions: Conditions | None) -> Any:
     """The graphed function, or the module with a graphed forward."""
     if not isinstance(function, torch.nn.Module):
 
         @functools.wraps(function, updated=())
         def graphed_function(*args: Any, **kwargs: Any) -> Any:
+            if conditions is not None:
+                conditions.require(None)
             return graphed(*args, **kwargs)
 
         return graphed_function
-    function.forward = _Forward(function, graphed)
+    function.forward = _Forward(function, graphed, conditions)
     return function
 
 
@@ -276,11 +306,14 @@ class _Forward:
     the graphs with it.
     """
 
-    def __init__(self, module: torch.nn.Module, graphed: Graphed) -> None:
+    def __init__(
+        self, module: torch.nn.Module, graphed: Graphed, conditions: Conditions | None
+    ) -> None:
         forward: Any = module.forward
         self._module = weakref.ref(module)
         self._training = module.training
         self._graphed = graphed
+        self._conditions = conditions
         self._is_method = isinstance(forward, types.MethodType) and forward.__self__ is module
         self._original = forward.__func__ if self._is_method else forward
 
@@ -291,6 +324,8 @@ class _Forward:
                 "the graphed module has been freed; its forward cannot be called on its own"
             )
         if module.training == self._training:
+            if self._conditions is not None:
+                self._conditions.require(module)
             return self._graphed(*args, **kwargs)
         if self._is_method:
             return self._original(module, *args, **kwargs)
@@ -323,8 +358,18 @@ def _preserved(functions: Sequence[Any], driver: _driver.Driver) -> Iterator[Non
 
 
 @contextmanager
-def _unchanged() -> Iterator[None]:
-    yield
+def _parts_put_back(functions: Sequence[Any]) -> Iterator[None]:
+    """Put submodules, parameters and buffers back that a failing capture has replaced."""
+    parts = [p for f in functions if isinstance(f, torch.nn.Module) for p in f.modules()]
+    places: list[Any] = [one for p in parts for one in (p._modules, p._parameters, p._buffers)]
+    before = [dict(one) for one in places]
+    try:
+        yield
+    except BaseException:
+        for place, entries in zip(places, before, strict=True):
+            place.clear()
+            place.update(entries)
+        raise
 
 
 def _brief(value: Any) -> str:

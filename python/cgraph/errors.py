@@ -13,6 +13,7 @@ __all__ = [
     "EagerWarning",
     "ForeignError",
     "InstantiateError",
+    "KeywordError",
     "LivenessError",
     "NoDriverError",
     "OutOfMemoryError",
@@ -70,6 +71,10 @@ class ArgumentError(CgraphError, ValueError):
 
 class CallableError(ArgumentError, AssertionError):
     """A callable or its sample cannot be graphed; torch raises ``AssertionError`` for some."""
+
+
+class KeywordError(ArgumentError, TypeError):
+    """A keyword argument is not one of the sample; Python raises ``TypeError`` for such."""
 
 
 class StateError(CgraphError):

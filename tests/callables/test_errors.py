@@ -133,21 +133,17 @@ def test_tensors_of_other_devices_are_refused_by_name(lab: Lab) -> None:
         make_graphed_callables(module, (fresh(lab, 4, 6),))
 
 
-def test_calls_with_another_dtype_or_device_name_the_argument_and_both_sides(lab: Lab) -> None:
+def test_calls_on_a_device_without_memory_name_the_argument_and_both_sides(lab: Lab) -> None:
     graphed = make_graphed_callables(
         torch.add, (fresh(lab, 4),), sample_kwargs={"other": fresh(lab, 4)}
     )
     x = fresh(lab, 4)
-    for wrong, given in (
-        (x.double(), "torch.float64"),
-        (x.int(), "torch.int32"),
-        (x.to("meta"), "meta|cannot be read"),
-    ):
-        with pytest.raises(ArgumentError, match=rf"argument 1 .*({given}).*float32") as caught:
-            graphed(x, other=wrong)
-        assert "args[0], kwargs['other']" in caught.value.__notes__[-1]
-        with pytest.raises(ArgumentError, match=rf"argument 0 .*({given}).*float32"):
-            graphed(wrong, other=x)
+    wrong, given = x.to("meta"), "meta|cannot be read"
+    with pytest.raises(ArgumentError, match=rf"argument 1 .*({given}).*float32") as caught:
+        graphed(x, other=wrong)
+    assert "args[0], kwargs['other']" in caught.value.__notes__[-1]
+    with pytest.raises(ArgumentError, match=rf"argument 0 .*({given}).*float32"):
+        graphed(wrong, other=x)
     assert_close(graphed(x, other=x), x + x)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,7 +16,14 @@ from cgraph._autograd.pool_order import LentGradients, Loan, OpenCall
 from cgraph._breaks.flows import no_way_back
 from cgraph._breaks.outer_flows import OuterFlow
 from cgraph._source import levels_to_user
-from cgraph.errors import ArgumentError, StateError, add_note
+from cgraph.errors import (
+    ArgumentError,
+    CallableError,
+    CgraphWarning,
+    KeywordError,
+    StateError,
+    add_note,
+)
 
 if TYPE_CHECKING:
     from cgraph._callables.passes import Pass
@@ -96,7 +104,8 @@ class Sample:
             paths = _torch.leaf_names((args, kwargs))
             missing = [path for path in self._paths if path not in paths]
             surplus = [path for path in paths if path not in self._paths]
-            raise ArgumentError(
+            kind = KeywordError if kwargs.keys() - self._kwargs.keys() else ArgumentError
+            raise kind(
                 f"{name} was called with {len(found)} values in another order or container than"
                 f" the {len(self._leaves)} of its sample: missing {', '.join(missing) or 'none'},"
                 f" not expected {', '.join(surplus) or 'none'}"
@@ -113,7 +122,7 @@ class Sample:
             elif not self.compares_constants:
                 continue
             elif type(value) is not type(constant) or not _equal(value, constant):
-                raise ArgumentError(
+                raise CallableError(
                     f"argument {path} of {name} is {value!r:.80}, expected {constant!r:.80}: it is"
                     " no tensor, so the capture has made it a constant"
                 )
@@ -223,6 +232,8 @@ class Graphed:
             self._warn_of_lost_gradients(tensors)
             outputs = _torch.apply(_Replay, self, *tensors, *self._used_parameters)
         else:
+            if not self._captured.records and torch.is_grad_enabled():
+                self._warn_of_no_backward(tensors)
             outputs = self.forward(tensors)
         if self._is_single:
             return outputs[0]
@@ -241,12 +252,39 @@ class Graphed:
             else:
                 self._replay(tensors)
         except ArgumentError as error:
+            converted = self._converted(tensors)
+            if converted is not None:
+                return self.forward(converted)
             names = ", ".join(path for path, _ in self._sample.named_tensors())
             add_note(error, f"cgraph: the tensor arguments of {self.name} are, from 0 on: {names}")
             raise
         if self._clone:
             return tuple(o.detach().clone() if _is_tensor(o) else o for o in self._outputs)
         return tuple(o.detach() if _is_tensor(o) else o for o in self._outputs)
+
+    def _converted(self, tensors: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...] | None:
+        """Convert tensors as ``copy_`` does, which torch's callables use; None without need.
+
+        A shape that would broadcast is not what the capture was made for.
+        """
+        found = []
+        for one, sample in zip(tensors, self._sample.tensors, strict=True):
+            differs = one.dtype != sample.dtype or one.device != sample.device
+            is_dense = one.layout is torch.strided and one.device.type in (
+                "cpu",
+                sample.device.type,
+            )
+            is_copied = differs and is_dense and one.shape == sample.shape
+            # A gradient would have to get back to another device.
+            if is_copied and (one.device == sample.device or not one.requires_grad):
+                one = one.detach().to(sample.device, sample.dtype)
+            found.append(one)
+        return tuple(found) if any(map(operator.is_not, found, tensors)) else None
+
+    @property
+    def saved_versions(self) -> list[int]:
+        """How often outputs were written that the backward pass reads."""
+        return [self._outputs[place]._version for place in self._captured.saved]
 
     def opened(self) -> OpenCall:
         """The call that was just made, whose backward pass may follow."""
@@ -369,6 +407,20 @@ class Graphed:
         warnings.warn(
             f"{lost[0]} of {self.name} requires a gradient, and {lost[1]} did not: it gets none."
             " Set requires_grad before the callable is graphed",
+            CgraphWarning,
+            stacklevel=levels_to_user(),
+        )
+
+    def _warn_of_no_backward(self, tensors: tuple[torch.Tensor, ...]) -> None:
+        owned = (*tensors, *self._parameters, *self._frozen)
+        if self._warned or not any(one.requires_grad for one in owned):
+            return
+        self._warned = True
+        warnings.warn(
+            f"{self.name} was captured under torch.no_grad(), and is called with gradients: its"
+            " results have none. Capture it with gradients enabled, or call it under"
+            " torch.no_grad()",
+            CgraphWarning,
             stacklevel=levels_to_user(),
         )
 
@@ -403,6 +455,7 @@ class _Replay(torch.autograd.Function):
         tensors = inputs[: graphed._count]
         outputs = graphed.forward(tensors)
         ctx.graphed, ctx.call = graphed, graphed.opened()
+        ctx.versions = graphed.saved_versions
         ctx.owners = [_owner(tensor) for tensor in tensors]
         inner = (one for one in tensors if one.requires_grad and not one.is_leaf)
         ctx.inner = [*map(weakref.ref, inner)]
@@ -414,6 +467,12 @@ class _Replay(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         ctx.call.use(ctx.graphed.name)
+        if ctx.versions != ctx.graphed.saved_versions:
+            raise StateError(
+                "one of the variables needed for gradient computation has been modified by an"
+                f" inplace operation: a result of {ctx.graphed.name}, which its backward pass"
+                " reads. Write to a copy of it, as y = y * 2 instead of y.mul_(2)"
+            )
         try:
             with torch.no_grad():
                 found = ctx.graphed.backward(ctx.owners, grads)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from cgraph import _driver, _torch
 from cgraph._autograd.gradients import with_own_memory
+from cgraph._autograd.history import nodes_behind
 from cgraph._autograd.pool_order import PoolOrder
 from cgraph._breaks.outer_flows import OuterFlow, live_results
 from cgraph._callables.graphed import Sample, reached
@@ -19,17 +21,44 @@ from cgraph.errors import CallableError, add_note
 from cgraph.graphs import graph
 from cgraph.segments import SegmentedGraph
 
-__all__ = ["Captures", "DividedCaptures", "Pass", "name_of", "parameters_of", "warm_up"]
+__all__ = [
+    "Captures",
+    "DividedCaptures",
+    "Pass",
+    "name_of",
+    "parameters_of",
+    "pass_inputs",
+    "warm_up",
+    "without_hooks",
+]
 
 
 def warm_up(function: Any, sample: Sample, iterations: int, allow_unused: bool) -> None:
     """Run forward and backward, so that nothing is set up inside the captures."""
-    pass_inputs = (*sample.tensors, *parameters_of(function))
+    inputs = pass_inputs(function, sample)
     for _ in range(iterations):
         outputs = [o for o in _torch.tree_iter(sample.call(function)) if _needs_grad(o)]
         if outputs:
             grads = tuple(torch.empty_like(output) for output in outputs)
-            _gradients(function, outputs, pass_inputs, grads, allow_unused)
+            _gradients(function, outputs, inputs, grads, allow_unused)
+
+
+def pass_inputs(function: Any, sample: Sample) -> tuple[torch.Tensor, ...]:
+    """List all that gradients may be asked for."""
+    return (*sample.tensors, *parameters_of(function))
+
+
+@contextmanager
+def without_hooks(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+    """Run a block in which no hook of a tensor is called: those of leaves run at accumulation."""
+    hooked = [(one, one._backward_hooks) for one in tensors if one._backward_hooks]
+    for one, _ in hooked:
+        one._backward_hooks = None
+    try:
+        yield
+    finally:
+        for one, hooks in hooked:
+            one._backward_hooks = hooks
 
 
 class Pass:
@@ -49,6 +78,8 @@ class Pass:
         reached: For each output the places of those that it depends on.
         flows: How gradients get back through the breaks of the forward pass.
         live: For each output the results of breaks that it depends on.
+        saved: The places of outputs that the backward pass reads.
+        records: Whether gradients were recorded at the capture.
         function: Kept alive with what it refers to; None for a module.
     """
 
@@ -77,6 +108,8 @@ class Pass:
         self.grad_inputs: list[torch.Tensor | None] = [None] * len(self.pass_inputs)
         self.reached: list[frozenset[int]] = []
         self.live: list[frozenset[tuple[OuterFlow, int]]] = []
+        self.saved: list[int] = []
+        self.records = torch.is_grad_enabled()
 
     @property
     def pass_inputs(self) -> tuple[torch.Tensor, ...]:
@@ -123,6 +156,8 @@ class Captures:
         outputs = [output for output in one.outputs if _needs_grad(output)]
         if not outputs:
             return
+        # The backward pass lets go what is saved.
+        one.saved = _saved_among(one.outputs)
         grads = tuple(torch.zeros_like(output) for output in outputs)
         anchors = tuple(flow.anchor for flow in one.flows)
 
@@ -221,6 +256,22 @@ def _gradients(
 def parameters_of(function: Any) -> tuple[torch.Tensor, ...]:
     """The parameters of a module; none of another callable."""
     return tuple(function.parameters()) if isinstance(function, torch.nn.Module) else ()
+
+
+def _saved_among(outputs: Sequence[Any]) -> list[int]:
+    """List the places of outputs whose memory autograd has saved for the backward pass."""
+    tensors = [one for one in outputs if _needs_grad(one)]
+    memories = _torch.memories_of(
+        one for node in nodes_behind(tensors) for one in _torch.saved_by(node)
+    )
+    saved = {_torch.storage_id(one) for one in memories}
+    return [
+        place
+        for place, one in enumerate(outputs)
+        if isinstance(one, torch.Tensor)
+        and (memory := _torch.memory_of(one)) is not None
+        and _torch.storage_id(memory) in saved
+    ]
 
 
 def _needs_grad(output: Any) -> bool:

@@ -176,7 +176,7 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                     clone_gradients=False,
                     is_divided=is_divided,
                     # Guards compare them, and what they read.
-                    tells_of_hooks=False,
+                    is_public=False,
                 )
             require_in_place(modules, parameters)
         if observer.refusals:

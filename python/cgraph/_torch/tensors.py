@@ -7,7 +7,7 @@ import sys
 import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from typing import Any, TypeVar
 
 import torch
@@ -48,6 +48,7 @@ __all__ = [
     "modes_inside_out",
     "overlaps_itself",
     "place_of",
+    "saved_by",
     "sequence_of",
     "span_of",
     "storage_id",
@@ -264,6 +265,20 @@ def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
 
 
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
+
+
+def saved_by(node: Any) -> Iterator[torch.Tensor]:
+    """List the tensors that a node of autograd has saved, as far as it can tell."""
+    names = [name for name in dir(node) if name.startswith("_saved_")]
+    if hasattr(node, "saved_tensors"):
+        names.append("saved_tensors")
+    for name in names:
+        # One that is undefined, or was released.
+        with suppress(RuntimeError, AttributeError):
+            found = getattr(node, name)
+            for one in found if isinstance(found, list | tuple) else (found,):
+                if isinstance(one, torch.Tensor):
+                    yield one
 
 
 def memories_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
