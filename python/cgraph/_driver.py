@@ -31,8 +31,9 @@ __all__ = [
     "Recording",
     "current",
     "number",
-    "override",
+    "put_in_force",
     "register",
+    "take_out_of_force",
 ]
 
 MODES = ("global", "thread_local", "relaxed")
@@ -215,18 +216,19 @@ class Driver(Protocol):
         """Give unused cached memory back to the device."""
 
 
-_override: Driver | None = None
+# The last one is in force.
+_overrides: list[Driver] = []
 _makers: dict[str, Callable[[], Driver]] = {}
 _made: dict[str, Driver] = {}
-_making = threading.Lock()
+_making = threading.RLock()
 _numbers: weakref.WeakKeyDictionary[Driver, int] = weakref.WeakKeyDictionary()
 _next = itertools.count(1)
 
 
 def current() -> Driver:
-    """The driver in force: ``CGRAPH_DRIVER`` (``cuda`` or ``sim``), or :func:`override`."""
-    if _override is not None:
-        return _override
+    """The driver in force: the last one of :func:`put_in_force`, or that of ``CGRAPH_DRIVER``."""
+    if overrides := _overrides[-1:]:
+        return overrides[0]
     name = os.environ.get("CGRAPH_DRIVER", "cuda")
     if name not in _makers:
         raise ArgumentError(f'CGRAPH_DRIVER is {name!r}, expected "cuda" or "sim"')
@@ -243,18 +245,26 @@ def register(name: str, make: Callable[[], Driver]) -> None:
     _makers[name] = make
 
 
-def override(driver: Driver | None) -> Driver | None:
-    """Put a driver in force for the process; returns what was in force so before."""
-    global _override
-    before, _override = _override, driver
-    _core.set_driver(number())
-    return before
+def put_in_force(driver: Driver) -> None:
+    """Let a driver be the one of the process, until :func:`take_out_of_force`."""
+    with _making:
+        _overrides.append(driver)
+        _core.set_driver(number())
+
+
+def take_out_of_force(driver: Driver) -> None:
+    """Take a driver out of force, whichever others were put in force since."""
+    with _making:
+        place = max(place for place, one in enumerate(_overrides) if one is driver)
+        del _overrides[place]
+        _core.set_driver(number())
 
 
 def number() -> int:
     """Tells drivers apart, also ones that are gone by now. That of ``CGRAPH_DRIVER`` has 0."""
-    if _override is None:
+    overrides = _overrides[-1:]
+    if not overrides:
         return 0
-    if _override not in _numbers:
-        _numbers[_override] = next(_next)
-    return _numbers[_override]
+    if overrides[0] not in _numbers:
+        _numbers[overrides[0]] = next(_next)
+    return _numbers[overrides[0]]

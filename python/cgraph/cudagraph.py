@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import torch
+
 from cgraph import _core, _driver, data
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
@@ -118,6 +120,8 @@ class CUDAGraph(_core.Graph):
         self._require_empty()
         require_mode(capture_error_mode)
         self._driver = _driver.current()
+        # What its cache has from outside goes while the graph reads it.
+        torch.clear_autocast_cache()
         self._recording = self._driver.begin(
             pool=pool,
             mode=capture_error_mode,
@@ -161,6 +165,8 @@ class CUDAGraph(_core.Graph):
         """End the capture without finalising it: the template is live, also if it is not kept."""
         recording = self._require_recording()
         self._recording = None
+        # What its cache has from inside is overwritten by replays.
+        torch.clear_autocast_cache()
         try:
             self._give_results(recording)
             captured = recording.finish()
@@ -218,6 +224,12 @@ class CUDAGraph(_core.Graph):
             StateError: There is no live template: nothing was captured, or it is not kept.
             InstantiateError: The driver refuses; the exec before stays where it was not dropped.
         """
+        if self._captured is not None and not (self._keep_graph or self._has_template):
+            raise StateError(
+                "instantiate() is intended to be called by the user only when keep_graph=true:"
+                " this graph was instantiated by its capture; create it with"
+                " CUDAGraph(keep_graph=True)"
+            )
         self._require_template("instantiate()")
         self._instantiate()
         self._run_hooks("instantiate")
@@ -287,13 +299,22 @@ class CUDAGraph(_core.Graph):
 
         It may be changed with any CUDA library; :meth:`instantiate` afterwards.
         """
+        if self._captured is not None and not self._has_template:
+            raise StateError(
+                "You cannot access the raw cudaGraph_t instance unless CUDAGraph was initialized"
+                " with keep_graph=true: raw_cuda_graph() needs the template; create the graph with"
+                " CUDAGraph(keep_graph=True) or call enable_debug_mode() before the capture"
+            )
         return self._require_template("raw_cuda_graph()").handle
 
     def raw_cuda_graph_exec(self) -> int:
         """The exec as a ``cudaGraphExec_t``; dies with the next :meth:`instantiate`."""
         handle = self._exec_handle
         if handle is None:
-            raise StateError("raw_cuda_graph_exec() before instantiate(): there is no exec yet")
+            raise StateError(
+                "You cannot access the raw cudaGraphExec_t instance until instantiate() has been"
+                " called: raw_cuda_graph_exec() finds no exec yet"
+            )
         return handle
 
     def register_capture_start_hook(self, hook: Hook) -> _core.HookHandle:
@@ -449,6 +470,7 @@ class CUDAGraph(_core.Graph):
         recording, self._recording = self._recording, None
         if recording is None:
             return
+        torch.clear_autocast_cache()
         try:
             reason = recording.abandon()
         except Exception as failure:  # the body's own exception is the one to come out

@@ -127,6 +127,12 @@ class Simulator:
                 f"capture_begin() while {self.current_stream()!r} captures already: captures cannot"
                 " be nested; end the first one before"
             )
+        if self.current_stream() == self.default_stream:
+            raise CaptureError(
+                "CUDA graphs must be captured on a non-default stream. (You must use a side"
+                f" stream.) The current stream is the default stream of {self.device.name}: use"
+                " cgraph.graph, or make a stream of new_stream() current"
+            )
         handle = self.pools.resolve(pool)
         capture = _core.Capture.begin(self.current_stream(), mode)
         recorder = resumes.recorder if isinstance(resumes, Recording) else None
@@ -253,6 +259,8 @@ def make_default() -> Simulator:
 def use(simulator: Simulator | None = None, **options: Any) -> Iterator[Simulator]:
     """Capture on a simulator inside the ``with`` block, in all threads.
 
+    The block that was entered last has the say, whichever thread did so, until it is left.
+
     Args:
         simulator: The simulator; a new one with ``options`` if it is left out.
         **options: Those of :class:`Simulator`.
@@ -265,9 +273,9 @@ def use(simulator: Simulator | None = None, **options: Any) -> Iterator[Simulato
         )
     chosen = Simulator(**options) if simulator is None else simulator
     with capturable_on_cpu():
-        before = _driver.override(chosen)
+        _driver.put_in_force(chosen)
         try:
             yield chosen
         finally:
-            _driver.override(before)
+            _driver.take_out_of_force(chosen)
             _forget_default_stream(chosen)

@@ -7,6 +7,7 @@ import threading
 
 import pytest
 import torch
+from torch.testing import assert_close
 
 import cgraph
 from cgraph import _driver
@@ -190,3 +191,19 @@ def test_row_0_29_a_default_capture_stream_of_the_user_is_used(
         seen.append(lab.current())
         x + 1
     assert seen == [Own.default_capture_stream]
+
+
+def test_casts_of_autocasts_cache_from_outside_are_made_anew_inside_a_capture(lab: Lab) -> None:
+    weight, x = fresh(lab, 4, 4).requires_grad_(), fresh(lab, 4, 4)
+    graph = cgraph.CUDAGraph()
+    with torch.autocast(lab.device, dtype=torch.bfloat16):
+        outside = x @ weight
+        with cgraph.graph(graph), torch.no_grad():
+            y = x @ weight
+        after = x @ weight
+    with torch.no_grad():
+        weight.mul_(2)
+    graph.replay()
+    lab.sync()
+    assert_close(y, outside.detach() * 2)
+    assert_close(after.detach(), outside.detach())

@@ -35,14 +35,26 @@ def test_row_0_6_without_keep_graph_only_the_exec_outlives_the_capture(lab: Lab)
     assert graph.raw_cuda_graph_exec() != 0
     if isinstance(lab, SimLab):
         assert lab.simulator.live()["graphs"] == 0
-    with pytest.raises(StateError, match="keep_graph=True"):
+    with pytest.raises(
+        StateError,
+        match=r"You cannot access the raw cudaGraph_t instance unless CUDAGraph was initialized"
+        r" with keep_graph=true.*keep_graph=True",
+    ):
         graph.raw_cuda_graph()
+    with pytest.raises(
+        StateError,
+        match=r"instantiate\(\) is intended to be called by the user only when keep_graph=true",
+    ):
+        graph.instantiate()
 
 
 def test_row_0_7_with_keep_graph_only_the_template_exists_after_the_capture(lab: Lab) -> None:
     graph, _ = captured(lab, fresh(lab, 8), keep_graph=True)
     assert graph.raw_cuda_graph() != 0
-    with pytest.raises(StateError, match="before instantiate"):
+    sentence = (
+        r"cannot access the raw cudaGraphExec_t instance until instantiate\(\) has been called"
+    )
+    with pytest.raises(StateError, match=sentence):
         graph.raw_cuda_graph_exec()
 
 

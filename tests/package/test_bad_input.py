@@ -61,7 +61,7 @@ def test_capture_into_a_graph_that_holds_one_already(lab: Lab, keep: bool) -> No
 
 
 def test_trap_T4_capture_on_the_default_stream(lab: Lab) -> None:
-    with pytest.raises(CaptureError, match="default stream"):
+    with pytest.raises(CaptureError, match="must be captured on a non-default stream\\."):
         cgraph.CUDAGraph().capture_begin()
 
 

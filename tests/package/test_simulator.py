@@ -14,7 +14,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import cgraph
-from cgraph import _core
+from cgraph import _core, _driver
 from cgraph.errors import CaptureError, DriverError, LivenessError
 from lab import Lab, SimLab, captured, fresh
 
@@ -454,3 +454,14 @@ def test_norms_of_mixed_types_have_the_results_and_gradients_of_eager(
             assert one.grad.dtype == one.dtype
             assert torch.allclose(one.grad, other.grad, rtol=5e-2, atol=5e-2)
         del found, one
+
+
+def test_simulators_in_force_in_any_order_leave_what_was_before() -> None:
+    before = _driver.current()
+    first, second = cgraph.sim.use(), cgraph.sim.use()
+    one, other = first.__enter__(), second.__enter__()
+    assert _driver.current() is other
+    first.__exit__(None, None, None)
+    assert _driver.current() is other is not one
+    second.__exit__(None, None, None)
+    assert _driver.current() is before

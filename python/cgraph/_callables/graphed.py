@@ -270,11 +270,8 @@ class Graphed:
         found = []
         for one, sample in zip(tensors, self._sample.tensors, strict=True):
             differs = one.dtype != sample.dtype or one.device != sample.device
-            is_dense = one.layout is torch.strided and one.device.type in (
-                "cpu",
-                sample.device.type,
-            )
-            is_copied = differs and is_dense and one.shape == sample.shape
+            is_plain = one.layout is torch.strided and one.shape == sample.shape
+            is_copied = differs and is_plain and one.device.type in ("cpu", sample.device.type)
             # A gradient would have to get back to another device.
             if is_copied and (one.device == sample.device or not one.requires_grad):
                 one = one.detach().to(sample.device, sample.dtype)

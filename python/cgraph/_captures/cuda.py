@@ -49,8 +49,9 @@ class Cuda:
         stream = _torch.current_stream(ordinal)
         if not stream.cuda_stream:
             raise CaptureError(
-                f"capture on the default stream of cuda:{ordinal}: CUDA graphs must be captured on"
-                " another stream; use cgraph.graph, or make a torch.cuda.Stream() current"
+                "CUDA graphs must be captured on a non-default stream. (You must use a side"
+                f" stream.) The current stream is the default stream of cuda:{ordinal}: use"
+                " cgraph.graph, or make a torch.cuda.Stream() current"
             )
         if _torch.is_capturing():
             raise CaptureError(
@@ -59,6 +60,7 @@ class Cuda:
             )
         side = self._side_stream(device, ordinal)
         _torch.release_outliving()
+        _torch.make_handles(ordinal)
         # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
         mark = device.mark_capture()
         handle = cuda_pools.resolve(pool, ordinal, side)

@@ -64,7 +64,7 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         if not _torch.takes_allocators():
             raise TorchError(
                 "torch's allocator is not its native one, and its pools cannot have segments of"
-                " others: take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF"
+                " others: do not change torch's allocator (change_current_allocator)"
             )
         _torch.release_outliving()
         _torch.explain_refusals()
@@ -78,7 +78,12 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
 
     def __del__(self) -> None:
         """See that torch can bear its death; the memory goes back with it, or when it can."""
-        if not self._is_made or sys.is_finalizing() or _torch.is_quiet(self.ordinal):
+        if not self._is_made:
+            return
+        if _torch.is_broken(self.ordinal):
+            _torch.leave_to_process(self)
+            return
+        if sys.is_finalizing() or _torch.is_quiet(self.ordinal):
             return
         # Others that use it may die before it does: the collector asks all first.
         _torch.outlive(self.ordinal, self.id, self._core)

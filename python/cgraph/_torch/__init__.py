@@ -6,6 +6,8 @@ The rest of cgraph uses only torch's public names and this package: what its mod
 
 from __future__ import annotations
 
+import os
+
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode as TorchDispatchMode
 from torch.utils.weak import TensorWeakRef as TensorWeakRef
@@ -43,7 +45,7 @@ def require_cuda() -> None:
 
     Raises:
         NoDriverError: torch is built without CUDA.
-        TorchError: torch lacks a name that cgraph uses.
+        TorchError: torch lacks a name that cgraph uses, or its allocator cannot serve captures.
     """
     if not hasattr(torch._C, "_CudaStreamBase"):
         raise NoDriverError(
@@ -56,4 +58,15 @@ def require_cuda() -> None:
         raise TorchError(
             f"torch {torch.__version__} has no torch._C.{missing[0]}, which cgraph needs: use a"
             " torch that this cgraph supports (2.8 to 2.15)"
+        )
+    if torch.cuda.get_allocator_backend() == "cudaMallocAsync":
+        raise TorchError(
+            "take backend:cudaMallocAsync out of PYTORCH_CUDA_ALLOC_CONF (or PYTORCH_ALLOC_CONF):"
+            " captures need torch's native allocator, and this one ends the process at exit"
+        )
+    if os.environ.get("PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        raise TorchError(
+            "unset PYTORCH_NO_CUDA_MEMORY_CACHING"
+            f" (it is {os.environ['PYTORCH_NO_CUDA_MEMORY_CACHING']!r}): without torch's caching"
+            " allocator each allocation inside a capture fails"
         )

@@ -17,7 +17,14 @@ from cgraph._driver import Handle
 from cgraph._torch.host import is_capturing
 from cgraph.errors import TorchError
 
-__all__ = ["is_quiet", "is_routed", "mark_captures_of_torch", "on_routing", "routed_pools_told"]
+__all__ = [
+    "is_broken",
+    "is_quiet",
+    "is_routed",
+    "mark_captures_of_torch",
+    "on_routing",
+    "routed_pools_told",
+]
 
 _BEGIN = "_cuda_beginAllocateCurrentThreadToPool"
 _END = "_cuda_endAllocateToPool"
@@ -25,6 +32,7 @@ _END = "_cuda_endAllocateToPool"
 _watchers: dict[tuple[int, int], Callable[[Handle], None]] = {}
 _checks: list[Callable[[Handle], None]] = []
 _routed: Counter[Handle] = Counter()
+_broken: set[int] = set()
 _marks: weakref.WeakKeyDictionary[Any, _core.CaptureMark] = weakref.WeakKeyDictionary()
 
 
@@ -35,12 +43,22 @@ def is_quiet(ordinal: int) -> bool:
         ordinal: The device's number; another one may be current.
     """
     device = _core.Device.cuda(ordinal)
+    if ordinal in _broken:
+        return False
     return not _routed and not device.has_captures() and not is_capturing()
 
 
 def is_routed(handle: Handle) -> bool:
     """Whether some thread allocates from a pool now, through ``torch.cuda.use_mem_pool``."""
     return _routed[handle[0], handle[1]] > 0
+
+
+def is_broken(ordinal: int) -> bool:
+    """Whether a capture of torch's own class has failed on a device.
+
+    torch's allocator counts it as open for good, and ends the process where a pool is destroyed.
+    """
+    return ordinal in _broken
 
 
 @functools.cache
@@ -76,8 +94,8 @@ def mark_captures_of_torch(ended: Callable[[], None]) -> None:
     of_torch = [one for one in classes if one.__module__.startswith("torch.")]
     for one in of_torch:
         one.capture_begin = _marking(one.capture_begin)
-        one.capture_end = _unmarking(one.capture_end, ended)
-        one.reset = _unmarking(one.reset, ended)
+        one.capture_end = _unmarking(one.capture_end, ended, breaks=True)
+        one.reset = _unmarking(one.reset, ended, breaks=False)
 
 
 def _marking(begin: Callable[..., Any]) -> Callable[..., Any]:
@@ -91,11 +109,17 @@ def _marking(begin: Callable[..., Any]) -> Callable[..., Any]:
     return marked
 
 
-def _unmarking(end: Callable[..., Any], ended: Callable[[], None]) -> Callable[..., Any]:
+def _unmarking(
+    end: Callable[..., Any], ended: Callable[[], None], *, breaks: bool
+) -> Callable[..., Any]:
     @functools.wraps(end)
     def unmarked(graph: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return end(graph, *args, **kwargs)
+        except RuntimeError:
+            if breaks and graph in _marks:
+                _broken.add(torch.cuda.current_device())
+            raise
         finally:
             if _marks.pop(graph, None) is not None:
                 ended()

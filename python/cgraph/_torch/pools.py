@@ -6,6 +6,7 @@ import ctypes
 import functools
 import inspect
 import sys
+import threading
 from contextlib import suppress
 from typing import Any
 
@@ -26,6 +27,8 @@ __all__ = [
     "empty_cache",
     "end_routing",
     "explain_refusals",
+    "leave_to_process",
+    "make_handles",
     "new_pool_handle",
     "outlive",
     "pool_segments",
@@ -101,6 +104,17 @@ def _out_of_memory_class() -> type[OutOfMemoryError]:
 
 def _of_both(text: str) -> OutOfMemoryError:
     return _out_of_memory_class()(text)
+
+
+def make_handles(ordinal: int) -> None:
+    """Make the handle of cuBLAS that this thread uses on a device, which no capture can."""
+    made: set[int] = vars(_handles_of_thread).setdefault("made", set())
+    if ordinal not in made:
+        torch.cuda.current_blas_handle()
+        made.add(ordinal)
+
+
+_handles_of_thread = threading.local()
 
 
 def clear_workspaces() -> None:
@@ -218,6 +232,11 @@ def outlive(ordinal: int, handle: Handle, *also: object) -> None:
         *also: Kept alive as long.
     """
     _outliving.append((PoolLease(ordinal, handle), also))
+
+
+def leave_to_process(one: object) -> None:
+    """Keep an object alive to the end of the process, whatever else lets it go."""
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(one))
 
 
 def release_outliving() -> None:
