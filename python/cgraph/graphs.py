@@ -15,6 +15,7 @@ from cgraph import _driver, _torch
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Handle, Pool
+from cgraph._operators.host_calls import HostCalls
 from cgraph.cudagraph import CUDAGraph, require_mode
 from cgraph.errors import ArgumentError, CaptureError, ForeignError, StateError
 from cgraph.labels import parse_config
@@ -106,6 +107,8 @@ class graph:
         self._driver = _driver.current()
         self.capture_stream = self._default_stream() if stream is None else stream
         self._entered: ExitStack | None = None
+        self._host_calls: HostCalls | None = None
+        self._noting = ExitStack()
 
     def __enter__(self) -> None:
         """Begin the capture."""
@@ -142,6 +145,9 @@ class graph:
                 )
             finally:
                 self.cuda_graph._recorder = None
+            if self._driver.device_type == "cpu":
+                self._host_calls = HostCalls()
+                self._noting.enter_context(self._host_calls.noted())
             self._entered = entered.pop_all()
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
@@ -152,11 +158,16 @@ class graph:
         entered, self._entered = self._entered, None
         if entered is None:
             raise StateError("graph.__exit__() without __enter__(): use it in a with statement")
+        self._noting.close()
+        host_calls, self._host_calls = self._host_calls, None
         try:
-            if error is None:
-                self.cuda_graph.capture_end()
-            else:
+            if error is not None:
                 self.cuda_graph._abandon(error)
+            elif host_calls is not None and (refused := host_calls.refusal) is not None:
+                self.cuda_graph._abandon(refused)
+                raise refused
+            else:
+                self.cuda_graph.capture_end()
         finally:
             entered.close()
 

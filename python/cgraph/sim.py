@@ -2,9 +2,8 @@
 
 Inside a capture no operator runs: each becomes a node, and its outputs are poisoned memory (NaN)
 until a replay. Operators that would wait for a GPU (``item()``, ``nonzero()``) break the capture,
-as they do there. ``tolist()`` and ``numpy()`` call none, and read poison here: ``explain`` finds
-them. A random state is not put back inside a capture, so that activation checkpointing
-draws another mask of dropout when it computes again; on a GPU it draws the same. Choose it by name:
+as they do there; so do ``tolist()``, ``numpy()`` and printing inside :class:`cgraph.graph`. A
+capture that sets a random state, as activation checkpointing does, is refused. Choose it by name:
 ``CGRAPH_DRIVER=sim``, or :func:`use`.
 
 >>> import torch, cgraph

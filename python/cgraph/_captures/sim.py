@@ -129,13 +129,6 @@ class Recording:
             except BaseException:
                 self.abandon()
                 raise
-        if self.recorder.has_set_random_state():
-            self.abandon()
-            raise CaptureError(
-                "the function seeds random numbers or sets their state, and replays do not: do it"
-                " before the call, or pass random numbers as an argument;"
-                " cgraph.explain(function, ...) names the line"
-            )
         self._end_recording()
         template = self._capture.finish()
         footprint = self._meter.finish(_no_workspaces, self._handle.mem_pool.recorded)
@@ -192,12 +185,6 @@ class Recording:
         self._uncompiled.__exit__()
 
 
-def _is_alone() -> bool:
-    """Whether no other thread may draw random numbers; progress bars have one that does not."""
-    others = [one for one in threading.enumerate() if one is not threading.current_thread()]
-    return all(one.daemon for one in others)
-
-
 def _no_workspaces() -> None:
     """Let go of library workspaces, which the simulator has not."""
 
@@ -219,10 +206,6 @@ class Recorder(_torch.Bystander):
         """A capture begins, of these generators."""
         self.over = False
         self._generators = generators
-        with _torch.without_modes():
-            known = [torch.default_generator, *generators]
-            self._random_states = [(one, one.get_state()) for one in known]
-        self._was_alone = _is_alone()
         self._outside: list[OutsideTensor] = []
 
     def check(self) -> Callable[[], None]:
@@ -235,18 +218,6 @@ class Recorder(_torch.Bystander):
 
         return check
 
-    def has_set_random_state(self) -> bool:
-        """Whether the function has set the state of a generator: captured operators draw nothing.
-
-        Other threads may have drawn from them, so that it is known only without such. Nor is it
-        known of a state that is put back.
-        """
-        if not (self._was_alone and _is_alone()):
-            return False
-        with _torch.without_modes():
-            pairs = [(one.get_state(), state) for one, state in self._random_states]
-            return any(not torch.equal(now, before) for now, before in pairs)
-
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
@@ -258,6 +229,12 @@ class Recorder(_torch.Bystander):
         if not hasattr(func, "_schema"):
             # Of higher order: what its parts do would not be seen.
             self._refuse(stream, func, None)
+        for leaf in tree_flatten((args, kwargs))[0]:
+            if isinstance(leaf, torch.Tensor) and (kind := _uncommon_kind(leaf)) is not None:
+                raise CaptureError(
+                    f"the simulator cannot capture {func} of a {kind} tensor: keep it out of the"
+                    " capture, or capture on a GPU"
+                )
         if func._can_decompose():
             # Inference mode leaves it whole: what it consists of may be work as well as views.
             with self:
@@ -381,6 +358,15 @@ class Recorder(_torch.Bystander):
             failure.code = error.code
             raise failure from cause
         raise CaptureError(f"{func} needs a value from the device, which a capture cannot give")
+
+
+def _uncommon_kind(tensor: torch.Tensor) -> str | None:
+    """Name the kind of a tensor whose elements do not lie in one memory; None for others."""
+    if tensor.is_nested:
+        return "nested"
+    if tensor.is_quantized:
+        return "quantized"
+    return None if tensor.layout is torch.strided else str(tensor.layout).removeprefix("torch.")
 
 
 def _kernel(
