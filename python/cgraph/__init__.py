@@ -92,7 +92,7 @@ if _TYPE_CHECKING:
 else:
 
     def __getattr__(name: str) -> object:
-        """Import on first use what many programs never ask for."""
+        """Import a name on first use, as many programs never need it."""
         if name not in _ON_FIRST_USE:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         found = getattr(_import_module(_ON_FIRST_USE[name]), name)
@@ -101,7 +101,7 @@ else:
 
 
 def _cuda() -> _driver.Driver:
-    """Import what CUDA alone needs, on first use."""
+    """Import the parts that only CUDA needs, on first use."""
     from cgraph._captures.cuda import Cuda
 
     return Cuda()
@@ -110,7 +110,7 @@ def _cuda() -> _driver.Driver:
 _driver.register("cuda", _cuda)
 _driver.register("sim", sim.make_default)
 
-# The interpreter tears objects down in no order that a driver could bear. Functions run in the
+# The interpreter destroys objects in an order that no driver could bear. Functions run in the
 # reverse order of their registration: the callbacks still find everything usable.
 _atexit.register(_begin_exit)
 _atexit.register(_end_all)

@@ -42,7 +42,7 @@ Trains a small transformer on Alice's Adventures in Wonderland with the whole tr
 over a static cache. Each captured step is compared with the same step done eagerly, and the loss
 must fall. Prints the text and a table, and draws the decode graph.
 """
-# The means of the loss at either end shall not overlap.
+# The means of the loss at the two ends must not overlap.
 _FEWEST_STEPS = 40
 
 
@@ -50,7 +50,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command.
 
     Args:
-        arguments: Those of the command line if they are left out.
+        arguments: The arguments; by default those of the command line.
 
     Returns:
         The exit status: 0, or 1 for a failed check or a missing driver. Wrong usage exits with 2.
@@ -139,9 +139,9 @@ def _demo(options: argparse.Namespace, parser: argparse.ArgumentParser) -> int:
 
 @contextmanager
 def _simulator() -> Iterator[torch.device]:
-    """A simulator of its own, and the device of its tensors."""
+    """Yield the device of tensors, with a new simulator in force."""
     threads = torch.get_num_threads()
-    # The operators are so small that a second thread mostly waits, and on a busy machine for long.
+    # The operators are so small that a second thread mostly waits, and for long on a busy machine.
     torch.set_num_threads(1)
     try:
         with cgraph.sim.use():
@@ -152,7 +152,7 @@ def _simulator() -> Iterator[torch.device]:
 
 @contextmanager
 def _gpu() -> Iterator[torch.device]:
-    """The current GPU, with CUDA as the driver in force."""
+    """Yield the current GPU, with CUDA as the driver in force."""
     os.environ["CGRAPH_DRIVER"] = "cuda"
     _torch.require_cuda()
     _core.Device.cuda(0)
@@ -176,7 +176,7 @@ def _info() -> int:
 
 
 def _torch_names() -> str:
-    """Whether what cgraph uses of torch without it being public is there."""
+    """Return whether torch has every name that cgraph uses, as text."""
     try:
         _torch.require_cuda()
     except TorchError as error:
@@ -185,7 +185,7 @@ def _torch_names() -> str:
 
 
 def _cuda_driver() -> str:
-    """The version of CUDA's driver, or why there is none."""
+    """Return the version of CUDA's driver, or why there is none."""
     needed = "needed: 12.4 or newer"
     try:
         version = _core.Device.cuda(0).driver_version
@@ -195,13 +195,13 @@ def _cuda_driver() -> str:
 
 
 def _gpu_name(ordinal: int) -> str:
-    """A GPU's name, memory and compute capability."""
+    """Return a GPU's name, memory and compute capability."""
     found = torch.cuda.get_device_properties(ordinal)
     return f"{found.name}, {found.total_memory / 2**30:.0f} GiB, sm_{found.major}{found.minor}"
 
 
 def _chosen() -> str:
-    """Which driver captures will use, and why."""
+    """Return the name of the driver that captures will use, and why."""
     name = os.environ.get("CGRAPH_DRIVER")
     return "cuda (CGRAPH_DRIVER is not set)" if name is None else f"{name} (CGRAPH_DRIVER)"
 

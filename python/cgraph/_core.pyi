@@ -48,19 +48,19 @@ def begin_exit() -> None:
     """Tell cgraph that the interpreter exits: no object calls the driver any more."""
 
 def settle_pools() -> None:
-    """Gives back what torch has released and what could not go back at once."""
+    """Give back what torch has released and what could not go back at once."""
 
 def take_refusal(bytes: int) -> BaseException | None:
-    """The exception for the last segment of so many bytes that this thread was refused."""
+    """Return the exception for the last segment of so many bytes that this thread was refused."""
 
 def version() -> str:
-    """The version of the native half."""
+    """Return the version of the native half."""
 
 def watches_dictionaries() -> bool:
-    """Whether Python tells of changes of dictionaries, so that guards need not look at all."""
+    """Return whether Python reports changes of dictionaries, so that guards need not look."""
 
 def begin_and_hand_over(stream: Stream) -> None:
-    """Begin a relaxed capture that somebody else ends. It has a node that does nothing."""
+    """Begin a relaxed capture that others end. It has one node, which does nothing."""
 
 def register_for_all(phase: str, hook: Callable[..., object]) -> HookHandle:
     """Add a callable to the hooks of all graphs.
@@ -70,19 +70,19 @@ def register_for_all(phase: str, hook: Callable[..., object]) -> HookHandle:
     """
 
 def enter_busy() -> None:
-    """Count a thread that begins to run a function for a capture; graphed ones ask which then."""
+    """Count a thread that begins to run a function for a capture; see :func:`is_any_busy`."""
 
 def is_any_busy() -> bool:
-    """Whether some thread does."""
+    """Return whether any thread runs a function for a capture."""
 
 def leave_busy() -> None:
-    """Count a thread that has ended to."""
+    """Count a thread that has finished running a function for a capture."""
 
 def set_driver(number: int) -> None:
-    """Say which driver is in force, by a number that no other one has; at first it is 0."""
+    """Set the driver in force, by a number that no other driver has; initially it is 0."""
 
 def end_broken(stream: Stream) -> None:
-    """End a capture that somebody else began, if the stream captures, and drop its work."""
+    """End a capture that others began, if the stream captures, and drop its work."""
 
 @final
 class Device:
@@ -90,10 +90,10 @@ class Device:
 
     @staticmethod
     def cuda(ordinal: int) -> Device:
-        """The GPU with this number; raises ``NoDriverError`` without a usable driver."""
+        """Return the GPU with this number; raises ``NoDriverError`` without a usable driver."""
     @staticmethod
     def sim(sim: Sim) -> Device:
-        """A simulated device."""
+        """Return a simulated device."""
     @property
     def name(self) -> str:
         """The driver and device, as in ``cuda:0``."""
@@ -101,15 +101,15 @@ class Device:
     def driver_version(self) -> int:
         """The driver's version as CUDA numbers it: 12040 is 12.4."""
     def memory_range(self, address: int) -> tuple[int, int] | None:
-        """Start and size of the allocation that an address lies in; None if nothing is there."""
+        """Return start and size of the allocation at an address; None if nothing is there."""
     def word(self, address: int) -> int | None:
-        """The eight bytes at an address, as a number; None if nothing is there."""
+        """Return the eight bytes at an address as a number; None if nothing is there."""
     def has_captures(self) -> bool:
-        """Whether a capture is open that cgraph knows of."""
+        """Return whether a capture is open that cgraph knows of."""
     def mark_capture(self) -> CaptureMark:
-        """Says that others have begun a capture, until the result is dropped."""
+        """Note that others have begun a capture, until the result is dropped."""
     def collect(self) -> int:
-        """Drop what only finished work still used; returns how many things wait."""
+        """Drop what only finished work still used; return the number of things that wait."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...
@@ -119,36 +119,36 @@ class Stream:
     """A queue of work on a device."""
 
     def __new__(cls, device: Device, *, handle: int | None = None) -> Self:
-        """A new stream, or with ``handle`` an existing one, which must outlive its replays."""
+        """Create a stream, or with ``handle`` adopt one, which must outlive its replays."""
     @property
     def handle(self) -> int:
         """The raw stream; zero is the legacy default stream."""
     @property
     def device(self) -> Device:
-        """Its device."""
+        """The device of the stream."""
     def synchronize(self) -> None:
         """Wait until all work has finished."""
     def query(self) -> bool:
-        """Whether all work has finished."""
+        """Return whether all work has finished."""
     def is_capturing(self) -> bool:
-        """Whether it captures."""
+        """Return whether the stream captures."""
     def wait_stream(self, stream: Stream) -> None:
-        """Make later work wait for what is enqueued on another stream now."""
+        """Make later work wait for all work enqueued on another stream so far."""
     def wait_event(self, event: Event) -> None:
         """Make later work wait for the event."""
     def record_event(self, event: Event) -> None:
-        """Record the event behind all work enqueued so far."""
+        """Record the event after all work enqueued so far."""
     def __eq__(self, other: object, /) -> bool: ...
     def __ne__(self, other: object, /) -> bool: ...
     def __hash__(self, /) -> int: ...
 
 @final
 class Event:
-    """A point in a stream's work that others can wait for."""
+    """A point in a stream's work that other work can wait for."""
 
     def __new__(cls, device: Device) -> Self: ...
     def query(self) -> bool:
-        """Whether the work before the last record has finished."""
+        """Return whether the work before the last record has finished."""
     def synchronize(self) -> None:
         """Wait until the work before the last record has finished."""
 
@@ -161,20 +161,20 @@ class Capture:
         """Begin a capture; ``mode`` is ``"global"``, ``"thread_local"`` or ``"relaxed"``."""
     @staticmethod
     def take_over(stream: Stream) -> Capture:
-        """Take over a capture that somebody else began."""
+        """Take over a capture that others began."""
     def finish(self) -> Template:
         """End the capture and make the template."""
 
 @final
 class Tracker:
-    """Follows an open capture: which nodes are new in it."""
+    """A follower of an open capture: it finds the new nodes."""
 
     def __new__(cls, stream: Stream) -> Self:
         """Follow the capture that is open on the stream."""
     def new_nodes(self, current: Stream) -> list[int]:
-        """The raw nodes that no earlier look has returned.
+        """Return the raw nodes that no earlier call has returned.
 
-        None if ``current`` is no stream of the capture, or the capture was made unusable.
+        None if ``current`` is not a stream of the capture, or if the capture was made unusable.
         """
 
 @final
@@ -183,7 +183,7 @@ class Template:
 
     @staticmethod
     def from_raw(device: Device, handle: int) -> Template:
-        """A graph of somebody else, who keeps it alive."""
+        """Return a template for a graph that someone else owns and keeps alive."""
     @property
     def handle(self) -> int:
         """The raw graph."""
@@ -191,21 +191,21 @@ class Template:
     def graph_id(self) -> int | None:
         """The number by which tools know the graph; None from a driver older than CUDA 13.1."""
     def node_count(self) -> int:
-        """How many nodes it has; those of child graphs are not counted."""
+        """Return the number of nodes, without those of child graphs."""
     def count(self) -> int:
-        """How many nodes it has, those of child graphs included."""
+        """Return the number of nodes, including those of child graphs."""
     def addresses(self) -> list[tuple[str | None, int, int, int]]:
-        """What its nodes name: node's name, address, start and size of the allocation there."""
+        """Return each address in a node: node's name, address, start and size of the allocation."""
     def json(self) -> str:
-        """Nodes and edges as JSON text."""
+        """Return nodes and edges as JSON text."""
     def dot(self, verbose: bool) -> str:
-        """Nodes and edges as a Graphviz graph."""
+        """Return nodes and edges as a Graphviz graph."""
     def add_child(self, child: Template) -> None:
-        """Add a node that runs a copy of another template, after no other node."""
+        """Add a node that runs a copy of another template and depends on no other node."""
     def copy(self) -> Template:
-        """A copy, with nodes of its own."""
+        """Return a copy with its own nodes."""
     def copy_mapped(self) -> tuple[Template, dict[int, int]]:
-        """A copy, and its raw nodes by those that they are copies of."""
+        """Return a copy, and its raw nodes by the nodes that they are copies of."""
     def clear(self) -> None:
         """Remove all nodes."""
     def retain(self, object: object) -> None:
@@ -265,19 +265,19 @@ class Graph:
 
 @final
 class HookHandle:
-    """Takes back a registration: ``remove()``, or at the end of a ``with`` block."""
+    """A registration, undone by ``remove()`` or at the end of a ``with`` block."""
 
     @property
     def id(self) -> int:
         """A number that no other registration has."""
     def remove(self) -> None:
-        """Take the registration back; nothing happens if it is gone."""
+        """Undo the registration; does nothing if it is gone."""
     def __enter__(self) -> Self: ...
     def __exit__(self, *_error: object) -> None: ...
 
 @final
 class TensorReader:
-    """Reads address, layout and device of tensors."""
+    """A reader of address, layout and device of tensors."""
 
     def __new__(
         cls,
@@ -287,47 +287,50 @@ class TensorReader:
         samples: Sequence[object] = ...,
         fields: dict[str, int] = ...,
     ) -> Self:
-        """``exchange_api`` is the type's ``__dlpack_c_exchange_api__``, if it has one.
+        """Create a reader.
 
-        torch's stable C functions, of which ``functions`` has the addresses, are faster; they read
-        tensors that are of just the classes of the samples. Where some are missing, or the samples'
-        objects are built in another way than in the torch versions known, the exchange API reads
-        all. So it does after a tensor that they could not read. What has the ``fields`` is compared
-        without them.
+        ``exchange_api`` is the type's ``__dlpack_c_exchange_api__``, if it has one.
+
+        torch's stable C functions, whose addresses ``functions`` has, are faster; they read tensors
+        of exactly the classes of the samples. Where some are missing, or the samples' objects are
+        built in another way than in the known torch versions, the exchange API reads all. It also
+        does so after a tensor that they could not read. Objects that have the ``fields`` are
+        compared without them.
         """
     @property
     def uses_stable_functions(self) -> bool:
-        """Whether torch's stable functions read what they can."""
+        """True if torch's stable functions read the tensors that they can."""
     @property
     def uses_fields(self) -> bool:
-        """Whether tensors are read by their fields where they can."""
+        """True if tensors are read by their fields where possible."""
     def requires_grad(self, tensor: object) -> bool:
-        """Whether a tensor requires a gradient.
+        """Return whether a tensor requires a gradient.
 
-        By a function of torch's that is not stable, if it is known and was right for the samples.
+        Uses an unstable function of torch, if it is known and was right for the samples.
         """
 
 @final
 class Signature:
-    """What a static tensor takes."""
+    """The properties of tensors that fit a static tensor."""
 
     def __new__(cls, reader: TensorReader, tensor: object) -> Self: ...
     def check(self, tensor: object, index: int = 0) -> tuple[Literal["same", "copy", "torch"], int]:
-        """How a tensor gets into the static one.
+        """Return how a tensor gets into the static one.
 
-        It is there (``"same"``), a copy of the bytes at the address brings it there (``"copy"``),
+        It is already there (``"same"``), a copy of the bytes at the address brings it there
+        (``"copy"``),
         or torch must copy it (``"torch"``). Raises ``ArgumentError`` naming the argument ``index``
         if shape, dtype or device differ.
         """
     @property
     def address(self) -> int:
-        """Where the static tensor begins."""
+        """The address at which the static tensor begins."""
     @property
     def nbytes(self) -> int:
-        """How many bytes its elements have together."""
+        """The total bytes of its elements."""
     @property
     def is_dense(self) -> bool:
-        """Whether the elements lie side by side, so that bytes can be copied."""
+        """True if the elements lie side by side, so that bytes can be copied."""
 
 @final
 class Inputs:
@@ -342,9 +345,9 @@ class Inputs:
     ) -> Self: ...
     def __len__(self) -> int: ...
     def sources(self, tensors: tuple[object, ...]) -> list[int]:
-        """The address that a replay copies to each static tensor from.
+        """Return the address from which a replay copies to each static tensor.
 
-        It is the tensor's own where nothing is to be copied, or where torch has just copied.
+        It is the tensor's own address where nothing is to be copied or torch has just copied.
         """
 
 @final
@@ -356,7 +359,7 @@ class Outputs:
 
 @final
 class Fresh:
-    """Makes new tensors that are like the results of a graph."""
+    """A maker of new tensors that are like the results of a graph."""
 
     def __new__(
         cls,
@@ -369,9 +372,9 @@ class Fresh:
         """Take the memory that replays copy, and for each result its place there and a tensor."""
     @property
     def is_native(self) -> bool:
-        """Whether torch's C functions make them."""
+        """True if torch's C functions make the tensors."""
     def make(self) -> tuple[list[Any], list[tuple[int, int]]]:
-        """New tensors, and address and bytes of where each piece of memory is to be copied to."""
+        """Return new tensors, and address and bytes of the destination of each piece of memory."""
 
 @final
 class PaddedGraph:
@@ -390,32 +393,32 @@ class PaddedGraph:
 
 @disjoint_base
 class Segments:
-    """Graphs, and what runs eagerly between them; behind :class:`cgraph.SegmentedGraph`."""
+    """Graphs with eager work between them; behind :class:`cgraph.SegmentedGraph`."""
 
     def __new__(
         cls,
         steps: Sequence[Graph | Callable[[], object] | tuple[Any, ...]],
         modes: tuple[Callable[[], bool], Callable[[], bool], Callable[[], bool]],
     ) -> Self:
-        """Steps in order: graphs, callables, and calls that need nothing around them.
+        """Take the steps in order: graphs, callables, and calls that need nothing around them.
 
         Such a call is ``(callable, function, args, kwargs, (grad, inference), take, is_none)``: the
-        callable stands for it under other modes of torch's, which the functions ``modes`` tell.
-        Raises ``ArgumentError`` for a step that is none of these.
+        callable stands for it under other torch modes, which the functions ``modes`` report. Raises
+        ``ArgumentError`` for a step that is none of these.
         """
     def replay(self) -> None:
         """Replay the graphs on the current stream and call the callables, each in its turn.
 
-        What a step raises stops the run; the next replay begins with the first step. Raises
+        An exception of a step stops the run; the next replay begins with the first step. Raises
         ``StateError`` if there is no step.
         """
     def _replay_with(self, tensors: tuple[Any, ...]) -> None:
-        """As ``replay``, with each tensor copied into its static input of the first graph."""
+        """Replay after copying each tensor into its static input of the first graph."""
     def _replay_into(self, tensors: tuple[Any, ...] | None, to: Sequence[tuple[int, int]]) -> None:
-        """As ``_replay_with`` or ``replay``, and the last graph copies its outputs there."""
+        """Replay, with ``tensors`` if given, and let the last graph copy its outputs to ``to``."""
     @property
     def _is_running(self) -> bool:
-        """Whether a replay is under way, as seen from a step or another thread."""
+        """True if a replay is under way, as seen from a step or another thread."""
     def _clear(self) -> None: ...
 
 @final
@@ -440,34 +443,34 @@ class Pool:
         """A number that no other pool has."""
     @property
     def device(self) -> Device:
-        """Its device."""
+        """The device of the pool."""
     @property
     def limit(self) -> int | None:
         """The most bytes that its segments may have."""
     @property
     def reserved(self) -> int:
-        """Bytes of its segments."""
+        """The total bytes of its segments."""
     @property
     def is_paused(self) -> bool:
-        """Whether its memory is given back."""
+        """True if its memory is given back."""
     def functions(self) -> tuple[int, int, int]:
-        """A number for the functions that torch's allocator calls, and their addresses."""
+        """Return a number for the functions that torch's allocator calls, and their addresses."""
     def allocate(self, stream: Stream, bytes: int) -> Block:
-        """A block for work on a stream; given back when the last reference to it goes."""
+        """Return a block for work on a stream; given back when the last reference to it goes."""
     def segments(self) -> list[Block]:
-        """The segments of the simulator, whole."""
+        """Return the segments of the simulator, whole."""
     def stats(self) -> list[tuple[str, int]]:
-        """Bytes by name; see ``cgraph.MemPool.stats``."""
+        """Return bytes by name; see ``cgraph.MemPool.stats``."""
     def segment_stats(self) -> list[tuple[int, int, int]]:
-        """Address, bytes and bytes in use of each segment."""
+        """Return address, bytes and bytes in use of each segment."""
     def ranges(self) -> list[tuple[int, int]]:
-        """Start and bytes of each range of addresses."""
+        """Return start and bytes of each range of addresses."""
     def trim(self) -> int:
-        """Gives wholly free segments back; how many bytes that were."""
+        """Give wholly free segments back; return the number of bytes."""
     def pause(self, keep: str) -> None:
-        """Gives all memory back: `discard` or `host` says what becomes of the contents."""
+        """Give all memory back; ``keep`` is `discard` or `host` and decides about the contents."""
     def resume(self) -> None:
-        """Maps memory at the same addresses again."""
+        """Map memory at the same addresses again."""
 
 @final
 class Block:
@@ -475,13 +478,13 @@ class Block:
 
     @property
     def address(self) -> int:
-        """Where it starts on the device."""
+        """The address of its start on the device."""
     @property
     def host_address(self) -> int:
-        """Where the host memory behind it starts."""
+        """The address of its start in host memory."""
     @property
     def nbytes(self) -> int:
-        """How many bytes it has."""
+        """The number of its bytes."""
     def poison(self) -> None:
         """Overwrite it with the simulator's poison."""
 
@@ -509,13 +512,13 @@ class Sim:
     def clear_faults(self) -> None:
         """Take back faults that have not happened."""
     def live(self) -> dict[str, int]:
-        """How many objects of each kind exist."""
+        """Return the number of existing objects of each kind."""
     def calls(self) -> list[str]:
-        """CUDA's names of the calls made so far."""
+        """Return CUDA's names of the calls made so far."""
 
 @disjoint_base
 class Dispatcher:
-    """A function's entries. A call that fits one is a replay of it, any other goes to `_miss`."""
+    """The entries of a function. A call that fits one is a replay; any other goes to `_miss`."""
 
     def __new__(
         cls,
@@ -533,14 +536,14 @@ class Dispatcher:
         """Replay the entry that the arguments fit."""
     @property
     def _is_followed(self) -> bool:
-        """Whether a transform of ``torch.func``, a mode or a tracer sees operators."""
+        """True if a transform of ``torch.func``, a mode or a tracer sees operators."""
     def add(self, entry: Entry) -> None:
-        """Add an entry, as the one that was used last."""
+        """Add an entry, as the most recently used one."""
     def remove(self, entry: Entry) -> bool:
-        """Take an entry out; whether it was there."""
+        """Remove an entry; return whether it was there."""
     @property
     def entries_by_use(self) -> list[Entry]:
-        """The entries, the one that was used last first."""
+        """The entries, most recently used first."""
 
 @final
 class Entry:
@@ -562,29 +565,31 @@ class Entry:
         has_breaks: bool = False,
         is_open: Callable[[], bool] | None = None,
     ) -> Self:
-        """``outputs`` is ``(leaves, build, warn)``; without, ``work`` returns the result.
+        """Create an entry.
+
+        ``outputs`` is ``(leaves, build, warn)``; without it, ``work`` returns the result.
 
         A leaf is ``("static", tensor, signature)``, ``("copied", tensor)``, ``("fresh", number,
         fresh)``, ``("argument", place)``, ``("view", place, make)`` or ``("constant", value)``:
         ``make`` takes the tensor that the caller gave at that place, and returns a view of it.
         ``build`` is ``"single"``, ``"tuple"`` or takes a list of leaves. ``warn`` is called once,
-        before the replay that overwrites a static result of the call before last that lives.
+        before the replay that overwrites a live static result of the call before last.
         """
     def call(self, args: tuple[Any, ...], kwargs: dict[str, Any], tensors: Sequence[Any]) -> Any:
-        """Serve a call whose tensors were found, however they are laid out."""
+        """Serve a call whose tensors were found, whatever their layout."""
     @property
     def replays(self) -> int:
-        """How many calls it has served."""
+        """The number of calls that it has served."""
     @property
     def eager_calls(self) -> int:
-        """How many calls it has answered without a replay."""
+        """The number of calls that it has answered without a replay."""
     @property
     def last_use(self) -> int:
-        """When it was made or replayed last: the later, the larger."""
+        """The time of its creation or last replay: the later, the larger."""
 
 @final
 class Guards:
-    """What a function finds outside of its arguments, and in objects among them, as it must be.
+    """The expected contents of places outside a function's arguments, and in objects among them.
 
     A place is ``(parent, step, check)``. Parents come first; that of a root is -1. A step is
     ``("root", object)``, ``("object", k)`` for one that the caller of ``fits`` gives, ``("attr",
@@ -597,8 +602,9 @@ class Guards:
     lies now, is laid out so, and requires a gradient or not, as it does. Names in the frozen sets
     ``absent`` must not be there.
 
-    No code of the user's runs in a comparison, and what cannot be looked up is not there. What is
-    found in an object of the caller's is held only once the same one has come twice in a row.
+    No user code runs in a comparison, and a place that cannot be looked up counts as missing. The
+    contents of an object of the caller's are held only once the same object has come twice in a
+    row.
     """
 
     def __new__(
@@ -607,13 +613,13 @@ class Guards:
         reader: TensorReader | None = None,
     ) -> Self: ...
     def fits(self, objects: Sequence[object] = ...) -> bool:
-        """Whether all places are as they must be."""
+        """Return whether all places are as expected."""
     def changed(
         self, objects: Sequence[object] = ..., *, all: bool = False
     ) -> list[tuple[int, Any, bool]]:
-        """The first place that differs: its number, what is there, and whether anything is.
+        """Return the first place that differs: its number, what is there, and whether anything is.
 
-        With ``all`` each one whose parents do not differ.
+        With ``all``, return each place that differs and whose parents do not.
         """
 
 @final
@@ -626,11 +632,11 @@ class Lane:
 
 @final
 class Turn:
-    """Lets one thread at a time replay or capture the graphs of a function."""
+    """A lock that lets one thread at a time replay or capture the graphs of a function."""
 
     def __new__(cls) -> Self: ...
     @property
     def is_replaying(self) -> bool:
-        """Whether a replay with breaks is under way; only the thread that has the turn asks."""
+        """True if a replay with breaks is under way; only the thread that has the turn asks."""
     def __enter__(self) -> None: ...
     def __exit__(self, *_error: object) -> None: ...

@@ -1,4 +1,4 @@
-"""What ``CUDAGraph`` needs of a driver, and the one place where a driver is chosen."""
+"""The driver interface that ``CUDAGraph`` needs, and the one place where a driver is chosen."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 MODES = ("global", "thread_local", "relaxed")
-"""What unsafe calls do while a capture is open: fail anywhere, fail in its thread, nothing."""
+"""Effects of unsafe calls while a capture is open: fail anywhere, fail in its thread, nothing."""
 
 Handle = tuple[int, int]
 """An opaque token of a memory pool, as torch has it."""
@@ -47,12 +47,12 @@ Pool = Any
 
 
 class Captured:
-    """What a capture leaves behind for the graph and its execs.
+    """The results of a capture, for the graph and its execs.
 
     Attributes:
         template: The captured graph; None once the graph has taken it over.
         pools: Tokens of the pools that the captured memory came from.
-        current: How a replay finds the current stream; see ``_core.Graph._adopt``.
+        current: Finds the current stream for a replay; see ``_core.Graph._adopt``.
         ordinal: The device's number, where ``current`` needs one.
         check: Raises if memory that the graph reads is gone.
         random_step: Advances the random state of a replay.
@@ -60,12 +60,12 @@ class Captured:
         generators: The generators that a replay draws from, and how far it moves their offsets.
         feed: Copies tensors to the static inputs before a replay, where ``inputs`` does not.
         results: The memory that replays copy to new tensors; None if there is none.
-        outputs: Nodes that copy it.
-        deliver: Copies it after a replay, where ``outputs`` does not: to these addresses, so many
-            bytes each, which belong to these tensors.
+        outputs: Nodes that copy ``results``.
+        deliver: Copies ``results`` after a replay, where ``outputs`` does not: to these addresses,
+            with these numbers of bytes, which belong to these tensors.
         sim: The simulator that a replay drives.
-        retained: Kept alive until no replay is in flight.
-        labels: Where the template's nodes come from, by raw node.
+        retained: An object kept alive until no replay is in flight.
+        labels: The origin of the template's nodes, by raw node.
         footprint: Bytes and seconds of the capture.
     """
 
@@ -123,30 +123,30 @@ class Recording(Protocol):
     def end(self) -> None:
         """End the capture on the stream it began on; on an error nothing is left behind.
 
-        What is made of it can wait for :meth:`finish`, but where liveness is checked: what is alive
-        in the pool is looked at then.
+        Processing its result can wait for :meth:`finish`, unless liveness is checked: the live
+        tensors in the pool are then determined at the end.
         """
 
     def finish(self) -> Captured:
-        """End the capture unless it has ended, and return what it made; an error leaves nothing."""
+        """End the capture unless it has ended, and return its result; an error leaves nothing."""
 
     def abandon(self) -> str | None:
-        """End the capture and throw its work away; says what the driver had against it.
+        """End the capture and discard its work; return the driver's objection, if there is one.
 
-        One that has ended and is not finished is thrown away, too.
+        A capture that has ended and is not finished is discarded, too.
         """
 
     def leave_modes(self) -> None:
-        """Leave its dispatch modes where autograd has put them back after its end."""
+        """Leave the capture's dispatch modes where autograd has restored them after its end."""
 
 
 class Driver(Protocol):
-    """What differs between a GPU and the simulator.
+    """The differences between a GPU and the simulator.
 
     Attributes:
         device_type: Torch's name of the devices that captured tensors are on.
-        captures_compiled: Whether captures take what torch has compiled; otherwise it is captured
-            as it was written.
+        captures_compiled: True if captures take functions that torch has compiled; otherwise they
+            are captured as written.
     """
 
     device_type: str
@@ -167,47 +167,47 @@ class Driver(Protocol):
 
         ``labels`` is started inside the capture, and stopped when it ends in any way. ``statics``
         are tensors that replays copy to. ``resumes`` is a capture that has ended, whose dispatch
-        modes this one is to use again if it has any.
+        modes, if it has any, this capture uses again.
         """
 
     def is_capturing(self) -> bool:
-        """Whether the current stream captures."""
+        """Return whether the current stream captures."""
 
     def generators(self) -> Sequence[torch.Generator]:
-        """The default generators that captures draw from, if their states have offsets."""
+        """Return the default generators that captures draw from, if their states have offsets."""
 
     def pool_handle(self) -> Handle:
-        """A token of a new pool."""
+        """Return a token of a new pool."""
 
     def mem_pool_class(self) -> type[MemPool]:
-        """The class of its pools."""
+        """Return the class of its pools."""
 
     def mem_pool(self, handle: Handle) -> MemPool | None:
-        """The living pool of a token, if it is one of cgraph's."""
+        """Return the living pool of a token, if it is one of cgraph's."""
 
     def mem_pools(self) -> Sequence[MemPool]:
-        """The living pools of cgraph."""
+        """Return the living pools of cgraph."""
 
     def settle(self) -> None:
-        """Give back what had to wait, as for the end of a capture."""
+        """Give back what had to wait, for example for the end of a capture."""
 
     def pool_state(self, handle: Handle) -> PoolState:
-        """The segments and the blocks in use of any living pool."""
+        """Return the segments and the blocks in use of any living pool."""
 
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
-        """Whether a tensor lies in memory of a living pool."""
+        """Return whether a tensor lies in memory of a living pool."""
 
     def poison(self, handle: Handle) -> None:
-        """Set all bytes of a living pool that no block uses to 0xFF, which is NaN; waits before."""
+        """Wait, then set all bytes of a living pool that no block uses to 0xFF, which is NaN."""
 
     def new_stream(self) -> Any:
-        """A stream to capture on."""
+        """Return a stream to capture on."""
 
     def stream(self, stream: Any) -> AbstractContextManager[object]:
-        """Make a stream current; refuses one of another driver."""
+        """Make a stream current; refuses a stream of another driver."""
 
     def current_stream(self) -> Any:
-        """The current stream."""
+        """Return the current stream."""
 
     def synchronize(self) -> None:
         """Wait for all work of the device."""
@@ -226,14 +226,14 @@ _next = itertools.count(1)
 
 
 def current() -> Driver:
-    """The driver in force: the last one of :func:`put_in_force`, or that of ``CGRAPH_DRIVER``."""
+    """Return the driver in force: that of :func:`put_in_force`, or of ``CGRAPH_DRIVER``."""
     if overrides := _overrides[-1:]:
         return overrides[0]
     name = os.environ.get("CGRAPH_DRIVER", "cuda")
     if name not in _makers:
         raise ArgumentError(f'CGRAPH_DRIVER is {name!r}, expected "cuda" or "sim"')
     if name not in _made:
-        # Keys belong to a driver: two threads must not get one each.
+        # Keys belong to a driver: two threads must not get a driver each.
         with _making:
             if name not in _made:
                 _made[name] = _makers[name]()
@@ -241,12 +241,12 @@ def current() -> Driver:
 
 
 def register(name: str, make: Callable[[], Driver]) -> None:
-    """Let ``CGRAPH_DRIVER`` name a driver, which is made when it is first asked for."""
+    """Register a driver for ``CGRAPH_DRIVER``; it is made on first use."""
     _makers[name] = make
 
 
 def put_in_force(driver: Driver) -> None:
-    """Let a driver be the one of the process, until :func:`take_out_of_force`."""
+    """Make a driver the one of the process, until :func:`take_out_of_force`."""
     with _making:
         _overrides.append(driver)
         _core.set_driver(number())
@@ -261,7 +261,7 @@ def take_out_of_force(driver: Driver) -> None:
 
 
 def number() -> int:
-    """Tells drivers apart, also ones that are gone by now. That of ``CGRAPH_DRIVER`` has 0."""
+    """Return the number of the driver in force, never used twice; 0 for ``CGRAPH_DRIVER``."""
     overrides = _overrides[-1:]
     if not overrides:
         return 0

@@ -1,4 +1,4 @@
-"""Where in the user's Python something happens: frames outside torch and cgraph."""
+"""The user's Python lines: frames outside torch and cgraph."""
 
 from __future__ import annotations
 
@@ -33,19 +33,19 @@ Place = tuple[str, int]
 
 
 def directories(paths: Sequence[str]) -> _Directories:
-    """Paths as :func:`user_frames` compares them: absolute, and with a separator at the end."""
+    """Return paths as :func:`user_frames` compares them: absolute, ending in a separator."""
     return tuple(os.path.join(os.path.abspath(path), "") for path in paths)
 
 
 _OWN = (
     *directories([os.path.dirname(torch.__file__), os.path.dirname(__file__)]),
-    # torch's C++ warns through it, and somebody may listen.
+    # torch's C++ warns through this function, and someone may listen.
     os.path.abspath(warnings.showwarning.__code__.co_filename),
 )
 
 
 def user_line() -> str | None:
-    """The innermost line outside torch and cgraph, as ``file:line``; None where there is none.
+    """Return the innermost line outside torch and cgraph, as ``file:line``; None if there is none.
 
     There is none on threads that only torch's autograd uses.
     """
@@ -54,18 +54,18 @@ def user_line() -> str | None:
 
 
 def user_place(inner: FrameType | None = None) -> Place | None:
-    """The innermost line outside torch and cgraph, from the caller's frame or another one on."""
+    """Return the innermost line outside torch and cgraph, from the caller's or a given frame on."""
     frame = next(_frames(None, inner), None)
     return None if frame is None else (frame.f_code.co_filename, frame.f_lineno)
 
 
 def user_frame() -> FrameType | None:
-    """The innermost frame outside torch and cgraph."""
+    """Return the innermost frame outside torch and cgraph."""
     return next(_frames(None), None)
 
 
 def place_of(error: BaseException) -> str | None:
-    """The innermost line outside torch and cgraph that an exception came through."""
+    """Return the innermost line outside torch and cgraph that an exception came through."""
     found, trace = None, error.__traceback__
     while trace is not None:
         if not is_omitted(trace.tb_frame.f_code.co_filename):
@@ -75,17 +75,17 @@ def place_of(error: BaseException) -> str | None:
 
 
 def place_of_function(function: object) -> str | None:
-    """The line that a Python function begins at, for a report; None for any other callable."""
+    """Return the line at which a Python function begins, for a report; None for other callables."""
     code = getattr(function, "__code__", None)
     return None if code is None else short_place(f"{code.co_filename}:{code.co_firstlineno}")
 
 
 def user_frames(omitted: _Directories | None = None) -> tuple[str, ...]:
-    """All frames of the user, the innermost last, as ``file:line function``.
+    """Return all frames of the user, the innermost last, as ``file:line function``.
 
     Args:
         omitted: The :func:`directories` whose frames are left out. By default those of torch and
-            cgraph, and what ``torch.compile`` generates.
+            cgraph, and files that ``torch.compile`` generates.
     """
     frames = [
         f"{frame.f_code.co_filename}:{frame.f_lineno} {frame.f_code.co_name}"
@@ -104,7 +104,7 @@ def _frames(omitted: _Directories | None, inner: FrameType | None = None) -> Ite
 
 @functools.lru_cache(maxsize=4096)
 def is_omitted(file: str, omitted: _Directories | None = None) -> bool:
-    """Whether a file is not the user's; see :func:`user_frames`."""
+    """Return whether a file is not the user's; see :func:`user_frames`."""
     if omitted is not None:
         return os.path.abspath(file).startswith(omitted)
     generated = file.startswith(("<frozen ", "<eval_with_key>")) or "/torchinductor_" in file
@@ -112,7 +112,7 @@ def is_omitted(file: str, omitted: _Directories | None = None) -> bool:
 
 
 def levels_to_user() -> int:
-    """How many calls up the first one is that is not cgraph's or torch's, for a warning."""
+    """Return the number of calls up to the first one outside cgraph and torch, for a warning."""
     level, frame = 1, sys._getframe(1)
     own = ("cgraph.", "torch.")
     while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(own):

@@ -1,4 +1,4 @@
-"""Numbers and tables as a person reads them."""
+"""Numbers and tables in readable form."""
 
 from __future__ import annotations
 
@@ -22,28 +22,28 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 
 def first_line(error: BaseException) -> str:
-    r"""What an error says, without the rest of torch's long texts.
+    r"""Return the first line of an error, without the rest of torch's long texts.
 
     >>> first_line(ValueError("CUDA error: invalid argument\nSearch for ..."))
     'CUDA error: invalid argument'
     """
     try:
         text = str(error)
-    except Exception:  # whatever a class of the user's raises
+    except Exception:  # a user's class may raise anything
         text = type(error).__qualname__
     return text.strip().split("\n", maxsplit=1)[0]
 
 
 def shown(value: object) -> str:
-    """The ``repr`` of a value, or that of any object where its own raises."""
+    """Return the ``repr`` of a value, or that of ``object`` where its own raises."""
     try:
         return repr(value)
-    except Exception:  # whatever a class of the user's raises
+    except Exception:  # a user's class may raise anything
         return object.__repr__(value)
 
 
 def in_time(seconds: float) -> str:
-    """Seconds as a person reads them, with three digits that count.
+    """Return seconds in readable form, with three significant digits.
 
     >>> in_time(41e-6), in_time(-1.5e-6), in_time(0.0123456), in_time(1234.5)
     ('41 µs', '-1.5 µs', '12.3 ms', '1,234 s')
@@ -57,7 +57,7 @@ def in_time(seconds: float) -> str:
 
 
 def in_units(count: int) -> str:
-    """Bytes as a person reads them.
+    """Return bytes in readable form.
 
     >>> in_units(512), in_units(35_232_154), in_units(3 << 30)
     ('512 B', '33.6 MiB', '3.0 GiB')
@@ -81,7 +81,7 @@ def short_place(place: None) -> None: ...
 
 
 def short_place(place: str | None) -> str | None:
-    """A line of a file by the file's name and folder; None for no line.
+    """Return a line of a file by the file's name and folder; None for no line.
 
     >>> short_place("/home/me/project/train.py:31"), short_place("<stdin>:1")
     ('project/train.py:31', '<stdin>:1')
@@ -90,7 +90,7 @@ def short_place(place: str | None) -> str | None:
 
 
 def plural(count: int, noun: str) -> str:
-    """A count with its noun.
+    """Return a count with its noun.
 
     >>> plural(1, "node"), plural(1234, "node")
     ('1 node', '1,234 nodes')
@@ -99,7 +99,7 @@ def plural(count: int, noun: str) -> str:
 
 
 def printable(text: str) -> str:
-    """Text with the sign U+FFFD in the place of each character that no page can hold.
+    """Return text with U+FFFD in place of each character that no page can hold.
 
     >>> printable(f"a{chr(0)}b") == f"a{chr(0xFFFD)}b"
     True
@@ -108,7 +108,7 @@ def printable(text: str) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Aligned columns: words to the left, cells that begin with a digit or a dash to the right."""
+    """Align columns: words to the left, cells that begin with a digit or a dash to the right."""
     widths = [max(len(row[i]) for row in (head, *rows)) for i in range(len(head))]
 
     def line(row: Sequence[str]) -> str:

@@ -47,15 +47,15 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class Work:
-    """What a break does.
+    """A break: a function to call, and how.
 
     Attributes:
-        fn: What is called.
-        name: What it is called in errors.
+        fn: The function to call.
+        name: Its name in errors.
         materialize_grads: See :func:`eager_break`.
-        is_pause: It has no operators of its own, and may come inside of one of torch's.
-        is_backward: It is part of a backward pass, through which no other one comes.
-        stand_in: What a capture whose segments do not run calls instead; None if it cannot.
+        is_pause: True if it has no operators of its own, and may come inside a torch operator.
+        is_backward: True if it is part of a backward pass, through which no other pass comes.
+        stand_in: Called instead by a capture whose segments do not run; None if that is impossible.
     """
 
     fn: Callable[..., Any]
@@ -82,65 +82,64 @@ def eager_break(
     fn: None = None, *, name: str | None = None, materialize_grads: bool = False
 ) -> Callable[[Callable[P, R]], Callable[P, R]]: ...
 def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: bool = False) -> Any:
-    """Mark a function that is to run eagerly where it is called inside a captured function.
+    """Make a function run eagerly where it is called inside a captured function.
 
-    Use it for what a capture refuses or would freeze: waits for the device, shapes that depend on
-    data, values that Python computes. Outside of a capture the function is just called. As
-    decorator it is the outermost one, or what the others do is captured once.
+    Use it for work that a capture refuses or would freeze: waits for the device, shapes that depend
+    on data, values that Python computes. Outside a capture the function is just called. Apply it as
+    the outermost decorator, or the work of the others is captured once.
 
     Inside :meth:`cgraph.SegmentedGraph.capture` each call ends a segment of the capture, and each
     replay calls the function again, with the arguments of the first call: tensors at the same
     addresses, with new values. Grad mode, inference mode and autocast are those of the first call.
-    What it returns is bridged:
+    The results are bridged:
 
     - Tensors, also in containers that pytree knows, must keep shape, type and device. The first
       result is copied into memory that stays, and each later one into the same.
-    - Everything else has become a constant of the segments behind the break, as has a tensor of
-      another type of device: it must stay equal. Objects that hide tensors from pytree are refused.
+    - Everything else is a constant of the segments after the break, as is a tensor of another type
+      of device: it must stay equal. Objects that hide tensors from pytree are refused.
 
-    As the result is copied, what is written later to a tensor that it lies in, as to a buffer of a
-    module, does not show in it. Tensors that a break only leaves somewhere, as in an attribute or
-    in a list among its arguments, are not bridged: the list is the first call's in each call. It
-    must not let a parameter or another tensor that segments read lie elsewhere, as ``.data = ...``
-    does: they read it where it lay. Behind a backward pass inside of a graphed function it finds
+    As the result is copied, later writes to a tensor that it lies in, such as a buffer of a module,
+    do not show in it. Tensors that a break only leaves somewhere, as in an attribute or in a list
+    among its arguments, are not bridged: in each call, the list is the first call's. A break must
+    not let a parameter or another tensor that segments read lie elsewhere, as ``.data = ...`` does:
+    they read it at its old place. After a backward pass inside a graphed function, a break finds
     the gradients of that call in ``.grad``, and may write to them in place, as collectives and
-    clipping do; what it keeps of them it is to clone. A break that is called by another one just
-    runs. What it reads of the variables of its caller it finds as the capture left them. In a
-    graphed function nothing guards what only it reads, and what it changes is its own affair. It
-    runs once in each call.
+    clipping do; it must clone the ones it keeps. A break that is called by another one just runs.
+    Variables of its caller are as the capture left them. In a graphed function nothing guards
+    values that only the break reads, and its changes are not tracked. It runs once in each call.
 
-    Gradients get back through a break, in the backward pass of what a graphed function returns and
-    in one inside of the captured function: each call of the break has a history of its own, and its
-    part of the backward pass runs eagerly between the segments of the others. Tensors that require
+    Gradients get back through a break, in the backward pass of a graphed function's result and in
+    one inside the captured function: each call of the break has a history of its own, and its part
+    of the backward pass runs eagerly between the segments of the others. Tensors that require
     gradients are given to it as arguments, as leaves of the same memory, or are parameters of
-    modules that the function names. It must not write to the former in place, register hooks on
-    them or keep what has their history; a result must not require a gradient where that of the
-    first call required none. There are no second derivatives, and no backward pass inside of a
+    modules that the function names. It must not write to the arguments in place, register hooks on
+    them or keep tensors that have their history; a result must not require a gradient where that of
+    the first call required none. There are no second derivatives, and no backward pass inside a
     function whose result requires a gradient as well.
 
-    What it raises in a replay comes out of the call: code of the function that catches it, or that
-    is to run finally, runs in the capture alone. Catch it inside the break.
+    An exception of a break in a replay comes out of the call: code of the function that catches it,
+    or that is to run finally, runs in the capture alone. Catch it inside the break.
 
-    Arguments that it has not used in a call get zeros. Parameters that it finds elsewhere and has
-    not used get no gradient, as in eager. A backward pass inside of the function cannot leave them
-    out: an optimizer behind it was captured with them or without. So these are to get zeros there,
-    see ``materialize_grads``. A break may be called by a backward pass inside of the function, too.
+    Arguments that a break has not used in a call get zeros. Parameters that it finds elsewhere and
+    has not used get no gradient, as in eager. A backward pass inside the function cannot leave them
+    out: an optimizer after it was captured with them or without. Let them get zeros there, see
+    ``materialize_grads``. A backward pass inside the function may also call a break.
 
     Args:
-        fn: The function, method or callable object. Left out, a decorator is returned.
-        name: What errors and ``SegmentedGraph.breaks`` call it. Default: its qualified name.
+        fn: The function, method or callable object. Without it, a decorator is returned.
+        name: Its name in errors and in ``SegmentedGraph.breaks``. Default: its qualified name.
         materialize_grads: Give zeros to parameters that a call has not used, instead of no
-            gradient, also outside of a capture. That is said of the parameters of all modules that
-            the function, its object or its arguments have: let it be one of the module that has
-            them, as each one costs a call some microseconds. An optimizer does not pass over them
-            then. Without it a function with a backward pass inside cannot be captured if its break
-            uses parameters that are no arguments; a graphed one runs eagerly.
+            gradient, also outside a capture. This applies to the parameters of all modules that the
+            function, its object or its arguments have: let it be a function of the module that has
+            them, as each parameter costs a call some microseconds. An optimizer then does not skip
+            them. Without it a function with a backward pass inside cannot be captured if its break
+            uses parameters that are not arguments; a graphed one runs eagerly.
 
     Raises:
         ArgumentError: It cannot be called, or it is a generator or coroutine function, whose body
             does not run when it is called; or an option is not what was expected.
-        CaptureError: From a call in any other capture, and where a replay cannot do what is said
-            above.
+        CaptureError: Raised by a call in any other capture, and where a replay cannot keep the
+            rules above.
     """
     if not isinstance(name, str | None):
         raise ArgumentError(f"name is {name!r:.80}, expected a text or None")
@@ -178,11 +177,11 @@ def eager_break(fn: Any = None, *, name: str | None = None, materialize_grads: b
 
 
 class GradientBreakError(CaptureError):
-    """A break was called in a capture that is whole, which it may divide if that is made anew."""
+    """A break in an undivided capture, which it may divide if the capture is made anew."""
 
 
 def in_backward_pass(title: str) -> GradientBreakError:
-    """The error of a break that a backward pass inside a capture has called."""
+    """Return the error of a break that a backward pass inside a capture has called."""
     return GradientBreakError(
         f"the break {title} was called in a backward pass, which this capture cannot divide: call"
         " it before or behind the backward pass"
@@ -190,7 +189,7 @@ def in_backward_pass(title: str) -> GradientBreakError:
 
 
 def order_hint(fn: object, decorator: str) -> str:
-    """What to do about a decorator that is given what another one has made, and no function."""
+    """Return advice for a decorator that got another decorator's result instead of a function."""
     kind = type(fn).__name__
     is_order = isinstance(fn, classmethod | property)
     return f": put @{kind} above @{decorator}" if is_order else ""
@@ -226,12 +225,12 @@ def breakable(capture: Breakable) -> Iterator[None]:
 
 
 def on_one_thread() -> AbstractContextManager[Any]:
-    """A context in which autograd has no threads of its own, which could not divide a capture."""
+    """Return a context without threads of autograd, which could not divide a capture."""
     return torch.autograd.set_multithreading_enabled(False)
 
 
 def innermost() -> Breakable | None:
-    """What the breaks that this thread calls divide; None if they just run."""
+    """Return the capture that the breaks of this thread divide; None if they just run."""
     capture: Breakable | None = getattr(_local, "capture", None)
     return capture
 

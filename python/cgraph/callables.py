@@ -49,21 +49,22 @@ def make_graphed_callables(
     preserve_state: bool = False,
     clone_outputs: bool = False,
 ) -> Any:
-    """Graphed versions of functions or modules, for training and inference.
+    """Make graphed versions of functions or modules, for training and inference.
 
     The forward pass of each is one graph and one autograd node, whose backward pass is another
-    graph. A call copies what it was given into the tensors of the sample and replays.
+    graph. A call copies its arguments into the tensors of the sample and replays.
 
     Args:
         callables: A function or ``nn.Module``, or a tuple of them in the order in which they will
             be called. A module gets a new ``forward``, which is graphed as long as the module is in
-            the mode (training or not) that it is in now. Its parameters and buffers must stay the
+            the mode (training or not) that it has now. Its parameters and buffers must stay the
             same tensors.
         sample_args: The positional arguments of the callable, or a tuple of such tuples. Tensors
             may be nested in containers that pytree knows. They are the static inputs from now on:
             do not use them for something else. ``requires_grad`` must be as in later calls. Other
             values are constants: a call with another value is refused.
-        num_warmup_iters: How often each callable runs before its capture; more than 10 for a module
+        num_warmup_iters: Number of runs of each callable before its capture; more than 10 for a
+            module
             under ``DistributedDataParallel``, which needs 11.
         allow_unused_input: Give None as gradient of an input that no output depends on, instead of
             failing.
@@ -73,25 +74,25 @@ def make_graphed_callables(
         sample_kwargs: The keyword arguments of the callable, or a tuple with those of each.
         preserve_state: Put random state and the modules' buffers back after the warm-up, which
             otherwise leaves its traces in them as any call does.
-        clone_outputs: Return copies. Otherwise a result is overwritten by the next call. A gradient
-            that somebody still has then gets memory of its own, but views of it do not.
+        clone_outputs: Return copies. Otherwise the next call overwrites a result. A gradient that
+            is still referenced then gets memory of its own, but views of it do not.
 
     Returns:
-        The graphed callable, or a tuple of them. A module is returned itself.
+        The graphed callable, or a tuple of them. A module itself is returned.
 
     Raises:
         CallableError: A callable or its sample cannot be graphed; the text says why.
         StateError: Autocast is on with its cache.
 
-    Hooks of a module itself may be registered afterwards, and then run at each call. Hooks of
-    its submodules are part of what is captured: their work on the device is replayed, their Python
-    runs only now. A call whose tensors have other shapes, types or devices than the sample raises
+    Hooks of a module itself may be registered afterwards, and then run at each call. Hooks of its
+    submodules are part of the capture: their work on the device is replayed, their Python runs only
+    now. A call whose tensors have other shapes, types or devices than the sample raises
     ``ArgumentError``; other strides are copied correctly. Backward works once for each call, before
     the next one; a second derivative is refused. Several callables of one pool are called in the
-    order of the tuple, and their backward passes run in the reverse one; a backward pass whose
-    saved tensors another replay has overwritten is refused. Gradients accumulate as in eager, and
-    are computed without autocast, as torch asks for. What a callable writes into its arguments
-    does not reach those of the caller. A deep copy of a graphed module is not graphed.
+    order of the tuple, and their backward passes run in reverse order; a backward pass whose saved
+    tensors another replay has overwritten is refused. Gradients accumulate as in eager, and are
+    computed without autocast, as torch requires. Writes of a callable to its arguments do not reach
+    the caller's. A deep copy of a graphed module is not graphed.
     """
     return callables_on(
         _driver.current().new_stream(),
@@ -125,12 +126,12 @@ def callables_on(
     is_divided: bool = False,
     is_public: bool = True,
 ) -> Any:
-    """:func:`make_graphed_callables` with captures on a stream, whose memory it uses again.
+    """Make graphed callables as :func:`make_graphed_callables`, with captures on a given stream.
 
-    ``is_divided`` lets breaks divide them. ``is_public`` warns of hooks of submodules and compares
-    with each call what :class:`Conditions` has; otherwise somebody else does.
-    ``clone_gradients`` says of gradients what ``clone_outputs`` says of results, as by default of
-    both.
+    Later captures on the stream use its memory again. ``is_divided`` lets breaks divide the
+    captures. ``is_public`` warns of hooks of submodules and compares :class:`Conditions` with each
+    call; otherwise the caller does. ``clone_gradients`` does for gradients what ``clone_outputs``
+    does for results, and has its value by default.
     """
     clone_gradients = clone_outputs if clone_gradients is None else clone_gradients
     driver = _driver.current()
@@ -165,7 +166,7 @@ def callables_on(
         else:
             capture = Captures(pool, stream, capture_error_mode, enable_annotations)
         owned = [OwnState(name_of(f), f) for f in functions if isinstance(f, torch.nn.Module)]
-        # In the order in which they will run, so that they can share memory.
+        # In the order of the calls, so that they can share memory.
         passes = [
             capture.forward(function, sample)
             for function, sample in zip(functions, samples, strict=True)
@@ -192,7 +193,7 @@ def callables_on(
 
 
 def graphed_of(module: torch.nn.Module) -> Graphed:
-    """What the forward of a graphed module replays."""
+    """Return the replayed function of a graphed module's forward."""
     forward: Any = module.forward
     found: Graphed = forward._graphed
     return found
@@ -201,7 +202,7 @@ def graphed_of(module: torch.nn.Module) -> Graphed:
 def _normalised(
     callables: Any, sample_args: Any, sample_kwargs: Any
 ) -> tuple[tuple[Any, ...], list[Sample], bool]:
-    """Callables and samples as equally long sequences, and whether there was just one."""
+    """Return callables and samples as equally long sequences, and whether there was only one."""
     single = not isinstance(callables, tuple)
     if isinstance(callables, list):
         raise CallableError(
@@ -264,7 +265,7 @@ def _check(function: Any, sample: Sample, device_type: str) -> None:
                     f" requires_grad=False, and {name} has True"
                 )
         tensors += [(f"parameter {name}", p) for name, p in function.named_parameters()]
-        # A buffer on the host may count something that only the host looks at.
+        # A buffer on the host may hold a count that only the host reads.
         tensors += [
             (f"buffer {name}", buffer)
             for name, buffer in function.named_buffers()
@@ -285,7 +286,7 @@ def _has_hooks(module: torch.nn.Module) -> bool:
 
 
 def _installed(function: Any, graphed: Graphed, conditions: Conditions | None) -> Any:
-    """The graphed function, or the module with a graphed forward."""
+    """Return the graphed function, or the module with a graphed forward."""
     if not isinstance(function, torch.nn.Module):
 
         @functools.wraps(function, updated=())
@@ -302,8 +303,8 @@ def _installed(function: Any, graphed: Graphed, conditions: Conditions | None) -
 class _Forward:
     """The forward of a graphed module, which is graphed in the mode that it was captured in.
 
-    Does not refer to the module: it would live until the garbage collector finds the circle, and
-    the graphs with it.
+    It does not refer to the module: the cycle would keep the module and the graphs alive until the
+    garbage collector finds it.
     """
 
     def __init__(
@@ -332,7 +333,7 @@ class _Forward:
         return self._original(*args, **kwargs)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The original forward, of the copy of the module: the graphs know only this one."""
+        """Return the original forward of the copied module: the graphs know only this one."""
         if not self._is_method:
             return copy.deepcopy(self._original, memo)
         return types.MethodType(self._original, copy.deepcopy(self._module(), memo))
@@ -340,7 +341,7 @@ class _Forward:
 
 @contextmanager
 def _preserved(functions: Sequence[Any], driver: _driver.Driver) -> Iterator[None]:
-    """Put random state and buffers back."""
+    """Restore random state and buffers after the ``with`` block."""
     buffers = [b for f in functions if isinstance(f, torch.nn.Module) for b in f.buffers()]
     before = [buffer.clone() for buffer in buffers]
     devices = [torch.cuda.current_device()] if driver.device_type == "cuda" else []
@@ -349,10 +350,10 @@ def _preserved(functions: Sequence[Any], driver: _driver.Driver) -> Iterator[Non
             yield
     finally:
         try:
-            # What raised may have left work on the stream of the warm-up.
+            # A failed warm-up may have left work on its stream.
             driver.synchronize()
         finally:
-            # No change of values for autograd, which may have saved one in an earlier call.
+            # Autograd must not see a change of values: it may have saved one in an earlier call.
             for buffer, value in zip(buffers, before, strict=True):
                 buffer.data.copy_(value)
 

@@ -32,7 +32,7 @@ _numbers = itertools.count(1)
 
 def end_all() -> None:
     """Run the destroy callbacks of all graphs that are alive."""
-    with ExitStack() as ends:  # one that raises SystemExit does not stop the others
+    with ExitStack() as ends:  # an exit that raises SystemExit does not stop the others
         for graph in reversed(list(all_graphs.values())):
             ends.callback(graph._end_cycle)
 
@@ -41,9 +41,9 @@ class CUDAGraph(_core.Graph):
     """A captured graph of work, replayed by one call.
 
     Args:
-        keep_graph: Keep the template (``cudaGraph_t``) after the capture, so that it can be looked
-            at, changed and instantiated again. It is then instantiated by :meth:`instantiate` or by
-            the first :meth:`replay`, and not by the capture.
+        keep_graph: Keep the template (``cudaGraph_t``) after the capture, so that it can be
+            inspected, changed and instantiated again. It is then instantiated by
+            :meth:`instantiate` or by the first :meth:`replay`, and not by the capture.
 
     Only one thread at a time may capture with one object. Replays from several threads are
     serialised.
@@ -56,22 +56,22 @@ class CUDAGraph(_core.Graph):
     _driver: _driver.Driver
     """The driver of the last capture."""
     _number: int
-    """In the order of captures."""
+    """A number in the order of captures."""
     _nodes: int
-    """How many nodes the capture recorded."""
+    """Number of nodes that the capture recorded."""
     _labels: dict[int, Label]
-    """Where the template's nodes come from, by raw node."""
+    """The origin of the template's nodes, by raw node."""
     _recorder: LabelRecorder | None
-    """Records the labels of the next capture."""
+    """The recorder of the labels of the next capture."""
     _statics: Sequence[Any]
     """The tensors that replays of the next capture copy to; see ``_feeder()``."""
     _results: Sequence[Any]
     """The tensors that replays of the open capture copy to new memory, set before its end; see
     ``_replay_fresh()``."""
     _resumes: Recording | None
-    """A capture that has ended, whose dispatch modes the next one goes on with."""
+    """A capture that has ended, whose dispatch modes the next one continues with."""
     _may_be_empty: bool
-    """Whether a capture without a node is no mistake: it is one of several segments."""
+    """True if a capture without a node is not a mistake: it is one of several segments."""
 
     def __new__(cls, keep_graph: bool = False, *args: Any, **kwargs: Any) -> Self:
         """Create an empty graph; subclasses may take further arguments."""
@@ -102,12 +102,12 @@ class CUDAGraph(_core.Graph):
             pool: A ``torch.cuda.MemPool``, or the token of :func:`graph_pool_handle` or
                 :meth:`pool`, to share memory with other captures. Graphs that share a pool must be
                 replayed in the order of their captures, never at the same time.
-            capture_error_mode: What unsafe calls do while the capture is open: ``"global"`` (fail
+            capture_error_mode: Effect of unsafe calls while the capture is open: ``"global"`` (fail
                 in every thread), ``"thread_local"`` (fail in this one), ``"relaxed"`` (nothing).
-            check_input_liveness: Check before each replay that the memory from outside that the
-                capture read is alive and where it was: the tensors that operators read, and on CUDA
-                the addresses that other kernels were given. Not seen are addresses that a kernel
-                finds in memory or in a packed form, such as a TMA descriptor.
+            check_input_liveness: Check before each replay that outside memory that the capture read
+                is alive and unmoved: the tensors that operators read, and on CUDA the addresses
+                that other kernels were given. Addresses that a kernel finds in memory or in a
+                packed form, such as a TMA descriptor, are not seen.
 
         The capture-start hooks run inside the capture; if one raises, the capture is dropped.
 
@@ -156,13 +156,13 @@ class CUDAGraph(_core.Graph):
             try:
                 self.instantiate()
             except CgraphError:
-                if not self._has_exec:  # the driver's error, not that of a hook
+                if not self._has_exec:  # the driver's error, not a hook's
                     self.reset()
                 raise
         self.capture_end_post()
 
     def capture_end_pre(self) -> None:
-        """End the capture without finalising it: the template is live, also if it is not kept."""
+        """End the capture without finalising it: the template is live, even if it is not kept."""
         recording = self._require_recording()
         self._recording = None
         # What its cache has from inside is overwritten by replays.
@@ -215,14 +215,14 @@ class CUDAGraph(_core.Graph):
             self._drop_template()
 
     def instantiate(self) -> None:
-        """Make the template executable, again if it was changed; the exec before is dropped.
+        """Make the template executable, again if it was changed; the previous exec is dropped.
 
-        CUDA lets a graph with nodes that allocate memory have one exec at a time: there this waits
-        for the replays of the exec before, and drops it first.
+        CUDA allows a graph with nodes that allocate memory one exec at a time: for these, this
+        waits for the replays of the previous exec, and drops it first.
 
         Raises:
             StateError: There is no live template: nothing was captured, or it is not kept.
-            InstantiateError: The driver refuses; the exec before stays where it was not dropped.
+            InstantiateError: The driver refuses; the previous exec stays unless it was dropped.
         """
         if self._captured is not None and not (self._keep_graph or self._has_template):
             raise StateError(
@@ -235,7 +235,7 @@ class CUDAGraph(_core.Graph):
         self._run_hooks("instantiate")
 
     def reset(self) -> None:
-        """Drop all that was captured; the object can capture again.
+        """Drop everything captured; the object can capture again.
 
         Destroy callbacks run first and are used up, and retained objects go; hooks stay.
         """
@@ -247,14 +247,14 @@ class CUDAGraph(_core.Graph):
             try:
                 self._end_cycle()
             finally:
-                # What it retains is to outlast the exec.
+                # The retained objects must outlast the exec.
                 captured, self._captured, self._ended = self._captured, None, False
                 self._labels = {}
                 self._clear()
                 del captured
 
     def memory(self) -> GraphMemory:
-        """What the graph takes of the device's and the host's memory; see :mod:`cgraph.ledger`."""
+        """Return the device and host memory that the graph takes; see :mod:`cgraph.ledger`."""
         return of_graph(self)
 
     @property
@@ -262,15 +262,17 @@ class CUDAGraph(_core.Graph):
         return f"graph {self._number}"
 
     def pool(self) -> Handle:
-        """The token of the memory pool, for other captures that are to share it."""
+        """Return the token of the memory pool, for other captures that share it."""
         if self._recording is not None:
             return self._recording.pool
         return self.pools()[0]
 
     def pools(self) -> list[Handle]:
-        """The tokens of all memory pools that the graph keeps: first that of the capture, then
-        those that ``torch.cuda.use_mem_pool`` brought in inside it.
-        """  # noqa: D205
+        """Return the tokens of all memory pools that the graph keeps.
+
+        The capture's pool comes first, then the pools that ``torch.cuda.use_mem_pool`` brought in
+        inside it.
+        """
         if self._captured is None:
             raise StateError("pool() before a successful capture: capture something first")
         return list(self._captured.pools)
@@ -284,20 +286,20 @@ class CUDAGraph(_core.Graph):
 
         Args:
             debug_path: The file to write.
-            verbose: With launch dimensions and bytes.
+            verbose: Include launch dimensions and bytes.
         """
         text = self._require_template("debug_dump()").dot(verbose)
         with open(debug_path, "w", encoding="utf-8") as file:
             file.write(text)
 
     def get_graph_data(self) -> dict[str, Any]:
-        """All that is known of the live template and its exec; see :func:`cgraph.graph_data`."""
+        """Return all data of the live template and its exec; see :func:`cgraph.graph_data`."""
         return data.graph_data(self)
 
     def raw_cuda_graph(self) -> int:
-        """The live template as a ``cudaGraph_t``; dies with :meth:`reset` or the object.
+        """Return the live template as a ``cudaGraph_t``; dies with :meth:`reset` or the object.
 
-        It may be changed with any CUDA library; :meth:`instantiate` afterwards.
+        It may be changed with any CUDA library; call :meth:`instantiate` afterwards.
         """
         if self._captured is not None and not self._has_template:
             raise StateError(
@@ -308,7 +310,7 @@ class CUDAGraph(_core.Graph):
         return self._require_template("raw_cuda_graph()").handle
 
     def raw_cuda_graph_exec(self) -> int:
-        """The exec as a ``cudaGraphExec_t``; dies with the next :meth:`instantiate`."""
+        """Return the exec as a ``cudaGraphExec_t``; dies with the next :meth:`instantiate`."""
         handle = self._exec_handle
         if handle is None:
             raise StateError(
@@ -318,17 +320,17 @@ class CUDAGraph(_core.Graph):
         return handle
 
     def register_capture_start_hook(self, hook: Hook) -> _core.HookHandle:
-        """Call ``hook(graph)`` when a capture has begun: what it enqueues becomes part of it.
+        """Call ``hook(graph)`` when a capture has begun: work that it enqueues becomes part of it.
 
-        This holds for all hooks of a graph: they run in the order of registration, after those of
-        :mod:`cgraph.hooks`, which are called for every graph. The first that raises stops the
-        others, and its exception comes out of the method at work. ``handle.remove()`` takes the
-        hook away. A hook may refer to its graph; that does not keep the graph alive.
+        All hooks of a graph run in the order of registration, after those of :mod:`cgraph.hooks`,
+        which are called for every graph. The first that raises stops the others, and its exception
+        comes out of the current method. ``handle.remove()`` removes the hook. A hook may refer to
+        its graph without keeping it alive.
         """
         return self._register("capture_start", hook)
 
     def register_capture_end_hook(self, hook: Hook) -> _core.HookHandle:
-        """Call ``hook(graph)`` when a capture has ended well and its template is live."""
+        """Call ``hook(graph)`` when a capture has succeeded and its template is live."""
         return self._register("capture_end", hook)
 
     def register_post_instantiate_hook(self, hook: Hook) -> _core.HookHandle:
@@ -351,9 +353,9 @@ class CUDAGraph(_core.Graph):
     ) -> _core.HookHandle:
         """Call ``cb()`` once, at the next :meth:`reset` or when the graph dies.
 
-        It runs before what the graph holds on the device is freed; what it raises goes to
-        ``sys.unraisablehook``. It may refer to the graph: that does not keep the graph alive. A
-        subclass with a ``__del__`` of its own must call that of its base.
+        It runs before the graph's device resources are freed; an exception goes to
+        ``sys.unraisablehook``. It may refer to the graph without keeping it alive. A subclass with
+        a ``__del__`` of its own must call that of its base.
 
         Args:
             cb: Called without arguments, in the order of registration.
@@ -372,7 +374,7 @@ class CUDAGraph(_core.Graph):
         Replays in flight keep it alive too, so that it may own memory that the graph uses.
 
         Args:
-            obj: It may refer to the graph: that does not keep the graph alive.
+            obj: It may refer to the graph without keeping it alive.
             synchronize_before_release: Wait for the graph's replays, so that it goes at once.
         """
         return self._retain(obj, synchronize_before_release)
@@ -388,7 +390,7 @@ class CUDAGraph(_core.Graph):
             self._end_cycle()
 
     def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
-        """What replays the graph with tensors in the places of its static inputs."""
+        """Return a function that replays the graph with tensors in place of its static inputs."""
         assert self._captured is not None
         feed = self._captured.feed
         if feed is None:
@@ -401,14 +403,14 @@ class CUDAGraph(_core.Graph):
         return replay
 
     def _fresh_feeder(self) -> FreshFeed:
-        """What replays the graph as :meth:`_feeder` does, and copies results to new memory."""
+        """Return a function like :meth:`_feeder`'s that also copies results to new memory."""
         from cgraph._captures.fresh_results import fresh_feed
 
         assert self._captured is not None
         return fresh_feed(self, self._captured, self._captured)
 
     def _replay_fresh(self, tensors: tuple[Any, ...] = ()) -> list[Any]:
-        """Replay with tensors in the places of the static inputs; new tensors like the results."""
+        """Replay with tensors in place of static inputs; return new tensors like the results."""
         from cgraph._captures.fresh_results import replay_fresh
 
         return replay_fresh(self, self._captured, self._captured, tensors)
@@ -419,7 +421,7 @@ class CUDAGraph(_core.Graph):
             recording.results, self._results = self._results, ()
 
     def _capture_ends(self) -> None:
-        """End a capture, and leave it to :meth:`capture_end_pre` what is made of it."""
+        """End a capture, and leave the processing of its result to :meth:`capture_end_pre`."""
         recording = self._require_recording()
         try:
             self._give_results(recording)
@@ -444,7 +446,7 @@ class CUDAGraph(_core.Graph):
             )
 
     def _instantiate_for_replay(self) -> None:
-        """Called by ``replay()`` when there is no exec."""
+        """Instantiate for ``replay()`` when there is no exec."""
         if self._recording is not None:
             raise StateError("replay() inside the capture: call capture_end() first")
         if self._captured is None:
@@ -466,7 +468,7 @@ class CUDAGraph(_core.Graph):
         )
 
     def _abandon(self, error: BaseException) -> None:
-        """Throw an open capture away because of an exception in its body."""
+        """Discard an open capture because of an exception in its body."""
         recording, self._recording = self._recording, None
         if recording is None:
             return

@@ -1,4 +1,4 @@
-"""What a captured graph consists of, as plain values: ``torch.cuda``'s structure, and more.
+"""The contents of a captured graph as plain values: ``torch.cuda``'s structure, and more.
 
 >>> import torch, cgraph
 >>> with cgraph.sim.use():
@@ -31,15 +31,15 @@ if TYPE_CHECKING:
 
 __all__ = ["export_dot", "export_graph_data", "graph_data"]
 
-# Where torch's names of kinds are not ours.
+# Kinds whose names in torch differ from ours.
 _TORCH_NAMES = {"child": "child_graph", "event_wait": "wait_event"}
 
 
 def graph_data(graph: CUDAGraph) -> dict[str, Any]:
-    """All that is known of a graph with a live template and an exec.
+    """Return all data of a graph with a live template and an exec.
 
-    Needs no further package, and works on every driver: numbers that the driver is too old to tell
-    (CUDA 13.1) are None.
+    Works on every driver without further packages: numbers that a driver cannot report (before CUDA
+    13.1) are None.
 
     Returns:
         A new dictionary, of ``exec_graph_id``, ``nodes`` and ``edges``.
@@ -81,11 +81,11 @@ def graph_data(graph: CUDAGraph) -> dict[str, Any]:
 def export_dot(
     path: str | os.PathLike[str], *, verbose: bool = True
 ) -> Callable[[CUDAGraph], None]:
-    """A capture-end hook that writes the graph for Graphviz, whether or not its template is kept.
+    """Return a capture-end hook that writes the graph for Graphviz, kept template or not.
 
     Args:
         path: The file to write at each capture.
-        verbose: With launch dimensions and bytes.
+        verbose: Include launch dimensions and bytes.
     """
 
     def export(graph: CUDAGraph) -> None:
@@ -95,7 +95,7 @@ def export_dot(
 
 
 def export_graph_data(path: str | os.PathLike[str]) -> Callable[[CUDAGraph], None]:
-    """A post-instantiate hook that pickles :func:`graph_data`, kept template or not.
+    """Return a post-instantiate hook that pickles :func:`graph_data`, kept template or not.
 
     Args:
         path: The file to write at each instantiation.
@@ -110,7 +110,7 @@ def export_graph_data(path: str | os.PathLike[str]) -> Callable[[CUDAGraph], Non
 
 
 def _described(data: dict[str, Any]) -> dict[str, Any]:
-    """A template's nodes and edges in torch's words."""
+    """Return a template's nodes and edges in torch's terms."""
     nodes = [_node(node) for node in data["nodes"]]
     edges = []
     for edge in data["edges"]:
@@ -164,7 +164,7 @@ class _Symbol(ctypes.Structure):
 
 
 def _symbol_at(address: int) -> str | None:
-    """The exported name of the function at an address, where the system can tell."""
+    """Return the exported name of the function at an address, where the system can tell."""
     find = _dladdr()
     found = _Symbol()
     if find is None or not find(ctypes.c_void_p(address), ctypes.byref(found)) or not found.name:
@@ -174,7 +174,7 @@ def _symbol_at(address: int) -> str | None:
 
 @functools.cache
 def _dladdr() -> Any:
-    """C's function of that name; None on a system without it."""
+    """Return C's function of that name; None on a system without it."""
     try:
         return ctypes.CDLL(None).dladdr
     except (AttributeError, OSError, TypeError):  # Windows has no such name, or no such call

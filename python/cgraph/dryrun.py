@@ -1,4 +1,4 @@
-"""``dry_run``: what a graph of a function would take, with nothing left behind.
+"""``dry_run``: the memory and time that a graph of a function would take, without side effects.
 
 >>> import torch, cgraph
 >>> with cgraph.sim.use():
@@ -37,13 +37,13 @@ __all__ = ["DryRun", "dry_run"]
 
 @dataclass(frozen=True)
 class DryRun:
-    """What :func:`dry_run` has found.
+    """The findings of :func:`dry_run`.
 
     Attributes:
         memory: The bytes of the graph, and the seconds of its capture. ``memory.exec`` is in steps
             of 2 MiB: a small graph often finds room in what CUDA has taken for others.
-        warmup_seconds: Of all warm-up calls.
-        instantiate_seconds: Of the instantiation.
+        warmup_seconds: The seconds of all warm-up calls.
+        instantiate_seconds: The seconds of the instantiation.
     """
 
     memory: GraphMemory
@@ -56,7 +56,7 @@ class DryRun:
         return self.memory.reserved + self.memory.exec
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers by name."""
+        """Return all numbers by name."""
         seconds = {
             "warmup_seconds": self.warmup_seconds,
             "instantiate_seconds": self.instantiate_seconds,
@@ -64,7 +64,7 @@ class DryRun:
         return {**self.memory.as_dict(), **seconds, "device": self.device}
 
     def __str__(self) -> str:
-        """Say it in two lines."""
+        """Return the numbers in two lines."""
         memory, peak = self.memory, self.memory.peak or 0
         return (
             f"{in_units(self.device)} of the device: {in_units(memory.reserved)} in its pool (peak"
@@ -76,7 +76,7 @@ class DryRun:
         )
 
     def show(self, file: TextIO | None = None) -> None:
-        """Print it, to standard output unless a file is given."""
+        """Print the numbers, to standard output unless a file is given."""
         print(self, file=file or sys.stdout)
 
     def plot(self, path: str | PathLike[str]) -> None:
@@ -85,28 +85,28 @@ class DryRun:
 
 
 def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwargs: Any) -> DryRun:
-    """Call a function, capture and instantiate it, and put everything back as it was.
+    """Call a function, capture and instantiate it, and restore everything.
 
-    Tensors that operators have written, gradients, the states of optimisers, random states and the
-    device's memory are as before, also if the function raises. What it does to other objects of
-    Python's stays, and what an operator does that torch's dispatcher does not see. torch's cache of
+    Tensors that operators have written, gradients, the states of optimizers, random states and the
+    device's memory are as before, also if the function raises. Changes of other Python objects
+    stay, and so do effects of an operator that torch's dispatcher does not see. torch's cache of
     unused memory is emptied.
 
     Args:
-        function: What is to be captured.
-        *args: Its arguments. The gradients of the modules, tensors and optimisers among them are
-            put back, and of those that the function or its object has, closes over or names.
-        warmup: How often it is called before the capture. None is enough only where all that it
-            needs was loaded before.
+        function: The function to capture.
+        *args: Its arguments. The gradients of modules, tensors and optimizers among them are
+            restored, and of those that the function or its object has, closes over or names.
+        warmup: Number of calls before the capture. Zero is enough only if everything that it needs
+            was loaded before.
         **kwargs: Its keyword arguments.
 
     Returns:
         Bytes and seconds.
 
     Raises:
-        ArgumentError: ``warmup`` is no count.
+        ArgumentError: ``warmup`` is not a count.
         CaptureError: A capture is open, or the function cannot be captured.
-        NotImplementedError: The function makes an operator of higher order, as a first import of
+        NotImplementedError: The function makes a higher-order operator, as a first import of
             torch's compiler does, and torch is too old to let others look at it (2.8).
     """
     if not isinstance(warmup, int) or isinstance(warmup, bool) or warmup < 0:
@@ -115,11 +115,11 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
     if driver.is_capturing():
         raise CaptureError("dry_run() inside a capture: end the capture before")
     try:
-        # Graphed functions are part of the capture: replays of theirs could not be put back.
+        # Graphed functions are part of the capture: their replays could not be undone.
         with busy():
             return _run(driver, functools.partial(function, *args, **kwargs), warmup)
     finally:
-        # Only here all is gone that the run needed.
+        # Only here all resources of the run are gone.
         driver.empty_cache()
 
 
@@ -128,7 +128,7 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
     given = [("args", function.args), ("kwargs", function.keywords)]
     found = named_by(function.func, given)
     rollback = Rollback(leaves=found.leaves, is_capturing=driver.is_capturing)
-    # What is put back is copied on another stream than the one that may still write it.
+    # The state to restore is copied on another stream than the one that may still write it.
     driver.synchronize()
     with ExitStack() as last:
         last.callback(rollback.undo)
@@ -142,7 +142,7 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
                 driver.synchronize()
             warm = time.perf_counter() - warm
             gradients = [(leaf, leaf.grad) for leaf in found.leaves]
-            # What torch compiles is captured compiled; calls before have shown what it writes.
+            # Compiled functions are captured compiled; previous calls have shown their writes.
             is_compiled = warmup and driver.captures_compiled and rollback.has_uncompiled
             with rollback.aside() if is_compiled else nullcontext():
                 if is_compiled:
@@ -151,7 +151,8 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
                         function()
                         driver.synchronize()
                 with graph(captured):
-                    # Alive until the end of the capture: what a caller would keep counts as held.
+                    # Alive until the end of the capture: results that a caller would keep count as
+                    # held.
                     _result = function()
             for leaf, gradient in gradients:
                 leaf.grad = gradient
@@ -163,7 +164,7 @@ def _run(driver: _driver.Driver, function: functools.partial[object], warmup: in
 
 @contextmanager
 def _optimizers_kept() -> Iterator[None]:
-    """A block behind which optimizers that step in it have the states and settings of before."""
+    """Restore the states and settings of optimizers that step in the ``with`` block."""
     before: dict[int, tuple[torch.optim.Optimizer, dict[Any, Any], list[dict[str, Any]]]] = {}
 
     def note(optimizer: torch.optim.Optimizer, *_: object) -> None:

@@ -1,4 +1,4 @@
-"""What cgraph raises. Each class says what went wrong; each message says what to do."""
+"""cgraph's exceptions. Each class says what went wrong; each message says what to do."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ __all__ = [
 
 
 class CgraphError(RuntimeError):
-    """The base of all: a ``RuntimeError``, as torch raises for its own graphs.
+    """The base of all errors: a ``RuntimeError``, as torch raises for its own graphs.
 
     Attributes:
-        code: CUDA's result code (``CUresult``), where one is behind the error.
+        code: CUDA's result code (``CUresult``), if it is behind the error.
     """
 
     code: int | None = None
@@ -46,7 +46,7 @@ class DriverError(CgraphError):
 
 
 class OutOfMemoryError(CgraphError, MemoryError):
-    """There is not enough device memory; the message has the numbers."""
+    """Too little device memory; the message has the numbers."""
 
 
 class CaptureError(CgraphError):
@@ -66,7 +66,7 @@ class ForeignError(CgraphError, ValueError):
 
 
 class ArgumentError(CgraphError, ValueError):
-    """An argument is not acceptable; the message names it, its value and what is."""
+    """An unacceptable argument; the message names it, its value and the expected one."""
 
 
 class CallableError(ArgumentError, AssertionError):
@@ -82,11 +82,11 @@ class StateError(CgraphError):
 
 
 class CompareError(CgraphError):
-    """A replay computed something else than eager; raised by debug replays only.
+    """A difference between a replay and eager; raised by debug replays only.
 
     Attributes:
         output: The first result that differs, as ``result[0]``.
-        operator: The first operator that differs, with its line; None if none does alone.
+        operator: The first operator that differs, with its line; None if no single one does.
     """
 
     output: str | None = None
@@ -100,13 +100,13 @@ class LivenessError(CgraphError):
 class NoDriverError(CgraphError):
     """No CUDA driver can be used.
 
-    The simulator is never taken in its place; choose it by name: ``CGRAPH_DRIVER=sim`` or
+    cgraph never switches to the simulator by itself; choose it by name: ``CGRAPH_DRIVER=sim`` or
     ``with cgraph.sim.use():``.
     """
 
 
 class CgraphWarning(UserWarning):
-    """The base of all warnings of cgraph's."""
+    """The base of all warnings of cgraph."""
 
 
 class EagerWarning(CgraphWarning):
@@ -128,4 +128,4 @@ def add_note(error: BaseException, note: str) -> None:
 
 
 class TorchError(CgraphError):
-    """This torch lacks something that cgraph needs."""
+    """A torch that lacks something that cgraph needs."""

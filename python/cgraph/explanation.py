@@ -1,4 +1,4 @@
-"""``explain``: what a capture of a function would refuse, or silently freeze, and where.
+"""``explain``: operations that a capture of a function would refuse or silently freeze.
 
 >>> import torch, cgraph
 >>> def step(x):
@@ -31,11 +31,11 @@ __all__ = ["Explanation", "Finding", "explain"]
 
 @dataclass(frozen=True)
 class Explanation:
-    """What :func:`explain` has found.
+    """The findings of :func:`explain`.
 
     Attributes:
-        findings: Each thing once for each line, in the order in which it first happened.
-        result: What the function has returned.
+        findings: Each finding once for each line, in the order of its first occurrence.
+        result: The function's result.
     """
 
     findings: tuple[Finding, ...]
@@ -43,15 +43,15 @@ class Explanation:
 
     @property
     def ok(self) -> bool:
-        """Whether nothing was found that a capture refuses."""
+        """True if a capture refuses nothing that was found."""
         return not any(finding.severity == "refused" for finding in self.findings)
 
     def to_dict(self) -> dict[str, Any]:
-        """``ok`` and the findings as plain values, without the result."""
+        """Return ``ok`` and the findings as plain values, without the result."""
         return {"ok": self.ok, "findings": [asdict(finding) for finding in self.findings]}
 
     def __str__(self) -> str:
-        """Say it as a table, with a fix for each kind below."""
+        """Return the findings as a table, with a fix for each kind below."""
         if not self.findings:
             return "nothing that a capture refuses or freezes"
         head = ("", "what", "where", "operator", "times", "line")
@@ -64,49 +64,50 @@ class Explanation:
         return "\n".join([table(head, rows), "", *fixes])
 
     def show(self, file: TextIO | None = None) -> None:
-        """Print it, to standard output unless a file is given."""
+        """Print the table, to standard output unless a file is given."""
         print(self, file=file or sys.stdout)
 
 
 def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Explanation:
-    """Call a function once, without a capture, and list what a capture of it would not do.
+    """Call a function once, without a capture, and list the operations that a capture cannot do.
 
-    Found are reads of values on the host (``item()``, ``cpu()``, ``print(x)``, ``if x:``), waits
-    for the device, shapes that depend on values, copies between the device and host memory that is
-    not pinned, tensors on the host in work of the device, numbers read from such tensors, random
-    numbers of Python and NumPy (of generators that were there before), generators and optimizers
-    that a capture does not take, and streams that are not forked or not joined. On CUDA also every
-    other operator that torch knows to wait for the device. What a :func:`cgraph.eager_break` does
-    is left out: it stays eager.
+    The findings are reads of values on the host (``item()``, ``cpu()``, ``print(x)``, ``if x:``),
+    waits for the device, shapes that depend on values, copies between the device and host memory
+    that is not pinned, tensors on the host in work of the device, numbers read from such tensors,
+    random numbers of Python and NumPy (of generators that existed before), generators and
+    optimizers that a capture does not accept, and streams that are not forked or not joined; on
+    CUDA also every other operator that torch knows to wait for the device. The work of a
+    :func:`cgraph.eager_break` is left out: it stays eager.
 
-    The run is real and leaves its traces: in tensors, gradients, random state and objects of
-    Python's. :func:`cgraph.dry_run` leaves none. It is on a stream of its own, as that of a capture
-    is; afterwards the device has finished. What only a first call does, as loading a library, is
-    found too: call the function once before. What ``torch.compile`` is to compile runs as it was
+    The run is real and leaves its effects in tensors, gradients, random state and Python objects.
+    :func:`cgraph.dry_run` leaves none. It uses a stream of its own, as a capture does; afterwards
+    the device has finished. Operations that only a first call does, such as loading a library, are
+    found too: call the function once before. Functions that ``torch.compile`` would compile run as
     written.
 
-    On the simulator the CPU's tensors stand for a GPU's. What a GPU refuses is found there as well
-    where the simulator's captures accept it: ``cpu()``, ``tolist()``, printing, and writes of a
-    tensor through a mask. No tensor is on the host then, and ``to("cpu")`` names the device.
+    On the simulator the CPU's tensors stand for a GPU's. Operations that a GPU refuses are found
+    there as well, even where the simulator's captures accept them: ``cpu()``, ``tolist()``,
+    printing, and writes of a tensor through a mask. No tensor is on the host then, and
+    ``to("cpu")`` names the device.
 
     Args:
-        function: What is to be captured.
+        function: The function to check.
         *args: Its arguments.
         **kwargs: Its keyword arguments.
 
     Returns:
-        The findings, and what the function has returned.
+        The findings and the function's result.
 
     Raises:
         ArgumentError: ``function`` cannot be called.
         CaptureError: A capture is open.
 
-    An exception of the function's comes out as it is, with the findings so far as a note.
+    An exception of the function comes out unchanged, with the findings so far as a note.
     """
     if not callable(function):
         raise ArgumentError(f"function is {function!r}, expected something that can be called")
     if isinstance(function, _core.Dispatcher):
-        # What a call of it would do for its own sake is no concern of the user's.
+        # A graphed function's own handling of a call does not concern the user.
         function = function.__wrapped__  # type: ignore[attr-defined]
     driver = _driver.current()
     if driver.is_capturing():

@@ -63,20 +63,20 @@ def graphed(
 ) -> Any:
     """Make a function, method or module replay graphs, one for each key of its calls.
 
-    The first call of a key runs eagerly and is observed. The next one is captured and its graph
-    does its work; from then on Python does not run: calls are replays. A key is what calls have in
-    common that one graph can serve: how arguments are put together; dtype, shape, strides, device
-    and ``requires_grad`` of tensors; plain arguments; torch's modes; and the plain values under
-    names that stand in code which ran (attributes, globals, closure cells, items), which are
-    compared before each replay. Of objects and tensors there, another one or another place makes
-    the call capture anew. Everything else is as it was at the capture. ``docs/graphed.md`` has the
-    whole contract with an example of each part.
+    The first call of a key runs eagerly and is observed. The second is captured and its graph does
+    its work; from then on Python does not run: calls are replays. A key is the set of common
+    properties of calls that one graph can serve: the structure of arguments; dtype, shape, strides,
+    device and ``requires_grad`` of tensors; plain arguments; torch's modes; and the plain values
+    under names in code that ran (attributes, globals, closure cells, items), which are compared
+    before each replay. Another object or tensor there, or another place of it, makes the call
+    capture anew. Everything else stays as at the capture. ``docs/graphed.md`` has the whole
+    contract with an example of each part.
 
-    A capture whose operators, numbers or tensors are others than in the call before, or that
-    changes what is guarded, is not replayed: the next call captures again. After three such calls
+    A capture whose operators, numbers or tensors differ from those of the previous call, or that
+    changes a guarded value, is not replayed: the next call captures again. After three such calls
     in a row the key runs eagerly, with a warning that names the line and the fix, and is tried
-    again after 256 calls; so is a key whose call a graph cannot hold, as one that reads a value on
-    the host. Mark such work with :func:`cgraph.eager_break`.
+    again after 256 calls; so is a key whose call a graph cannot hold, such as one that reads a
+    value on the host. Mark such work with :func:`cgraph.eager_break`.
 
     If the result requires a gradient, its backward pass is a graph, too. A training step with its
     backward pass and optimizer inside is one graph, and its loss has no history.
@@ -85,7 +85,7 @@ def graphed(
         fn: The function. Without it, a decorator is returned.
         sizes: Numbers of rows to capture for. A call of fewer rows is padded to the next size, and
             its results are cut; one of more rows runs eagerly, and so does one whose padding shows.
-        pad: What padding rows contain: ``"zero"``, ``"repeat"`` (the last row) or a function of a
+        pad: Contents of padding rows: ``"zero"``, ``"repeat"`` (the last row) or a function of a
             tensor and a size that returns the padded tensor.
         dim: The dimension of the rows, or one for each name of an argument that has rows.
         check_padding: Compare the first padded call of each size with an eager one, written state
@@ -94,32 +94,32 @@ def graphed(
             memory, and the next call of a function that shares the pool overwrites them.
         static_args: Names of arguments whose tensors stay where they are: their addresses belong to
             the key. Parameters are static anyway.
-        guards: Dotted names that count besides those in the code, as ``["self.cfg.scale"]``; names
-            with False that do not count, as ``{"self.step": False}``; or a function of the
+        guards: Dotted names that count in addition to those in the code, as ``["self.cfg.scale"]``;
+            names with False that do not count, as ``{"self.step": False}``; or a function of the
             arguments whose plain result belongs to the key.
-        side_effects: ``"ignore"``, or dotted names: these changes of Python's need not happen in
+        side_effects: ``"ignore"``, or dotted names: these changes in Python need not happen in
             replays. By default a function that makes them runs eagerly.
-        warmup: How many calls of a key run eagerly before the capture; 11 with DDP.
-        max_graphs: How many keys have a graph; the one that was not used for longest goes first. By
-            default 64, or as many as there are ``sizes``.
+        warmup: Number of eager calls of a key before the capture; 11 with DDP.
+        max_graphs: Number of keys that may have a graph; the least recently used one goes first. By
+            default 64, or the number of ``sizes`` if that is larger.
         pool: The pool of all graphs without gradients. By default a new one.
         on_fail: ``"raise"``: raise instead of letting a key run eagerly.
-        debug: What calls do to find a mistake, by default the words of ``CGRAPH_DEBUG``: one or
-            more of ``"sync"`` (wait behind each operator), ``"eager"``, ``"compare"`` (with an
-            eager call; a difference is a :class:`~cgraph.errors.CompareError` that names the
-            operator) and ``"poison"`` (fill unused memory of the pool with NaN), joined by commas.
+        debug: Actions of calls to find a mistake, by default the words of ``CGRAPH_DEBUG``: one or
+            more of ``"sync"`` (wait after each operator), ``"eager"``, ``"compare"`` (with an eager
+            call; a difference is a :class:`~cgraph.errors.CompareError` that names the operator)
+            and ``"poison"`` (fill unused memory of the pool with NaN), joined by commas.
         check_every: Compare one replay in so many with an eager call on copies; by default the
             number in ``CGRAPH_CHECK``, and none without it.
-        **gone: Options that cgraph had before; each raises with what replaces it.
+        **gone: Options of earlier cgraph versions; each raises and names its replacement.
 
     Returns:
-        What is called instead. :meth:`GraphedFunction.capture`, ``freeze`` and ``report`` are its
-        methods; other attributes are those of ``fn``.
+        The callable to use instead. :meth:`GraphedFunction.capture`, ``freeze`` and ``report`` are
+        its methods; other attributes are those of ``fn``.
 
     Raises:
         ArgumentError: An option is not what was expected.
 
-    A value that the code names makes another key:
+    A value that the code names is part of the key:
 
     >>> import torch, cgraph
     >>> factor = 2
@@ -144,7 +144,7 @@ def graphed(
 
 
 def report() -> Report:
-    """What became of the calls of all graphed functions of the process."""
+    """Report on the calls of all graphed functions of the process."""
     with _lock:
         living = list(_living)
     reports = [function.report() for function in living]
@@ -194,12 +194,12 @@ class GraphedFunction(Binding):
             arguments.require_names("dim", options.dim)
         self._attribute = self._kept_as = self._name
         self._turn = _core.Turn()
-        # Who lets a function go wants its memory at once, and not when garbage is collected.
+        # A function that is dropped frees its memory at once, not at the next garbage collection.
         own: Any = weakref.proxy(self)
         self._keys = Keys(options, own)
         debug: Callable[..., None] | None = None
         if options.debug or options.check_every:
-            # Nobody pays for the import who does not debug.
+            # Only users who debug pay for the import.
             from cgraph._debug import debug_key
 
             debug = debug_key.debug
@@ -226,21 +226,16 @@ class GraphedFunction(Binding):
         The function is called eagerly once and captured once for each size; tensors and random
         states that it wrote are put back.
 
-        Args:
-            *args: The arguments of one call, from which those of the other sizes are made: its rows
-                are cut, or repeated.
-            sizes: The numbers of rows. By default those of :func:`cgraph.graphed`, to which alone
-                calls are padded; without any, only the key of these arguments is captured.
-            progress: Show a bar.
-            **kwargs: Its keyword arguments.
+        *args: The arguments of one call, from which those of the other sizes are made: its rows are
+            cut, or repeated.
 
         Returns:
             The function itself.
 
         Raises:
-            CaptureError: A call leaves new tensors, or changes what is guarded behind the first
-                one: make that state first, by calling the function once.
-            Exception: What the function or its capture raised, whatever ``on_fail`` says.
+            CaptureError: A call leaves new tensors, or changes a guarded value after the first
+                call: create that state first, by calling the function once.
+            Exception: Raised by the function or its capture, whatever ``on_fail`` says.
         """
         from cgraph._padding.ladder import capture_ladder
 
@@ -279,16 +274,16 @@ class GraphedFunction(Binding):
 
     @property
     def is_frozen(self) -> bool:
-        """Whether captures are forbidden."""
+        """True if captures are forbidden."""
         return self._is_frozen
 
     def report(self) -> FunctionReport:
-        """What became of the calls, for each key."""
+        """Report on the calls of each key."""
         keys = tuple(key.report() for key in self._keys.reported)
         return FunctionReport(self._name, place_of_function(self._fn), keys)
 
     def reset(self) -> None:
-        """Let all graphs go. Calls capture anew, also after :meth:`freeze`."""
+        """Drop all graphs. Calls capture anew, also after :meth:`freeze`."""
         with self._turn:
             if any(key.is_running for key in self._keys):
                 raise StateError(
@@ -305,12 +300,13 @@ class GraphedFunction(Binding):
         if self._is_called_on(args):
             return self.__get__(args[0])(*args[1:], **kwargs)
         if _is_capturing() or self._is_followed or _torch.is_traced_by_fx():
-            # Inside a capture and its warm-up, its work becomes part of that one. A transform of
-            # torch.func, forward-mode differentiation, modes and tracers have to see the operators.
+            # Inside a capture or its warm-up, its work becomes part of that capture. A transform of
+            # torch.func, forward-mode differentiation, modes and tracers must see the operators.
             return self._fn(*args, **kwargs)
         with self._turn:
             if self._turn.is_replaying:
-                # A break of a replay of its own: another one would overwrite what that still reads.
+                # A break inside a replay of this function: another replay would overwrite memory
+                # still read.
                 return self._fn(*args, **kwargs)
             call = self._answers.taken(args, kwargs)
             with call.on_device():

@@ -1,6 +1,7 @@
-"""``graph``, and what asks for a pool or a capture: torch's names, on cgraph's core.
+"""``graph``, and queries for a pool or a capture: torch's names, on cgraph's core.
 
-Differences to ``torch.cuda``: an exception in the body of :class:`graph` is the one that comes out,
+Differences from ``torch.cuda``: an exception in the body of :class:`graph` is the one that comes
+    out,
 and stream, allocator, random state and capture are as before, whatever fails.
 Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
 """
@@ -24,12 +25,12 @@ __all__ = ["graph", "graph_pool_handle", "is_current_stream_capturing"]
 
 
 def is_current_stream_capturing() -> bool:
-    """Whether a capture is under way on the current stream; creates no CUDA context."""
+    """Return whether the current stream captures; creates no CUDA context."""
     return _driver.current().is_capturing()
 
 
 def graph_pool_handle() -> Handle:
-    """An opaque token of a new memory pool, for the ``pool`` argument of captures that share it."""
+    """Return a token of a new memory pool, for the ``pool`` argument of captures that share it."""
     return _driver.current().pool_handle()
 
 
@@ -42,9 +43,9 @@ class graph:
         stream: The stream to capture on; current inside the block. Default: a side stream of
             cgraph, one per device. It must outlive the graph.
         capture_error_mode: As for :meth:`CUDAGraph.capture_begin`.
-        enable_annotations: Record for each node where it comes from: the scopes of
-            :class:`cgraph.annotate`, the module, the operator and the line; see
-            :class:`cgraph.labels.Label`. Any driver and any thread will do.
+        enable_annotations: Record the origin of each node: the scopes of :class:`cgraph.annotate`,
+            the module, the operator and the line; see :class:`cgraph.labels.Label`. Works with any
+            driver and thread.
         annotation_config: Options of the above, as torch has them; a key or value that torch does
             not know is refused.
 
@@ -58,17 +59,17 @@ class graph:
               nor a profiler: all values are accepted and do the same.
         check_input_liveness: As for :meth:`CUDAGraph.capture_begin`.
 
-    No garbage collection starts by itself inside the block: it might let go of what CUDA frees,
-    such as a graph of torch's, and that ends every capture.
+    No garbage collection starts by itself inside the block: it might free CUDA resources, such as a
+    graph of torch's, and that ends every capture.
 
     If the block raises, its exception comes out with the driver's reason as a note, the capture is
-    thrown away and everything is as before.
+    discarded and everything is as before.
     """
 
     default_capture_stream: ClassVar[Any] = None
     _default_streams: ClassVar[list[Any]] = []
     _of_torch: ClassVar[Any] = None
-    """While torch is patched, its own ``graph``, for graphs that are torch's."""
+    """torch's own ``graph`` while torch is patched, for torch's graphs."""
 
     def __init__(
         self,
@@ -115,7 +116,7 @@ class graph:
         if self._handed_over is not None:
             self._handed_over.__enter__()
             return
-        # All that can be known to be wrong comes before the first call that touches anything.
+        # All possible checks come before the first call that changes anything.
         if _driver.current() is not self._driver:
             raise ForeignError(
                 "the driver in force is another one than when this graph(...) was made: make it"
@@ -173,15 +174,15 @@ class graph:
 
     @classmethod
     def _forget_streams_of(cls, device: object) -> None:
-        """Let the streams that were made for captures on a device go."""
+        """Drop the streams that were made for captures on a device."""
         cls._default_streams = [s for s in cls._default_streams if s.device != device]
         if cls.default_capture_stream is not None and cls.default_capture_stream.device == device:
             cls.default_capture_stream = None
 
     def _default_stream(self) -> Any:
-        """The class's side stream of the current device, made on first use.
+        """Return the class's side stream of the current device, made on first use.
 
-        A stream that the user has set as ``default_capture_stream`` comes first.
+        A stream that the user has set as ``default_capture_stream`` takes precedence.
         """
         cls = type(self)
         chosen = cls.default_capture_stream

@@ -1,8 +1,8 @@
-"""Hooks that are called for every graph, as a profiler wants them.
+"""Hooks that are called for every graph, for example by a profiler.
 
-They run in the order of registration, before those of the graph itself. What one raises goes to
-``sys.unraisablehook``: it breaks no graph and stops no other hook. ``handle.remove()``, or the end
-of a ``with`` block over the handle, takes a hook away.
+They run in the order of registration, before those of the graph itself. An exception of a hook goes
+to ``sys.unraisablehook``: it breaks no graph and stops no other hook. ``handle.remove()``, or the
+end of a ``with`` block over the handle, removes a hook.
 
 >>> import torch, cgraph
 >>> with cgraph.sim.use(), cgraph.register_graph_replay_end_hook(lambda graph: print("replayed")):
@@ -31,12 +31,12 @@ __all__ = [
 
 
 def register_graph_capture_start_hook(fn: Hook) -> _core.HookHandle:
-    """Call ``fn(graph)`` when a capture has begun: what it enqueues becomes part of it."""
+    """Call ``fn(graph)`` when a capture has begun: work that it enqueues becomes part of it."""
     return _core.register_for_all("capture_start", fn)
 
 
 def register_graph_capture_end_hook(fn: Hook) -> _core.HookHandle:
-    """Call ``fn(graph)`` when a capture has ended well and its template is live."""
+    """Call ``fn(graph)`` when a capture has succeeded and its template is live."""
     return _core.register_for_all("capture_end", fn)
 
 

@@ -1,4 +1,4 @@
-"""Labels: where each node of a captured graph comes from, noted while it is captured.
+"""Labels: the origin of each node of a captured graph, noted during the capture.
 
 A capture with ``enable_annotations=True`` gives each node a :class:`Label`. It needs no profiler,
 works with every driver, and costs nothing where it is off.
@@ -27,7 +27,7 @@ __all__ = ["Config", "Label", "annotate", "as_dict", "parse_config"]
 
 
 class Label(NamedTuple):
-    """Where a node comes from.
+    """The origin of a node.
 
     Attributes:
         stack: The names of the :class:`annotate` scopes around it, the outermost first.
@@ -39,11 +39,11 @@ class Label(NamedTuple):
         frames: All lines of the user's Python, the innermost last, as ``file:line function``; only
             with ``record_py_stacks``.
 
-    The work of a backward pass has the module and the lines of the forward operator that it belongs
-    to, and its stack is that around ``backward()``, followed by what the forward operator had
-    besides. Where the forward operator is not known, as for the accumulation of gradients, for a
-    forward pass outside this capture, or if threads have made autograd nodes of the same number,
-    all is as around ``backward()``.
+    The work of a backward pass has the module and the lines of its forward operator, and its stack
+    is the one around ``backward()``, followed by the additional scopes of the forward operator. If
+    the forward operator is not known, as for the accumulation of gradients, for a forward pass
+    outside this capture, or if threads have made autograd nodes of the same number, the label is
+    the one around ``backward()``.
     """
 
     stack: tuple[str, ...]
@@ -54,9 +54,11 @@ class Label(NamedTuple):
 
 
 def as_dict(label: Label) -> dict[str, Any]:
-    """A label as plain values: ``labels``, ``module``, ``operator``, ``source``, and ``frames`` if
-    they were recorded.
-    """  # noqa: D205
+    """Return a label as plain values.
+
+    These are ``labels``, ``module``, ``operator``, ``source``, and ``frames`` if they were
+    recorded.
+    """
     values: dict[str, Any] = {
         "labels": list(label.stack),
         "module": label.module,
@@ -72,14 +74,14 @@ class annotate(ContextDecorator):
     """Name the work that is captured inside a ``with`` block or a decorated function.
 
     Scopes nest; each thread has its own. Outside captures with ``enable_annotations=True`` they do
-    next to nothing. A decorated generator or coroutine is named while it is called, not while it
+    almost nothing. A decorated generator or coroutine is named while it is called, not while it
     runs.
 
     Args:
         name: The name.
 
     Raises:
-        ArgumentError: The name is no string.
+        ArgumentError: The name is not a string.
     """
 
     def __init__(self, name: str) -> None:
@@ -88,12 +90,12 @@ class annotate(ContextDecorator):
         self.name = name
 
     def __enter__(self) -> None:
-        """Name what follows."""
+        """Push the name."""
         _look()
         scopes().append(self.name)
 
     def __exit__(self, *_error: object) -> None:
-        """Stop naming."""
+        """Pop the name."""
         try:
             _look()
         finally:
@@ -101,7 +103,7 @@ class annotate(ContextDecorator):
 
 
 class Config(NamedTuple):
-    """How labels are recorded; see :class:`cgraph.graph`.
+    """Options of recording labels; see :class:`cgraph.graph`.
 
     Attributes:
         record_py_stacks: Record all lines of the user's Python, not only the innermost.
@@ -159,12 +161,12 @@ _looks: list[Callable[[], None]] = []
 
 
 def scopes() -> list[str]:
-    """The names of this thread's open scopes, the outermost first; the list itself."""
+    """Return the list of this thread's open scopes, the outermost first; not a copy."""
     return _scopes.names
 
 
 def watch(look: Callable[[], None]) -> Callable[[], None]:
-    """Call ``look`` whenever a scope begins or ends; what is returned ends that."""
+    """Call ``look`` whenever a scope begins or ends; return a function that ends that."""
     _looks.append(look)
     return lambda: _looks.remove(look)
 

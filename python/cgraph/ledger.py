@@ -1,4 +1,4 @@
-"""The ledger: what graphs take of the device's and the host's memory, and why.
+"""The ledger: device and host memory of graphs, and its causes.
 
 >>> import torch, cgraph
 >>> with cgraph.sim.use():
@@ -45,14 +45,14 @@ class PoolMemory:
     """Bytes of one pool.
 
     Attributes:
-        name: Which pool it is.
+        name: The pool's number and device.
         handle: Its token.
-        mapped: Of the device: what the pool keeps from others. None of it while it is paused.
+        mapped: Of the device: memory that the pool keeps from others. Zero while it is paused.
         reserved: In segments, with memory or without.
         in_use: In blocks that tensors use.
         kept: Of the host: contents that a pause keeps.
         limit: The most that it may reserve; None without a limit, and for torch's own pools.
-        is_paused: Whether its memory is given back.
+        is_paused: True if its memory is given back.
         graphs: The graphs that know its addresses.
     """
 
@@ -74,19 +74,19 @@ class GraphMemory:
     Attributes:
         name: A number in the order of captures.
         where: The line of the capture.
-        pools: Tokens of the pools that it keeps: first that of the capture.
-        reserved: By how much the capture made its pool grow.
-        peak: The most bytes that were in the pool's blocks at once during the capture, those that
-            were there before it included; None unless :func:`cgraph.record_memory` was on.
-        held: In blocks that the capture allocated and that were in use at its end: outputs. On
-            CUDA what other threads allocated meanwhile counts too, unless it was recorded.
-        workspace: Library workspaces. They lie in the pool, and later captures into it use the
-            same bytes again.
-        exec: Of the device: by how much its free memory fell when the exec was made. CUDA takes
-            steps of 2 MiB, so that one graph pays for those after it.
-        host: About the bytes of the host in template and exec, from the number of nodes.
-        nodes: How many nodes the capture recorded.
-        seconds: How long the capture took, without instantiation.
+        pools: Tokens of the pools that it keeps; the capture's pool comes first.
+        reserved: Growth of the pool by the capture.
+        peak: The most bytes that were in the pool's blocks at once during the capture, including
+            earlier blocks; None unless :func:`cgraph.record_memory` was on.
+        held: In blocks that the capture allocated and that were in use at its end: outputs. On CUDA
+            allocations of other threads meanwhile count too, unless it was recorded.
+        workspace: Library workspaces. They lie in the pool, and later captures into it reuse the
+            same bytes.
+        exec: Of the device: decrease of its free memory when the exec was made. CUDA takes steps of
+            2 MiB, so that one graph pays for those after it.
+        host: Approximate host bytes of template and exec, from the number of nodes.
+        nodes: Number of nodes that the capture recorded.
+        seconds: Duration of the capture, without instantiation.
         shares_with: The other graphs that know its pools.
         timeline: The blocks of the capture, if they were recorded.
     """
@@ -106,7 +106,7 @@ class GraphMemory:
     timeline: Timeline | None = field(repr=False, compare=False)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers by name."""
+        """Return all numbers by name."""
         return _as_dict(self)
 
     def show(self, file: TextIO | None = None) -> None:
@@ -138,17 +138,17 @@ class Memory:
 
     @property
     def host(self) -> int:
-        """Bytes of the host: about those of templates and execs, and what pauses keep."""
+        """Bytes of the host: approximately those of templates and execs, and kept contents."""
         return sum(one.kept for one in self.pools) + sum(one.host for one in self.graphs)
 
     def as_dict(self) -> dict[str, Any]:
-        """All numbers by name."""
+        """Return all numbers by name."""
         pools, graphs = map(_as_dict, self.pools), map(_as_dict, self.graphs)
         totals = {"device": self.device, "host": self.host}
         return {**totals, "pools": list(pools), "graphs": list(graphs)}
 
     def __str__(self) -> str:
-        """Tables of the pools and the graphs, and their sums."""
+        """Return tables of the pools and the graphs, and their sums."""
         total = f"device {in_units(self.device)}, host {in_units(self.host)}"
         tables = [_pools_table(self.pools), _graphs_table(self.graphs)]
         return "\n\n".join([total, *filter(None, tables)])
@@ -164,10 +164,10 @@ class Memory:
 
         Args:
             path: The file: ``.svg``, or with matplotlib ``.png`` or ``.pdf``.
-            pool: The pool; the largest of those that were recorded if it is left out.
+            pool: The pool; by default the largest recorded one.
 
         Raises:
-            StateError: Nothing was recorded of it: capture inside ``with cgraph.record_memory()``.
+            StateError: The pool was not recorded: capture inside ``with cgraph.record_memory()``.
         """
         if pool is not None:
             mem_pool = MemPool.of(pool)
@@ -179,7 +179,7 @@ class Memory:
 
 
 def memory() -> Memory:
-    """What all graphs and pools of the driver in force take now."""
+    """Measure all graphs and pools of the driver in force."""
     driver = _driver.current()
     driver.settle()
     own = list(driver.mem_pools())  # alive until all is counted
@@ -202,7 +202,7 @@ def living(driver: _driver.Driver) -> list[CUDAGraph]:
 
 
 def of_graph(graph: CUDAGraph) -> GraphMemory:
-    """What one graph takes; it holds something captured."""
+    """Measure one graph, which holds something captured."""
     captured = graph._captured
     if captured is None or captured.footprint is None:
         raise StateError("memory() before a successful capture: capture something first")
@@ -240,7 +240,7 @@ def _of_living(graphs: list[CUDAGraph]) -> Iterator[GraphMemory]:
 
 
 def _pools_of(graph: CUDAGraph) -> list[tuple[int, int]]:
-    """The tokens of its pools; none if another thread has reset it meanwhile."""
+    """Return the tokens of a graph's pools; none if another thread has reset it meanwhile."""
     captured = graph._captured
     return [] if captured is None else [(handle[0], handle[1]) for handle in captured.pools]
 

@@ -26,26 +26,26 @@ class MemPool:
 
     On CUDA it is a ``torch.cuda.MemPool`` whose segments come from cgraph: torch's allocator makes
     blocks of them as always, and its snapshots and statistics show them. The segments lie at
-    addresses of their own, so that their memory can be given back and come again while all graphs
+    addresses of their own, so that their memory can be given back and mapped again while all graphs
     stay valid. A capture without a ``pool`` gets one for itself.
 
-    The memory goes back to the device when the last graph and the object are gone. What tensors
-    still use then stays, and goes when torch empties its cache: at ``torch.cuda.empty_cache()``, at
-    the next :class:`cgraph.graph`, or when memory is short. So does the memory of a pool that dies
-    during a capture.
+    The memory goes back to the device when the last graph and the object are gone. Memory that
+    tensors still use then stays, and goes when torch empties its cache: at
+    ``torch.cuda.empty_cache()``, at the next :class:`cgraph.graph`, or when memory is short. So
+    does the memory of a pool that dies during a capture.
 
     Args:
-        limit: The most bytes that its segments may have together. What needs more raises an
-            :class:`~cgraph.errors.OutOfMemoryError` that is also torch's. Default: what the device
-            has.
-        base: Where its addresses are to start, a multiple of 2 MiB. If they are not free there, the
+        limit: The most bytes that its segments may have together. A larger demand raises an
+            :class:`~cgraph.errors.OutOfMemoryError` that is also torch's. Default: the device's
+            memory.
+        base: The start of its addresses, a multiple of 2 MiB. If they are not free there, the
             driver chooses. Default: an address that is the same in every process whose pools get
             their first segments in the same order.
         use_on_oom: As for ``torch.cuda.MemPool``; without meaning on the simulator.
         no_split: As for ``torch.cuda.MemPool``; without meaning on the simulator.
 
     Raises:
-        ArgumentError: A limit or base that cannot be.
+        ArgumentError: A limit or base that is not possible.
         StateError: There are 1024 pools already.
 
     >>> import torch, cgraph
@@ -63,7 +63,7 @@ class MemPool:
 
     _core: _core.Pool
     _timeline: Timeline | None = None
-    """What :func:`cgraph.record_memory` has seen of the captures into it."""
+    """The record that :func:`cgraph.record_memory` has made of captures into it."""
 
     def __new__(cls, *args: Any, **options: Any) -> Self:
         """Create a pool of the driver in force."""
@@ -88,7 +88,7 @@ class MemPool:
 
     @staticmethod
     def of(source: CUDAGraph | Handle | MemPool) -> MemPool:
-        """The pool of a graph's capture or of a token, such as that of a capture without ``pool``.
+        """Return the pool of a graph's capture or of a token, also of a capture without ``pool``.
 
         Raises:
             ForeignError: The pool is torch's own, or it is gone.
@@ -116,7 +116,7 @@ class MemPool:
 
     @property
     def name(self) -> str:
-        """Which pool of which device it is."""
+        """The number and device of the pool."""
         return f"pool {self._core.id} of {self._core.device.name}"
 
     @property
@@ -126,19 +126,19 @@ class MemPool:
 
     @property
     def is_paused(self) -> bool:
-        """Whether its memory is given back."""
+        """True if its memory is given back."""
         return self._core.is_paused
 
     def pause(self, keep: str = "discard") -> None:
         """Give all memory back to the device and keep the addresses; all graphs stay valid.
 
-        Waits for all work of the device. Until :meth:`resume`, captures into the pool and replays
-        of its graphs raise :class:`~cgraph.errors.StateError`. Nothing can keep other work from
-        tensors that lie in the pool: on a GPU it fails with an illegal address, which ends all
-        work of the process there. torch's own graphs in the pool are such work.
+        This waits for all work of the device. Until :meth:`resume`, captures into the pool and
+        replays of its graphs raise :class:`~cgraph.errors.StateError`. Nothing protects other work
+        on tensors in the pool: on a GPU it fails with an illegal address, which ends all work of
+        the process there. torch's own graphs in the pool are such work.
 
         Args:
-            keep: What becomes of the contents: ``"discard"`` loses them, ``"host"`` keeps them in
+            keep: The fate of the contents: ``"discard"`` loses them, ``"host"`` keeps them in
                 pinned host memory.
 
         Raises:
@@ -151,28 +151,28 @@ class MemPool:
         self._core.pause(keep)
 
     def resume(self) -> None:
-        """Map memory at the same addresses again, with what was kept of the contents.
+        """Map memory at the same addresses again, with the contents that were kept.
 
         Raises:
             StateError: It is not paused.
-            OutOfMemoryError: The device has not enough; it is still paused then.
+            OutOfMemoryError: The device has too little memory; the pool stays paused.
         """
         self._core.resume()
 
     def trim(self) -> int:
-        """Give segments back that nothing uses and no graph knows; how many bytes that were.
+        """Give back segments that nothing uses and no graph knows; return the number of bytes.
 
-        On CUDA these are segments that torch has released and that had to wait, as for a capture.
-        Waits for the device.
+        On CUDA these are segments that torch has released and that had to wait, for example for a
+        capture. This waits for the device.
         """
         return self._core.trim()
 
     def stats(self) -> dict[str, int]:
-        """Bytes, by name.
+        """Return bytes, by name.
 
         - ``in_use`` and ``peak``: in segments that torch has, now and at most; on the simulator in
           blocks.
-        - ``reserved``: in segments. ``mapped``: of the device; none while it is paused, and more
+        - ``reserved``: in segments. ``mapped``: of the device; zero while it is paused, and more
           than reserved where segments have come back from a pause together and some are gone. A
           limit counts both.
         - ``leaving``: in segments that torch has released and that go back later.
@@ -182,21 +182,21 @@ class MemPool:
         return dict(self._core.stats())
 
     def segments(self) -> list[tuple[int, int]]:
-        """Start and bytes of each segment, by address."""
+        """Return start and bytes of each segment, by address."""
         return [(address, size) for address, size, _ in self._core.segment_stats()]
 
     def ranges(self) -> list[tuple[int, int]]:
-        """Start and bytes of each range of addresses that it has reserved."""
+        """Return start and bytes of each range of addresses that it has reserved."""
         return self._core.ranges()
 
     def __repr__(self) -> str:
-        """Say which pool it is, and how much it has."""
+        """Return the pool's number and its state or bytes."""
         state = "paused" if self.is_paused else f"{self.stats()['mapped']} bytes"
         return f"<cgraph.MemPool, {self.name}: {state}>"
 
 
 def require_options(limit: object, base: object) -> None:
-    """Raise unless a limit and a base can be."""
+    """Raise unless a limit and a base are possible."""
     if limit is not None and not _is_count(limit, 1, 1 << 63):
         raise ArgumentError(f"limit is {limit!r}, expected None or a count of bytes below 2**63")
     if base is not None and not (

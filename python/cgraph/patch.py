@@ -1,4 +1,4 @@
-"""``patch_torch``: the names of ``torch.cuda`` become cgraph's, for code that is not to be changed.
+"""``patch_torch``: the names of ``torch.cuda`` become cgraph's, for code that cannot be changed.
 
 Inductor's trees, servers and libraries look their graphs up in ``torch.cuda`` when they make one.
 
@@ -43,17 +43,17 @@ _MISSING: Any = object()
 
 
 class Patch:
-    """What :func:`patch_torch` gives: a context whose exit takes the patch back."""
+    """The result of :func:`patch_torch`: a context whose exit undoes the patch."""
 
     def __init__(self) -> None:
         self._in_force = True
         _install()
 
     def undo(self) -> None:
-        """Take the patch back, in any order among others; a second time does nothing.
+        """Undo the patch, in any order among others; a second time does nothing.
 
-        The last one that is taken back restores all names; those that somebody else has bound to
-        something new since then keep that.
+        Undoing the last patch restores all names, except names that others have bound to something
+        new since then.
         """
         with _lock:
             if self._in_force:
@@ -61,7 +61,7 @@ class Patch:
                 _remove()
 
     def __enter__(self) -> Patch:
-        """Nothing more: the patch is in force since it was made."""
+        """Return the patch, which is in force since it was made."""
         if not self._in_force:
             raise StateError("the patch was taken back: call patch_torch() again")
         return self
@@ -79,16 +79,15 @@ def patch_torch() -> Patch:
     this torch lacks some of them. Modules that imported one of them by name (``from torch.cuda
     import CUDAGraph``) get cgraph's too.
 
-    Returns:
-        The patch. Leave it alone, and torch stays patched; use it in a ``with`` statement or call
-        :meth:`Patch.undo`, and all is as before, names that did not exist included.
+    The patch. Without further use, torch stays patched; use it in a ``with`` statement or call
+        :meth:`Patch.undo`, and everything is as before, including names that did not exist.
 
     Graphs and pools that were made before go on working: ``torch.cuda.graph`` captures into a
-    ``CUDAGraph`` of torch's own as it did. So do cgraph's after the patch was taken back.
+    ``CUDAGraph`` of torch's own as before. So do cgraph's after the patch was undone.
 
-    What is bound elsewhere is not found: attributes of classes and objects, default arguments,
-    local variables. A module imported while torch is patched that took a name from it keeps
-    cgraph's. Hooks registered through torch's own functions before see only torch's own graphs.
+    Other references are not found: attributes of classes and objects, default arguments, local
+    variables. A module imported while torch is patched that took a name from it keeps cgraph's.
+    Hooks registered through torch's own functions before see only torch's own graphs.
     """
     return Patch()
 
@@ -96,7 +95,7 @@ def patch_torch() -> Patch:
 _lock = threading.RLock()
 _patches = 0
 _changes: list[tuple[Any, str, Any, Any]] = []
-"""Where names were changed: the owner, the name, what it was (or ``_MISSING``), and is now."""
+"""The changed names: the owner, the name, the old value (or ``_MISSING``), and the new one."""
 
 
 def _install() -> None:
@@ -128,8 +127,8 @@ def _change_all() -> None:
         _change(torch.cuda, name, ours)
     for name, ours in _OF_GRAPHS.items():
         _change(torch.cuda.graphs, name, ours)
-    # Only what torch.cuda.graphs defines: a name there that somebody has bound to, say, None must
-    # not become ours wherever there is a None.
+    # Only names that torch.cuda.graphs defines: a name there that someone has bound to, say, None
+    # must not become ours wherever there is a None.
     ours_by_id = {
         id(original): _OF_GRAPHS[name]
         for name, original in originals.items()
@@ -168,5 +167,5 @@ def _bind(owner: Any, name: str, value: Any) -> None:
 
 
 def _names(owner: Any) -> Any:
-    """What a module or class defines; loads no lazy module, and asks no module's own code."""
+    """Return the dictionary of a module or class; loads no lazy module and runs no code of it."""
     return object.__getattribute__(owner, "__dict__")

@@ -1,7 +1,7 @@
-"""A template as an SVG picture: rows by longest path, boxes coloured by what a node does.
+"""A template as an SVG picture: rows by longest path, boxes coloured by a node's function.
 
-Long chains run down one column and go on at the top of the next, so that hundreds of nodes make a
-page and not a strip.
+Long chains run down one column and continue at the top of the next, so that hundreds of nodes make
+a page and not a strip.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cgraph.labels import Label, as_dict
 
 __all__ = ["family", "save", "short_name", "svg"]
 
-# The first that matches the essence of a kernel's name, or another node's kind, decides.
+# The first pattern that matches the essence of a kernel's name, or another node's kind, decides.
 _FAMILIES = [
     ("attention", "#fc8", r"attention|fmha|flash|sdpa"),
     ("random", "#faa", r"dropout|distribution|philox|rand|bernoulli|exponential|normal(?!i)"),
@@ -42,7 +42,7 @@ _STEP_X, _STEP_Y = _BOX_WIDTH + 12, _BOX_HEIGHT + 15
 _GUTTER, _MARGIN, _HEAD = 28, 30, 92
 _LETTERS, _ABREAST, _ASPECT = 21, 6, 1.5
 
-# Words of C++ names that do not say what a kernel does.
+# Words of C++ names that do not describe a kernel's function.
 _NOISE = re.compile(
     r"(void|at|native|std|array|cuda|detail|internal|binary_internal|cutlass|unnamed|anonymous|c10|"
     r"namespace|_?GLOBAL_\w*|float|double|int|long|short|char|bool|unsigned|const|BFloat16|Half|"
@@ -50,7 +50,7 @@ _NOISE = re.compile(
     r"pytorch_flash|[AB]?(Unary|Binary)Functor|gpu_(kernel_impl|index)\w*|\w*TensorList\w*Metadata|"
     r"func_wrapper_t|ReduceOp|(Unary|Binary|Ternary|Pointwise)Op\w*Functor_?|\w{1,2})"
 )
-# Kernels that say how they work; what they do is a later word.
+# Words for the method of a kernel; its function is a later word.
 _GENERAL = re.compile(
     r"((vectorized|unrolled|legacy|index|vectorized_templated)_)?(elementwise|reduce)_kernel\w*"
     r"|multi_tensor_apply_kernel|distribution_elementwise\w*"
@@ -68,7 +68,7 @@ _TOKEN = re.compile(r"L[a-z]n?\d+E|[ST][0-9A-Z]*_|E\d*_|(\d+)|.")
 
 
 class _Position(NamedTuple):
-    """Where a box is: its left top corner, the gutter before its column, its column and row."""
+    """The position of a box: top left corner, gutter before its column, its column and row."""
 
     x: float
     y: float
@@ -80,7 +80,7 @@ class _Position(NamedTuple):
 def save(graph: CUDAGraph, path: str | PathLike[str], *, title: str = "CUDA graph") -> None:
     """Draw a graph's live template into a file, with the labels that its capture recorded.
 
-    Args:
+    graph: The graph, captured with its template kept.
         graph: Captured, with its template kept.
         path: The SVG file to write.
         title: Its heading.
@@ -102,14 +102,13 @@ def svg(
     """Draw a template.
 
     Args:
-        data: Its ``nodes``, each after those it comes after, and ``edges``, as a template's JSON.
+        data: Its ``nodes``, each after those it depends on, and ``edges``, as a template's JSON.
         title: The heading.
-        labels: Where nodes come from, by their ``handle``. A box is then called what its operator
-            is.
+        labels: The origins of nodes, by their ``handle``. A box is then named after its operator.
 
     Returns:
-        The text of an SVG file. Each node is a ``<g class="node">`` with all that is known of it as
-        its tooltip, each edge a ``<path class="edge">``.
+        The text of an SVG file. Each node is a ``<g class="node">`` with all its data as its
+        tooltip, each edge a ``<path class="edge">``.
     """
     nodes: list[dict[str, Any]] = data["nodes"]
     edges = [(edge["from"], edge["to"]) for edge in data["edges"]]
@@ -138,14 +137,14 @@ def svg(
 
 
 def family(node: dict[str, Any]) -> str:
-    """What a node does, in a word or two; also a key of the legend."""
+    """Return the function of a node in a word or two; also a key of the legend."""
     name = node.get("name")
     text = " ".join(_essence(name)).lower() if name else node["kind"]
     return next(name for name, _, pattern in _FAMILIES if re.search(pattern, text))
 
 
 def short_name(name: str) -> str:
-    """What a person would call a kernel.
+    """Return a short name of a kernel, as a person would use.
 
     >>> short_name("aten.add.Tensor"), short_name("_ZN2at6native11gelu_kernelIfEEvPT_")
     ('add', 'gelu')
@@ -157,7 +156,7 @@ def short_name(name: str) -> str:
 
 
 def _essence(name: str) -> list[str]:
-    """The one or two words of a kernel's name that say what it does, the more telling one last."""
+    """Return the one or two most descriptive words of a kernel's name, the better one last."""
     operator = re.fullmatch(r"\w+\.(\w+)\.\w+", name)
     if operator is not None:
         return [operator[1].strip("_") or name]
@@ -170,7 +169,7 @@ def _essence(name: str) -> list[str]:
 
 
 def _mangled_words(name: str) -> list[str]:
-    """The identifiers in a name that a C++ compiler mangled, in their order."""
+    """Return the identifiers in a name that a C++ compiler mangled, in their order."""
     words = []
     place = 2
     while token := _TOKEN.match(name, place):
@@ -182,7 +181,7 @@ def _mangled_words(name: str) -> list[str]:
 
 
 def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
-    """Nodes by the longest path to them; levels that are too wide take several rows."""
+    """Return nodes by the longest path to them; levels that are too wide take several rows."""
     level = [0] * count
     for first, second in sorted(edges):
         level[second] = max(level[second], level[first] + 1)
@@ -197,7 +196,7 @@ def _rows(count: int, edges: Sequence[tuple[int, int]]) -> list[list[int]]:
 
 
 def _places(rows: list[list[int]]) -> tuple[dict[int, _Position], float, float]:
-    """Where each box is, and the page's width and height in pixels."""
+    """Return the position of each box, and the page's width and height in pixels."""
 
     def page(per_column: int) -> tuple[list[list[list[int]]], list[int], float, float]:
         cut = [rows[start : start + per_column] for start in range(0, len(rows), per_column)]
@@ -209,7 +208,7 @@ def _places(rows: list[list[int]]) -> tuple[dict[int, _Position], float, float]:
         _, _, width, height = page(per_column)
         return abs(math.log(width / height / _ASPECT))
 
-    # As many columns as give a page of the wanted shape, of even length.
+    # The number of columns gives a page of the wanted shape, with columns of equal length.
     candidates = {math.ceil(len(rows) / n) for n in range(1, min(len(rows), 100) + 1)} or {1}
     cut, widths, width, height = page(min(sorted(candidates), key=misshapen))
     places = {}
@@ -240,7 +239,7 @@ _STYLE = """<style>
 
 
 def _legend(families: Counter[str]) -> tuple[list[str], float]:
-    """The families that occur, how often, and how wide the line is."""
+    """Return the families that occur with their counts, and the width of the line."""
     parts = []
     x = _MARGIN
     for name, colour in _COLOURS.items():
@@ -255,7 +254,7 @@ def _legend(families: Counter[str]) -> tuple[list[str], float]:
 
 
 def _box(node: dict[str, Any], place: _Position, named: str, origin: Label | None) -> str:
-    """A node: its number, its short name, and the rest as a tooltip."""
+    """Return the box of a node: its number, its short name, and the rest as a tooltip."""
     name = node.get("name")
     if origin is not None and origin.operator is not None:
         name = origin.operator
@@ -275,7 +274,7 @@ def _box(node: dict[str, Any], place: _Position, named: str, origin: Label | Non
 
 
 def _tooltip(node: dict[str, Any], origin: Label | None) -> str:
-    """All that is known of a node, a line for each thing."""
+    """Return all data of a node, one line for each item."""
 
     def text(value: Any) -> str:
         if isinstance(value, list):
@@ -289,7 +288,7 @@ def _tooltip(node: dict[str, Any], origin: Label | None) -> str:
 
 
 def _edge(before: _Position, after: _Position) -> str:
-    """A line from one box to another, around those between them where that is easy."""
+    """Return a line from one box to another, around those between them where that is easy."""
     x0, y0 = before.x + _BOX_WIDTH / 2, before.y + _BOX_HEIGHT
     x1, y1 = after.x + _BOX_WIDTH / 2, after.y
     kind = "edge far"

@@ -1,6 +1,7 @@
-"""Reports of graphed functions: what was captured, what was not and why.
+"""Reports of graphed functions: captures, failed captures, and the reasons.
 
-A key is what the calls that share one graph have in common: shapes, dtypes, constants and modes.
+A key is the set of common properties of calls that share one graph: shapes, dtypes, constants,
+    modes.
 
 >>> fast = KeyReport(
 ...     "x: float32[8]", "captured", None, None, (), 1000, 1, 0.02, 12, 2 << 20, ()
@@ -27,18 +28,18 @@ from cgraph._reports.page import fragment, page
 __all__ = ["FunctionReport", "KeyReport", "Report", "Rerecording", "State"]
 
 State = Literal["captured", "eager", "observed"]
-"""What calls of a key do: replay its graph, run eagerly, or run eagerly until they are captured."""
+"""Effect of calls of a key: replay its graph, run eagerly, or run eagerly until a capture."""
 
 
 @dataclass(frozen=True)
 class Rerecording:
-    """Why a key was captured again.
+    """The reason of a repeated capture of a key.
 
     Attributes:
-        reason: What happened, as ``is another object`` or ``evicted``.
-        argument: The place that it happened to, if it was one.
+        reason: The event, as ``is another object`` or ``evicted``.
+        argument: The place that it happened to, if there is one.
         where: The line of the call, as ``model.py:31``.
-        count: How many times.
+        count: Number of times.
     """
 
     reason: str
@@ -49,25 +50,25 @@ class Rerecording:
 
 @dataclass(frozen=True)
 class KeyReport:
-    """What became of one key.
+    """The history of one key.
 
     Attributes:
-        key: What its calls have in common, as ``x: float32[8, 16], mask: None, no grad``.
-        state: What calls of it do now.
-        reason: Why they run eagerly, or why the last one did that could not be a replay of the
-            graph that its key has.
+        key: The common properties of its calls, as ``x: float32[8, 16], mask: None, no grad``.
+        state: The present effect of its calls.
+        reason: The reason that they run eagerly, or that the last call did which could not be a
+            replay of the key's graph.
         where: The line that is the reason.
-        rerecorded: Why it was captured again.
-        replays: How many calls were a replay, the one after the capture included.
-        eager_calls: How many calls ran eagerly, the first one included.
-        capture_seconds: Of all its captures, instantiation included.
-        nodes: How many nodes the graph has.
-        memory_bytes: Of the device: what it holds of the pool, and the exec.
+        rerecorded: The reasons of further captures.
+        replays: Number of calls that were a replay, including the one after the capture.
+        eager_calls: Number of calls that ran eagerly, including the first one.
+        capture_seconds: The duration of all its captures, including instantiation.
+        nodes: Number of nodes of the graph.
+        memory_bytes: Of the device: its share of the pool, and the exec.
         breaks: The eager breaks of a call, in order.
-        frozen: The memory that it reads and that nothing guards: it stays as at the capture.
-        fix: What to do about a capture that failed, where that is known.
-        has_sizes: Whether the function has ``sizes``, so that it cannot be the advice to give some.
-        is_simulated: Whether its graph is of the simulator, whose times say nothing of a device's.
+        frozen: The memory that it reads without a guard: it stays as at the capture.
+        fix: The fix of a failed capture, where one is known.
+        has_sizes: True if the function has ``sizes``, so that giving some cannot be the advice.
+        is_simulated: True for a graph of the simulator, whose times say nothing about a device.
     """
 
     key: str
@@ -88,11 +89,11 @@ class KeyReport:
 
     @property
     def advice(self) -> str | None:
-        """What to do about it; None if it is fine."""
+        """The advice about the key; None if it is fine."""
         return advice(self)
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers and words by name, fit for JSON; seconds and bytes."""
+        """Return all numbers and texts by name, fit for JSON; in seconds and bytes."""
         return {
             **asdict(self),
             "rerecorded": [asdict(one) for one in self.rerecorded],
@@ -103,14 +104,14 @@ class KeyReport:
 
 
 class _Shown(ABC):
-    """What can be read as a table, as numbers and as a page."""
+    """A report that can be read as a table, as numbers and as a page."""
 
     @property
     @abstractmethod
     def _functions(self) -> tuple[FunctionReport, ...]: ...
 
     def __str__(self) -> str:
-        """A table of the keys of each function, and what is to be said of them below it."""
+        """Return a table of the keys of each function, with notes below it."""
         return text.text(self._functions)
 
     def show(self, file: TextIO | None = None) -> None:
@@ -118,10 +119,10 @@ class _Shown(ABC):
         print(self, file=file or sys.stdout)
 
     def html(self, path: str | PathLike[str] | None = None) -> str:
-        """One page that needs nothing else, and has no scripts.
+        """Return one page that needs no other files and has no scripts.
 
         Args:
-            path: The file to write it to, if it is given.
+            path: The file to write it to, if any.
         """
         whole = page(self._functions)
         if path is not None:
@@ -130,18 +131,18 @@ class _Shown(ABC):
         return whole
 
     def _repr_html_(self) -> str:
-        """The page's content, for notebooks."""
+        """Return the page's content, for notebooks."""
         return fragment(self._functions)
 
 
 @dataclass(frozen=True)
 class FunctionReport(_Shown):
-    """What became of one graphed function.
+    """The history of one graphed function.
 
     Attributes:
         name: Its name.
         where: The line of its definition.
-        keys: What it was called with.
+        keys: The keys of its calls.
     """
 
     name: str
@@ -150,26 +151,26 @@ class FunctionReport(_Shown):
 
     @property
     def captured(self) -> int:
-        """How many keys have a graph now."""
+        """Number of keys that have a graph now."""
         return sum(key.state == "captured" for key in self.keys)
 
     @property
     def replays(self) -> int:
-        """How many calls were a replay."""
+        """Number of calls that were a replay."""
         return sum(key.replays for key in self.keys)
 
     @property
     def capture_seconds(self) -> float:
-        """Of the captures of all keys."""
+        """Seconds of the captures of all keys."""
         return sum(key.capture_seconds for key in self.keys)
 
     @property
     def memory_bytes(self) -> int:
-        """Of the device, for all keys whose bytes are known."""
+        """Bytes of the device, for all keys whose bytes are known."""
         return sum(key.memory_bytes or 0 for key in self.keys)
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers and words by name, fit for JSON; seconds and bytes."""
+        """Return all numbers and texts by name, fit for JSON; in seconds and bytes."""
         return {
             "name": self.name,
             "where": self.where,
@@ -187,16 +188,16 @@ class FunctionReport(_Shown):
 
 @dataclass(frozen=True)
 class Report(_Shown):
-    """What became of all graphed functions.
+    """The history of all graphed functions.
 
     Attributes:
-        functions: They, by their names.
+        functions: The reports of the functions, by name.
     """
 
     functions: tuple[FunctionReport, ...]
 
     def to_dict(self) -> dict[str, Any]:
-        """All numbers and words by name, fit for JSON; seconds and bytes."""
+        """Return all numbers and texts by name, fit for JSON; in seconds and bytes."""
         return {"functions": [function.to_dict() for function in self.functions]}
 
     @property

@@ -36,7 +36,7 @@ R = TypeVar("R")
 
 
 def _none(result: object) -> Sequence[torch.Tensor]:
-    """No tensor of a result."""
+    """Return no tensor of a result."""
     return ()
 
 
@@ -44,10 +44,10 @@ class SegmentedGraph(_core.Segments):
     """Graphs of one pool, and the breaks between them; made by :meth:`capture`.
 
     Attributes:
-        segments: The graphs in order. One that a break left empty is not there.
+        segments: The graphs in order. Segments that a break left empty are missing.
         breaks: The breaks in order, each as its name and the line that called it.
 
-    Replays are in the order of the calls, and never two at the same time.
+    Replays run in the order of the calls, and never two at the same time.
     """
 
     segments: tuple[CUDAGraph, ...]
@@ -72,30 +72,30 @@ class SegmentedGraph(_core.Segments):
         statics: Sequence[torch.Tensor] = (),
         generators: Sequence[torch.Generator] = (),
     ) -> tuple[SegmentedGraph, R]:
-        """Run a function once, and capture all of it but its breaks.
+        """Run a function once, and capture all of it except its breaks.
 
         Each segment is replayed as soon as it ends, so that a break finds real values, and the
-        result is valid at the return. What :meth:`replay` computes later is in the same tensors.
+        result is valid at the return. Later, :meth:`replay` writes to the same tensors.
 
         Args:
-            body: Called without arguments. As for any capture, call it before if its first call
-                sets something up.
+            body: Called without arguments. As for any capture, call it once before if its first
+                call sets something up.
             pool: As for :class:`cgraph.graph`, for all segments.
             stream: As for :class:`cgraph.graph`.
             capture_error_mode: As for :class:`cgraph.graph`.
             statics: Tensors that :meth:`replay_with` copies to before the first segment.
-            generators: What random numbers are drawn from besides the default generator.
+            generators: Generators that random numbers are drawn from besides the default one.
 
         Returns:
-            The segments, and what the function has returned.
+            The segments and the function's result.
 
         Raises:
             CaptureError: A capture is open, the function cannot be captured, or it went on after a
                 break had failed.
 
         Side streams that a break finds in the capture are joined there, and go on in the next
-        segment. If the function or a break raises, that comes out, and stream, allocator and random
-        state are as before; what the segments until then have written stays written.
+        segment. If the function or a break raises, the exception comes out, and stream, allocator
+        and random state are as before; earlier writes of the segments remain.
         """
         require_mode(capture_error_mode)
         if _driver.current().is_capturing():
@@ -118,11 +118,11 @@ class SegmentedGraph(_core.Segments):
         capture_error_mode: str,
         statics: Sequence[torch.Tensor],
     ) -> tuple[SegmentedGraph, R, tuple[OuterFlow, ...]]:
-        """As :meth:`capture`, with breaks that gradients get back through.
+        """Capture as :meth:`capture`, with breaks that gradients get back through.
 
         Returns:
-            The segments, what the function has returned, and its breaks where gradients are
-            recorded, for :meth:`_backward`.
+            The segments, the function's result, and its breaks where gradients are recorded, for
+            :meth:`_backward`.
         """
         session = Session(stream, pool, capture_error_mode, (), OuterFlow)
         made, result = cls._made(session, body, statics)
@@ -139,13 +139,13 @@ class SegmentedGraph(_core.Segments):
         capture_error_mode: str,
         statics: Sequence[torch.Tensor],
     ) -> tuple[SegmentedGraph, R]:
-        """Capture what runs the backward pass of a result of :meth:`_forward`. Nothing runs.
+        """Capture the backward pass of a result of :meth:`_forward`, without running it.
 
-        What the forward pass has saved is still to be read.
+        The saved tensors of the forward pass are read only later.
 
         Args:
             body: Called without arguments, as for :meth:`capture`.
-            flows: What :meth:`_forward` has returned.
+            flows: The flows that :meth:`_forward` has returned.
             pool: As for :meth:`capture`.
             stream: As for :meth:`capture`.
             capture_error_mode: As for :meth:`capture`.
@@ -174,8 +174,8 @@ class SegmentedGraph(_core.Segments):
             session: The capture, which has not begun.
             body: The function.
             statics: As for :meth:`capture`.
-            results: Gives the tensors that :meth:`_replay_fresh` copies to new memory, of what the
-                function has returned.
+            results: Returns the tensors of the function's result that :meth:`_replay_fresh` copies
+                to new memory.
         """
         driver, stream = session.driver, session.stream
         before = driver.current_stream()
@@ -205,11 +205,11 @@ class SegmentedGraph(_core.Segments):
         return made, result
 
     def pool(self) -> Handle:
-        """The token of the memory pool of all segments."""
+        """Return the token of the memory pool of all segments."""
         return self._require("pool()")[0].pool()
 
     def memory(self) -> GraphMemory:
-        """What the segments take together; the workspaces, which they share, once."""
+        """Return the memory of all segments together; shared workspaces count once."""
         found = [one.memory() for one in self._require("memory()")]
         names = {one.name for one in found}
         return replace(
@@ -248,7 +248,7 @@ class SegmentedGraph(_core.Segments):
         self._feeder()(tensors)
 
     def _feeder(self) -> Callable[[tuple[Any, ...]], None]:
-        """What replays with tensors in the places of the static inputs."""
+        """Return a function that replays with tensors in place of the static inputs."""
         captured = self._require("a replay with tensors")[0]._captured
         assert captured is not None
         feed = captured.feed
@@ -262,7 +262,7 @@ class SegmentedGraph(_core.Segments):
         return replay
 
     def _fresh_feeder(self) -> FreshFeed:
-        """As of a :class:`cgraph.CUDAGraph`, with the results of the last segment."""
+        """Return a feeder like a :class:`cgraph.CUDAGraph`'s, with the last segment's results."""
         segments = self._require("a replay with new results")
         first, last = segments[0]._captured, segments[-1]._captured
         assert first is not None
@@ -270,7 +270,7 @@ class SegmentedGraph(_core.Segments):
         return fresh_feed(self, first, last)
 
     def _replay_fresh(self, tensors: tuple[torch.Tensor, ...] = ()) -> list[torch.Tensor]:
-        """Replay with tensors in the places of the static inputs; new tensors like the results."""
+        """Replay with tensors in place of static inputs; return new tensors like the results."""
         segments = self._require("a replay with new results")
         return replay_fresh(self, segments[0]._captured, segments[-1]._captured, tensors)
 

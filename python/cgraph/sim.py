@@ -43,7 +43,7 @@ class Simulator:
     """A simulated device that CPU tensors stand on.
 
     Args:
-        seed: Of the order in which operations that are ready run.
+        seed: Seed of the order in which ready operations run.
         memory: Bytes of device memory.
         driver_version: As CUDA numbers it.
         asynchronous: Leave replays in flight until :meth:`synchronize`, as on a GPU. Otherwise a
@@ -71,7 +71,7 @@ class Simulator:
 
         self.pools = Pools(self.device)
 
-    # What a test wants to control and see.
+    # Controls and observations for tests.
 
     def step(self) -> bool:
         """Run one ready operation; False if there is none."""
@@ -98,14 +98,14 @@ class Simulator:
         self.core.clear_faults()
 
     def live(self) -> dict[str, int]:
-        """How many driver objects of each kind exist."""
+        """Return the number of driver objects of each kind."""
         return self.core.live()
 
     def calls(self) -> list[str]:
-        """CUDA's names of the driver calls made so far."""
+        """Return CUDA's names of the driver calls made so far."""
         return self.core.calls()
 
-    # What a driver is asked for.
+    # The driver interface.
 
     def begin(
         self,
@@ -145,41 +145,41 @@ class Simulator:
             raise
 
     def is_capturing(self) -> bool:
-        """Whether the current stream captures."""
+        """Return whether the current stream captures."""
         return self.current_stream().is_capturing()
 
     def pool_handle(self) -> Handle:
-        """A token of a new pool."""
+        """Return a token of a new pool."""
         return self.pools.new_handle()
 
     def mem_pool_class(self) -> type[MemPool]:
-        """The class of its pools."""
+        """Return the class of its pools."""
         from cgraph._captures.sim_pools import SimMemPool
 
         return SimMemPool
 
     def mem_pool(self, handle: Handle) -> MemPool | None:
-        """The living pool of a token."""
+        """Return the living pool of a token."""
         return self.pools.known.get((handle[0], handle[1]))
 
     def mem_pools(self) -> Sequence[MemPool]:
-        """The living pools."""
+        """Return the living pools."""
         return list(self.pools.known.values())
 
     def generators(self) -> tuple[()]:
-        """Those of the CPU have no offset."""
+        """Return no generators: those of the CPU have no offset."""
         return ()
 
     def settle(self) -> None:
-        """Let go what only finished work still used."""
+        """Drop what only finished work still used."""
         self.device.collect()
 
     def pool_state(self, handle: Handle) -> PoolState:
-        """The segments and the blocks in use of a living pool."""
+        """Return the segments and the blocks in use of a living pool."""
         return self.pools.known[handle[0], handle[1]].state()
 
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
-        """Whether a tensor lies in memory of a living pool."""
+        """Return whether a tensor lies in memory of a living pool."""
         return self.pools.known[handle[0], handle[1]].find(tensor) is not None
 
     def poison(self, handle: Handle) -> None:
@@ -188,7 +188,7 @@ class Simulator:
         self.pools.known[handle[0], handle[1]].poison()
 
     def new_stream(self) -> _core.Stream:
-        """A new stream of the device."""
+        """Return a new stream of the device."""
         return _core.Stream(self.device)
 
     def stream(self, stream: Any) -> AbstractContextManager[object]:
@@ -202,12 +202,12 @@ class Simulator:
         return self._made_current(stream)
 
     def current_stream(self) -> _core.Stream:
-        """The current stream of this thread."""
+        """Return the current stream of this thread."""
         stream: _core.Stream = getattr(self._current, "stream", self.default_stream)
         return stream
 
     def stream_of_replay(self) -> _core.Stream:
-        """The current stream, for a replay; refuses one where another driver is in force."""
+        """Return the current stream for a replay; refuses one where another driver is in force."""
         if _driver.current() is not self:
             raise ForeignError(
                 f"a replay of a graph of {self.device.name}, which is not in force: replay it"
@@ -216,7 +216,7 @@ class Simulator:
         return self.current_stream()
 
     def synchronize(self) -> None:
-        """Run everything that is in flight; raises what a failed operator raised."""
+        """Run everything that is in flight; raises the exception of a failed operator."""
         self.core.drive()
         self.core.raise_failure()
         self.default_stream.synchronize()
@@ -235,7 +235,7 @@ class Simulator:
 
 
 def _forget_default_stream(simulator: Simulator) -> None:
-    """Let the stream that :class:`cgraph.graph` made for itself go with its device."""
+    """Drop the stream that :class:`cgraph.graph` made for itself, together with its device."""
     from cgraph.graphs import graph
 
     graph._forget_streams_of(simulator.device)
@@ -261,8 +261,8 @@ def use(simulator: Simulator | None = None, **options: Any) -> Iterator[Simulato
     The block that was entered last has the say, whichever thread did so, until it is left.
 
     Args:
-        simulator: The simulator; a new one with ``options`` if it is left out.
-        **options: Those of :class:`Simulator`.
+        simulator: The simulator; by default a new one with ``options``.
+        **options: The options of :class:`Simulator`.
     """
     from cgraph._torch import capturable_on_cpu
 

@@ -1,7 +1,7 @@
-"""The timeline of a memory pool: which blocks lived when, over the order of a capture.
+"""The timeline of a memory pool: the life of its blocks, over the order of a capture.
 
-A pool's memory is laid out once, while a graph is captured, and stays so for all replays. What
-counts is therefore the order of allocations and frees, and not the clock.
+A pool's memory is laid out once, while a graph is captured, and stays so for all replays. The order
+of allocations and frees therefore counts, not the clock.
 
 >>> events = [Event("alloc", 0, 512), Event("alloc", 512, 1024), Event("free", 0, 512)]
 >>> timeline = Timeline.of("pool", [(0, 2048)], events)
@@ -25,19 +25,19 @@ __all__ = ["Action", "Event", "Segment", "Span", "Timeline"]
 
 
 Action = Literal["alloc", "free"]
-"""What can happen to a block."""
+"""The possible actions on a block."""
 
 
 @dataclass(frozen=True)
 class Event:
-    """One thing that happened to a pool, in order.
+    """One action on a pool, in order.
 
     Attributes:
-        action: What happened to the block.
-        address: Where the block starts.
-        bytes: How large it is.
+        action: The action on the block.
+        address: The start of the block.
+        bytes: The size of the block.
         stream: The stream that it was allocated for.
-        label: Where it comes from, as in ``captured at model.py:33``, or an operator; may be empty.
+        label: The origin, as in ``captured at model.py:33``, or an operator; may be empty.
     """
 
     action: Action
@@ -52,13 +52,13 @@ class Span:
     """A block from its allocation to its end.
 
     Attributes:
-        address: Where it starts.
-        bytes: How large it is.
-        begin: The index of the event that allocated it; if it was there before, of the first event.
+        address: Its start.
+        bytes: Its size.
+        begin: The index of the event that allocated it; for an earlier block, of the first event.
         end: The index of the event that ended it; None if it is alive at the end (held).
         stream: The stream that it was allocated for.
-        label: Where it comes from; may be empty.
-        before: Whether it was there before the event ``begin``.
+        label: Its origin; may be empty.
+        before: True if it was there before the event ``begin``.
     """
 
     address: int
@@ -75,8 +75,8 @@ class Segment:
     """A region of device memory that a pool's blocks lie in.
 
     Attributes:
-        address: Where it starts.
-        bytes: How large it is.
+        address: Its start.
+        bytes: Its size.
     """
 
     address: int
@@ -88,11 +88,11 @@ class Timeline:
     """The blocks of one pool over the order of events.
 
     Attributes:
-        title: What the pool is called in the drawing.
-        segments: The pool's memory by address, none over another.
-        spans: The blocks by their begin, those that were there before first.
-        length: How many events there are.
-        marks: Where something begins, such as a capture: index of the event, and a text.
+        title: The pool's name in the drawing.
+        segments: The pool's memory by address, without overlaps.
+        spans: The blocks by their begin; earlier blocks come first.
+        length: Number of events.
+        marks: Beginnings, such as that of a capture: index of the event, and a text.
     """
 
     title: str
@@ -110,15 +110,15 @@ class Timeline:
         before: Iterable[tuple[int, int]] = (),
         marks: Iterable[tuple[int, str]] = (),
     ) -> Timeline:
-        """Find the blocks that a pool's events tell of.
+        """Find the blocks in a pool's events.
 
         A block that is freed and was never allocated here was there before. Events outside all
-        segments, and a second free of the same block, count as events and tell of no block.
+        segments, and a second free of the same block, count as events but belong to no block.
 
         Args:
-            title: What the pool is called in the drawing.
+            title: The pool's name in the drawing.
             segments: Address and bytes of each of the pool's segments.
-            events: What happened, in order.
+            events: The events, in order.
             before: Address and bytes of each block that was alive before the first event.
             marks: Index of an event, and a text to write there.
         """
@@ -139,8 +139,8 @@ class Timeline:
             elif not _inside(memory, *where):
                 continue
             elif event.action == "alloc":
-                # Memory is in one block at a time: what lies there was freed without an event, as
-                # happens to a block that ends between two recordings.
+                # Memory is in one block at a time: an overlapping block was freed without an event,
+                # for example between two recordings.
                 spans += [replace(old, end=index) for old in alive.take(*where)]
                 alive.add(Span(*where, index, None, event.stream, event.label))
             elif first:
@@ -163,7 +163,7 @@ class Timeline:
         return sum(segment.bytes for segment in self.segments)
 
     def in_use(self) -> list[int]:
-        """Bytes in blocks, before the first event and after each: one number more than events."""
+        """Return bytes in blocks, before the first event and after each: one more than events."""
         changes = [0] * (self.length + 2)
         for span in self.spans:
             begin, end = self.steps(span)
@@ -172,16 +172,16 @@ class Timeline:
         return list(accumulate(changes[:-1]))
 
     def steps(self, span: Span) -> tuple[int, int]:
-        """The first step in which a block lives, and the first in which it does no more.
+        """Return the first step in which a block lives, and the first in which it no longer does.
 
         Step 0 is before the first event, step ``i + 1`` after the event ``i``. Every block lives
-        for one step at least.
+        for at least one step.
         """
         begin = span.begin if span.before else span.begin + 1
         return begin, self.length + 1 if span.end is None else span.end + 1
 
     def joined(self, other: Timeline) -> Timeline:
-        """The timeline of this and, after it, of a later capture into the same pool.
+        """Return the timeline of this and, after it, of a later capture into the same pool.
 
         Blocks that are alive at the end of this one continue until the other frees them. A block
         that the other found there, and this one does not know, was there before both, or came
@@ -218,8 +218,8 @@ class Timeline:
         """Draw the blocks as a map of the memory over the events, and the bytes in use below it.
 
         Args:
-            path: The file to write: ``.svg``, where each block has a tooltip with all that is known
-                of it, or ``.png`` or ``.pdf``, which need matplotlib.
+            path: The file to write: ``.svg``, where each block has a tooltip with all its data, or
+                ``.png`` or ``.pdf``, which need matplotlib.
 
         Raises:
             ArgumentError: The name ends in something else, or matplotlib is missing.
@@ -236,7 +236,7 @@ class Timeline:
 
 
 class _Alive:
-    """The blocks that are alive at one moment, none over another."""
+    """The blocks that are alive at one moment, without overlaps."""
 
     def __init__(self) -> None:
         self._spans: dict[int, Span] = {}
@@ -269,13 +269,13 @@ class _Alive:
 
 
 def _inside(segments: tuple[Segment, ...], address: int, count: int) -> bool:
-    """Whether all of a block lies in one of the segments, which are in order."""
+    """Return whether all of a block lies in one of the segments, which are in order."""
     place = bisect.bisect_right(segments, address, key=lambda segment: segment.address) - 1
     return place >= 0 and address + count <= segments[place].address + segments[place].bytes
 
 
 def _merged(segments: Iterable[Segment]) -> tuple[Segment, ...]:
-    """Segments in order; those that share bytes, as one that grew does, become one."""
+    """Return segments in order; segments that share bytes, as after growth, become one."""
     found: list[Segment] = []
     for segment in sorted(segments, key=lambda segment: segment.address):
         last = found[-1] if found else None

@@ -1,1 +1,1 @@
-"""What autograd has noted, and what graphs of forward and backward passes leave each other."""
+"""Autograd's records, and the effects of forward and backward graphs on each other."""

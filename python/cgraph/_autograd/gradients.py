@@ -12,10 +12,10 @@ __all__ = ["with_own_memory"]
 def with_own_memory(
     gradients: Sequence[torch.Tensor | None], others: Iterable[torch.Tensor]
 ) -> list[torch.Tensor | None]:
-    """Gradients, of which none shares memory with another one or with other tensors.
+    """Return gradients, none of which shares memory with another one or with other tensors.
 
     Autograd passes one tensor on as several gradients, and copies it where it becomes the ``.grad``
-    of several leaves. It could not see that here.
+    of several leaves. It could not detect that here.
     """
     storages = {_storage(other) for other in others if other.layout is torch.strided}
     own: list[torch.Tensor | None] = []

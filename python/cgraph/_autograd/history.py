@@ -1,4 +1,4 @@
-"""What autograd has noted of tensors: the nodes and leaves that a backward pass would reach."""
+"""Autograd's records of tensors: the nodes and leaves that a backward pass would reach."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ __all__ = ["leaves_behind", "leaves_behind_node", "nodes_behind"]
 
 
 def nodes_behind(tensors: Iterable[torch.Tensor]) -> Iterator[Any]:
-    """The nodes that a backward pass from tensors with a history would come through."""
+    """Yield the nodes that a backward pass from tensors with a history would visit."""
     return _behind([tensor.grad_fn for tensor in tensors])
 
 
@@ -29,16 +29,16 @@ def _behind(nodes: list[Any], ends: Iterable[Any] = ()) -> Iterator[Any]:
 def leaves_behind(
     tensors: Iterable[torch.Tensor], arguments: Iterable[torch.Tensor] = ()
 ) -> Iterator[torch.Tensor]:
-    """The leaves that a backward pass from tensors with a history would give gradients to.
+    """Yield the leaves that a backward pass from tensors with a history would give gradients to.
 
-    Those that it comes to through ``arguments`` are left out.
+    Leaves that it reaches through ``arguments`` are left out.
     """
     ends = [tensor.grad_fn for tensor in arguments]
     return _leaves_of(_behind([tensor.grad_fn for tensor in tensors], ends))
 
 
 def leaves_behind_node(node: Any) -> list[torch.Tensor]:
-    """The same of a node of autograd."""
+    """Return the leaves that a backward pass from a node of autograd would give gradients to."""
     return list(_leaves_of(_behind([node])))
 
 

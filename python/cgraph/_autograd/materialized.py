@@ -1,4 +1,4 @@
-"""Zeros as gradients of parameters that a function could use, and has not used in a call."""
+"""Zeros as gradients of parameters that a function could use and did not use in a call."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ __all__ = ["materialized"]
 
 
 def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """The function with results that depend on all parameters of the modules that it names.
+    """Make the function's results depend on all parameters of the modules that it names.
 
-    Each gets a gradient in a backward pass from them, zeros where the function has not used it. It
-    names what it finds in its closure, its globals, its object and its arguments.
+    Each gets a gradient in a backward pass from the results, zeros where the function has not used
+    it. It names the modules in its closure, its globals, its object and its arguments.
     """
-    # Which results have required gradients, by their structure: not in each call all do.
+    # Results that have required gradients, by their structure: not all do in each call.
     connected: dict[Any, set[int]] = {}
 
     @functools.wraps(fn, updated=())
@@ -44,7 +44,7 @@ def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
         }
         if not places or not unused:
             return result
-        # Each by itself: what one depends on is not to seem to be behind another.
+        # Each by itself: the dependencies of one result must not appear behind another.
         for place in places:
             leaves[place] = _torch.apply(_Unused, leaves[place], *unused.values())
         return tree_unflatten(leaves, spec)
@@ -53,7 +53,7 @@ def materialized(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 class _Unused(torch.autograd.Function):
-    """Passes a tensor on, and gives others zeros as gradients."""
+    """A node that passes a tensor on, and gives others zeros as gradients."""
 
     @staticmethod
     def forward(ctx: Any, end: torch.Tensor, *others: torch.Tensor) -> torch.Tensor:
@@ -66,5 +66,5 @@ class _Unused(torch.autograd.Function):
 
 
 def _has_gradients(leaf: Any) -> bool:
-    """Whether a leaf of a result is a tensor that may require a gradient."""
+    """Return whether a leaf of a result is a tensor that may require a gradient."""
     return isinstance(leaf, torch.Tensor) and (leaf.is_floating_point() or leaf.is_complex())

@@ -14,27 +14,27 @@ PINNED = (
     "an earlier result that somebody keeps has a history, which pins the gradients of weights to"
     " the default stream"
 )
-"""Why a call waits for that to be gone."""
+"""The reason that a call waits until the result is gone."""
 
-# What CUDA says of a capture that is to wait for the default stream, where gradients of such
+# CUDA's message about a capture that would wait for the default stream, where gradients of such
 # leaves are accumulated.
 _SAYS = "legacy stream depend on a capturing"
 _MARK = "cgraph.pinned"
 
 
 def is_pinning(error: BaseException) -> bool:
-    """Whether a capture broke as its backward pass came to a leaf that is pinned."""
+    """Return whether a capture broke as its backward pass came to a pinned leaf."""
     return _SAYS in str(error)
 
 
 class Pinned:
-    """The leaves that somebody's history holds, as long as it does.
+    """The leaves that a history holds, as long as it does.
 
-    Autograd has one node for a leaf, which it makes for the first history that needs it, on the
-    stream of that, and keeps as long as there is one.
+    Autograd has one node for a leaf, which it makes for the first history that needs it, on that
+    history's stream, and keeps as long as there is one.
 
     Args:
-        leaves: Those that a capture has come to.
+        leaves: The leaves that a capture has reached.
     """
 
     def __init__(self, leaves: Iterable[torch.Tensor]) -> None:
@@ -45,15 +45,15 @@ class Pinned:
 
     @property
     def are_held(self) -> bool:
-        """Whether one of them is held still: a node that is made anew has no mark."""
+        """True if one of them is still held: a new node has no mark."""
         if self._is_one_held() and not self._has_collected:
-            # What has broken a capture refers to itself, and to the history inside of it.
+            # The exception of a broken capture refers to itself, and to the history inside it.
             self._has_collected = True
             gc.collect()
         return self._is_one_held()
 
     def _is_one_held(self) -> bool:
-        # One that is frozen by now has no node.
+        # A leaf that is frozen now has no node.
         leaves = (one for one in self._leaves if one.requires_grad)
         return any(_MARK in _node_of(one).metadata for one in leaves)
 

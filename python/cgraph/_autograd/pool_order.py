@@ -1,4 +1,4 @@
-"""What replays of graphs that share a pool overwrite of each other's results."""
+"""The order of replays of graphs that share a pool and overwrite each other's results."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ class LentGradients:
     """Gradients that lie in the memory of a graph, which its replay has left.
 
     Args:
-        loans: Those that autograd may make the ``.grad`` of a leaf.
-        found: All that were handed out, and their static memory, as far as they lie there.
+        loans: Gradients that autograd may make the ``.grad`` of a leaf.
+        found: All gradients that were handed out, and their static memory, as far as they lie
+            there.
     """
 
     def __init__(
@@ -31,12 +32,12 @@ class LentGradients:
         found: Iterable[tuple[torch.Tensor | None, torch.Tensor | None]],
     ) -> None:
         self._loans = loans
-        # Of what nobody has any more there is nothing to save.
+        # Gradients that are no longer referenced need not be saved.
         ref = weakref.ref
         self._found = [(ref(one), own) for one, own in found if one is not None and own is not None]
 
     def end(self) -> None:
-        """The backward pass is through: somebody may keep what is the ``.grad`` of a leaf now."""
+        """Finish the backward pass: the ``.grad`` of a leaf may be referenced from now on."""
         ref = weakref.ref
         self._found += [
             (ref(grad), own) for leaf, own in self._loans if (grad := leaf.grad) is not None
@@ -44,7 +45,7 @@ class LentGradients:
         self._loans = ()
 
     def save(self) -> None:
-        """Give them memory of their own."""
+        """Give the gradients memory of their own."""
         for leaf, own in self._loans:
             _save(leaf.grad, own)
         for reference, own in self._found:
@@ -53,7 +54,7 @@ class LentGradients:
                 _save(_torch.living(reference), own)
 
     def save_of(self, leaf: torch.Tensor) -> None:
-        """The same for the gradient of a leaf."""
+        """Give the gradient of a leaf memory of its own."""
         grad = leaf.grad
         for one, own in self._loans:
             if one is leaf:
@@ -73,21 +74,21 @@ class OpenCall:
 
     @property
     def is_open(self) -> bool:
-        """Whether its backward pass is still to come, or under way on another thread.
+        """True if its backward pass is still to come, or under way on another thread.
 
-        One that is under way counts as overwritten, by its own replay.
+        A backward pass under way counts as overwritten, by its own replay.
         """
         return not self._is_done and (self._is_used or not self._is_overwritten)
 
     def overwrite(self) -> None:
-        """Another replay has taken the memory of what it saved."""
+        """Note that another replay has taken the memory of its saved tensors."""
         self._is_overwritten = True
 
     def use(self, name: str) -> None:
         """Begin the backward pass.
 
         Raises:
-            StateError: What the call saved is gone.
+            StateError: The saved tensors of the call are gone.
         """
         if self._is_used:
             raise StateError(
@@ -104,31 +105,32 @@ class OpenCall:
         self._is_used = True
 
     def end(self) -> None:
-        """The backward pass is through: others may overwrite what the call saved."""
+        """End the backward pass: others may overwrite the saved tensors."""
         self._is_done = True
 
 
 class PoolOrder:
     """The graphs of one pool, numbered in the order of their captures.
 
-    What a graph leaves may lie where graphs captured before it have their temporary memory. What a
-    forward pass saves is free once its backward pass is captured, and graphs captured after that
-    may use it. The replay of a graph thus overwrites the gradients of later ones, and what calls
-    saved whose two graphs are not captured before and after it.
+    The results of a graph may lie where graphs captured before it have their temporary memory.
+    Tensors that a forward pass saves are free once its backward pass is captured, and graphs
+    captured after that may use their memory. The replay of a graph thus overwrites the gradients of
+    later graphs, and the saved tensors of calls unless one of the call's two graphs is captured
+    before it and the other after it.
     """
 
     _all: ClassVar[weakref.WeakValueDictionary[Hashable, PoolOrder]] = weakref.WeakValueDictionary()
 
     def __init__(self) -> None:
         self._count = 0
-        # Of the graphs in these two the last one is the one to look at: the numbers ascend, those
-        # of open calls' backward passes descend.
+        # In both lists only the last graph must be checked: the numbers ascend, and those of open
+        # calls' backward passes descend.
         self._open: list[tuple[int, int, weakref.ref[OpenCall]]] = []
         self._lent: list[tuple[int, LentGradients]] = []
 
     @classmethod
     def of(cls, pool: Hashable) -> PoolOrder:
-        """That of a pool, as long as somebody keeps it."""
+        """Return the order of a pool, as long as someone keeps it."""
         order = cls._all.get(pool)
         if order is None:
             order = cls._all[pool] = cls()
@@ -142,12 +144,12 @@ class PoolOrder:
             one.save_of(leaf)
 
     def number(self) -> int:
-        """The number of the next capture."""
+        """Return the number of the next capture."""
         self._count += 1
         return self._count
 
     def replaying(self, number: int) -> None:
-        """Give up what the replay of a graph overwrites, and save gradients from it."""
+        """Give up memory that the replay of a graph overwrites, and save gradients from it."""
         calls = self._open
         while calls and not calls[-1][0] < number < calls[-1][1]:
             if (call := calls.pop()[2]()) is not None:
@@ -156,23 +158,23 @@ class PoolOrder:
             self._lent.pop()[1].save()
 
     def opened(self, forward: int, backward: int) -> OpenCall:
-        """A forward pass was replayed whose backward pass may follow.
+        """Note a replay of a forward pass whose backward pass may follow.
 
         Args:
             forward: The number of its graph.
-            backward: That of the graph of its backward pass.
+            backward: The number of the graph of its backward pass.
         """
         call = OpenCall()
         self._open.append((forward, backward, weakref.ref(call)))
         return call
 
     def lend(self, number: int, lent: LentGradients) -> None:
-        """These gradients lie in the memory of the graph of this number."""
+        """Note that these gradients lie in the memory of the graph of this number."""
         self._lent.append((number, lent))
 
 
 def _save(grad: torch.Tensor | None, own: torch.Tensor) -> None:
-    """Let a gradient lie elsewhere, if it does where ``own`` does; whoever has it has it still."""
+    """Move a gradient out of the memory of ``own``; its references stay valid."""
     if grad is None or grad.layout is not torch.strided or grad.data_ptr() != own.data_ptr():
         return
     # In inference mode it would be a tensor that no backward pass can add to.

@@ -1,4 +1,4 @@
-"""The results of a break, in memory that the segments behind it can read at each replay."""
+"""The results of a break, in memory that the segments after it can read at each replay."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ __all__ = ["Bridge"]
 
 
 class Bridge:
-    """Takes the first result of a break, and puts later ones in its place.
+    """A holder of the first result of a break, which copies later results into it.
 
     Args:
         name: The break, for errors.
-        arguments: What it is called with.
-        device_type: Of the tensors that segments can read anew at each replay.
+        arguments: The arguments of its calls.
+        device_type: Type of device of the tensors that segments can read anew at each replay.
 
-    What stands for its results has no history: gradients get back by that of the break itself.
+    The tensors that stand for its results have no history: gradients get back by that of the break
+        itself.
     """
 
     def __init__(self, name: str, arguments: object, device_type: str) -> None:
@@ -36,7 +37,7 @@ class Bridge:
         self._spec: Any = None
 
     def first(self, call: Callable[[], Any]) -> Any:
-        """Call the break for the first time; what the code behind it is to get."""
+        """Call the break for the first time; return the result for the code after it."""
         results, self._spec = tree_flatten(call())
         storages = [_storage(r) if _is_tensor(r) else None for r in results]
         watched: list[tuple[_Kept, _torch.WeakStorage]] = []
@@ -47,14 +48,14 @@ class Bridge:
                 made.is_shared = storages.count(storage) > 1
                 watched.append((made, made.first))
         for kept, first in watched:
-            # Only here all that the break itself has made is gone; a history holds it as well.
+            # Only here everything that the break itself made is gone; a history holds it as well.
             has_others = not kept.has_history and first.get() is not None
             kept.is_shared = kept.is_shared or has_others
             del kept.first
         return tree_unflatten(results, self._spec)
 
     def later(self, result: Any) -> None:
-        """Put the result of a later call in the place of the first one.
+        """Put the result of a later call in place of the first one.
 
         Raises:
             CaptureError: It does not fit there.
@@ -74,14 +75,14 @@ class Bridge:
 
     @property
     def is_none(self) -> bool:
-        """Whether the first result was None."""
+        """True if the first result was None."""
         single = self._leaves[0] if self._spec.is_leaf() else None
         return isinstance(single, _Constant) and single.put(None) is None
 
     def check(self) -> None:
-        """Raise if what followed has written to a result that others hold, too.
+        """Raise if the following code has written to a result that others hold, too.
 
-        It has written to a copy: theirs would have changed in eager.
+        It has written to a copy: in eager, theirs would have changed.
         """
         for leaf in self._leaves:
             if isinstance(leaf, _Kept) and leaf.is_shared and leaf.is_written():
@@ -92,7 +93,7 @@ class Bridge:
                 )
 
     def _leaf(self, value: Any, storage: int | None) -> tuple[_Constant | _Kept, Any]:
-        """How later values get into the place of one leaf, and what stands there."""
+        """Return how later values get into the place of one leaf, and what stands there."""
         if not _is_tensor(value) or value.device.type != self._device_type:
             if _is_tensor(value) and value.requires_grad:
                 raise CaptureError(
@@ -125,17 +126,17 @@ class Bridge:
 
 
 class _Constant:
-    """What must stay equal."""
+    """A value that must stay equal."""
 
     def __init__(self, value: Any) -> None:
-        # What can be changed in place stays as it is now.
+        # Values that can be changed in place are kept as they are now.
         can_change = is_array(value) or isinstance(value, set)
         self._value = (
             value.clone() if _is_tensor(value) else copy.copy(value) if can_change else value
         )
 
     def put(self, value: Any) -> str | None:
-        """Say what was expected if the value is another one."""
+        """Return the expected value, as text, if the value differs."""
         constant = self._value
         if _is_tensor(constant):
             is_equal = _equal(value, constant)
@@ -151,21 +152,21 @@ class _Kept:
 
     Attributes:
         tensor: The memory.
-        first: The first result's.
-        has_history: Whether the first result has one, which holds it as well.
-        is_shared: Whether somebody holds the first result, so that writing to the copy differs.
+        first: The memory of the first result.
+        has_history: True if the first result has a history, which holds it as well.
+        is_shared: True if others hold the first result, so that writing to the copy differs.
     """
 
     def __init__(self, first: torch.Tensor) -> None:
         self.tensor = (first.detach() if first.requires_grad else first).clone()
         self.first = _torch.WeakStorage(first)
         self.has_history = first.requires_grad
-        # Autograd holds results as well; who else does cannot be told then.
+        # Autograd holds results as well; other holders cannot be told apart then.
         self._is_known = not first.is_inference()
         self.is_shared = False
 
     def put(self, value: Any) -> str | None:
-        """Copy the value into the memory; says what was expected if it does not fit."""
+        """Copy the value into the memory; return the expected one, as text, if it does not fit."""
         own = self.tensor
         if not _is_tensor(value) or _type(value) != _type(own):
             return _brief(own)
@@ -176,7 +177,7 @@ class _Kept:
         return None
 
     def is_written(self) -> bool:
-        """Whether an operator has written to the memory."""
+        """True if an operator has written to the memory."""
         return self._is_known and self.tensor._version > 0
 
 
@@ -203,7 +204,7 @@ def _equal(value: Any, constant: Any) -> bool:
 
 
 def _line(spec: Any) -> str:
-    """The structure of a result in one line."""
+    """Return the structure of a result in one line."""
     return " ".join(str(spec).split())
 
 

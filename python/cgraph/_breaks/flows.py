@@ -1,12 +1,12 @@
-"""How gradients get back through the breaks of a captured function.
+"""Gradients through the breaks of a captured function.
 
 In eager the history of a result leads through the break. Here each call of the break has a history
-of its own, which begins with its arguments, and the captured one has a node in its place. Where the
-captured backward pass comes to that node, it has a break as well, which runs back through the
+of its own, which begins with its arguments, and the captured history has a node in its place. Where
+the captured backward pass comes to that node, it has a break as well, which runs back through the
 history of the last call.
 
-That of what the function returns is captured after it (``outer_flows.py``), a backward pass inside
-of it with it (``inner_flows.py``).
+The backward pass of the function's result is captured after the function (``outer_flows.py``), a
+backward pass inside the function with it (``inner_flows.py``).
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ WAY_BACK = (
     "make it a parameter of a module that the function names, pass it as an argument, or call under"
     " torch.no_grad()"
 )
-"""What to do about a tensor that would get no gradient."""
+"""Advice for a tensor that would get no gradient."""
 
 
 class Flow(ABC):
     """A break whose calls have a history of their own.
 
     Args:
-        work: What the break does.
+        work: The work of the break.
         place: The line that has called it.
         arguments: Its first positional and keyword arguments.
         divides: The capture.
 
     Attributes:
-        divides: The capture that is under way; None where there is none.
+        divides: The capture that is under way; None if there is none.
     """
 
     def __init__(self, work: Work, place: str, arguments: Any, divides: Breakable) -> None:
@@ -53,7 +53,7 @@ class Flow(ABC):
         self._fn = work.fn
         self._name, self._title = work.name, f"{work.name} ({place})"
         leaves = tree_flatten(arguments)[0]
-        # These are found where the history ends, as others that the break uses.
+        # These are found where the history ends, as are others that the break uses.
         self._parameters: dict[int, torch.Tensor] = {
             place: leaf for place, leaf in enumerate(leaves) if isinstance(leaf, torch.nn.Parameter)
         }
@@ -63,7 +63,7 @@ class Flow(ABC):
         numbers = {number: index for index, number in enumerate(outer)}
         # Containers take longer.
         self._is_flat = not arguments[1] and list(map(id, arguments[0])) == list(map(id, leaves))
-        # Which of them a leaf of the arguments is; None for one that requires no gradient.
+        # Indices of leaves of the arguments; None for one that requires no gradient.
         self._indices = [numbers.get(id(leaf)) for leaf in leaves]
         self._begun = _torch.autograd_sequence()
         # The results that require gradients, by their places among the leaves.
@@ -76,9 +76,9 @@ class Flow(ABC):
         """Call the break; the results have a history that begins with the arguments.
 
         Raises:
-            CaptureError: It begins elsewhere, the break has registered a hook on an argument or
-                given it a gradient, or a result requires a gradient that required none in the first
-                call.
+            CaptureError: The history begins elsewhere, the break has registered a hook on an
+                argument or given it a gradient, or a result requires a gradient that required none
+                in the first call.
         """
         leaves, spec = (list(args), None) if self._is_flat else tree_flatten((args, kwargs))
         self._inner = inner = {}
@@ -120,17 +120,17 @@ class Flow(ABC):
         return result
 
     def connected(self, result: Any) -> Any:
-        """The first result, as the code behind the break gets it, with the node in its history.
+        """Return the first result for the code after the break, with the node in its history.
 
         Args:
-            result: What was made of the first result, in the same containers, without history.
+            result: A copy of the first result, in the same containers, without history.
         """
         inputs, self._outer = self._inputs(), ()
         if not self._connected:
             return result
         leaves, spec = tree_flatten(result)
         ends = (leaves[place] for place in self._connected)
-        # A break may record what it does where its caller does not.
+        # A break may record its operators where its caller does not.
         with torch.enable_grad():
             made = _torch.apply(_Node, self, *ends, *inputs)
         for place, end in zip(self._connected, made, strict=True):
@@ -144,23 +144,24 @@ class Flow(ABC):
         """Let the backward pass that is being captured have a break here.
 
         Returns:
-            Gradients of what :meth:`connected` has put before the node in the history.
+            Gradients of the tensors that :meth:`connected` has put before the node in the history.
 
         Raises:
-            CaptureError: None is, one that cannot be divided, or one that has a history itself.
+            CaptureError: No backward pass is being captured, or it cannot be divided or has a
+                history itself.
         """
 
     def settle(self) -> bool:
-        """End the capture of the forward pass; whether calls still need the flow."""
+        """End the capture of the forward pass; return whether calls still need the flow."""
         return True
 
     @abstractmethod
     def _look_at_first_call(self) -> None:
-        """Note what it has recorded."""
+        """Note the history of the first call."""
 
     @abstractmethod
     def _inputs(self) -> tuple[torch.Tensor, ...]:
-        """What comes before the node in the history."""
+        """Return the tensors before the node in the history."""
 
     def _divided(
         self,
@@ -184,11 +185,11 @@ class Flow(ABC):
                 " which has no second derivatives"
             )
         if refusal is not None:
-            # In the break, so that the capture fails also if somebody catches it.
+            # Raise in the break, so that the capture fails even if someone catches it.
             back = stand_in = functools.partial(_refuse, refusal)
         name = f"gradients of {self._name}"
         work = Work(back, name, is_backward=True, stand_in=stand_in)
-        # Who looks at the capture sees this break as all others.
+        # The capture shows this break like all others.
         capture = innermost() or self.divides
         found: tuple[torch.Tensor | None, ...] = capture.run(work, gradients, {})
         return found
@@ -196,7 +197,7 @@ class Flow(ABC):
     def _pairs(
         self, gradients: tuple[torch.Tensor | None, ...], live: frozenset[int] | None = None
     ) -> tuple[list[torch.Tensor], list[torch.Tensor]]:
-        """The results of the last call that get gradients, and these."""
+        """Return the results of the last call that get gradients, and the gradients."""
         pairs = [
             (self._results[place], gradient)
             for number, (place, gradient) in enumerate(
@@ -207,13 +208,13 @@ class Flow(ABC):
         return [end for end, _ in pairs], [gradient for _, gradient in pairs]
 
     def _arguments(self) -> list[torch.Tensor]:
-        """The leaves that the last call got as arguments, each once."""
+        """Return the leaves that the last call got as arguments, each once."""
         return [one for _, one in sorted(self._inner.items())]
 
     def _leaves_behind(
         self, ends: Sequence[torch.Tensor], *, arguments: bool = False
     ) -> list[torch.Tensor]:
-        """Leaves that results depend on, with or without those that stand for arguments."""
+        """Return leaves that results depend on, with or without those that stand for arguments."""
         own = () if arguments else {id(one) for one in self._inner.values()}
         leaves = {id(one): one for one in (*leaves_behind(ends), *ends) if one.is_leaf}
         return [one for number, one in leaves.items() if number not in own]
@@ -226,19 +227,19 @@ class Flow(ABC):
         behind: Sequence[torch.Tensor],
         keeps: bool,
     ) -> list[torch.Tensor | None]:
-        """Gradients of arguments and of leaves behind."""
+        """Return gradients of arguments and of leaves behind the results."""
         found: Sequence[torch.Tensor | None] = [None] * (len(inner) + len(behind))
         if ends:
-            # Hooks of leaves run when the gradients get to them, behind the graph's own node.
+            # Hooks of leaves run when the gradients get to them, after the graph's own node.
             with self._guard.opened(), _torch.hooks_aside(behind):
                 found = torch.autograd.grad(
                     ends, (*inner, *behind), given, allow_unused=True, retain_graph=keeps
                 )
-        # What is handed on as it is lies where the next segment may write.
+        # Gradients that are passed on unchanged lie where the next segment may write.
         return with_own_memory(found, given)
 
     def _uses_older(self) -> str | None:
-        """Why a break is refused that has used what was recorded before it; None if it has not."""
+        """Return why a break that used what was recorded before is refused; None if it has not."""
         nodes = nodes_behind(self._results.values())
         if not any(_torch.sequence_of(node) < self._begun for node in nodes):
             return None
@@ -258,12 +259,12 @@ def _refuse(reason: str, *_: torch.Tensor | None) -> None:
 
 
 def no_way_back(user: str, tensor: torch.Tensor) -> CallableError:
-    """The error of something that requires a gradient of a tensor which would not get one."""
+    """Return the error of a user that requires a gradient of a tensor that would not get one."""
     return CallableError(f"{unreached(user, tensor)}: {WAY_BACK}")
 
 
 def unreached(user: str, tensor: torch.Tensor) -> str:
-    """What is said of something that requires a gradient of a tensor which would not get one."""
+    """Return the text about a user that requires a gradient of a tensor that would not get one."""
     return (
         f"{user} requires a gradient of a tensor of shape {list(tensor.shape)} that is no argument"
         " and in no module that the function names"
@@ -273,7 +274,7 @@ def unreached(user: str, tensor: torch.Tensor) -> str:
 class _Guard:
     """The hook of arguments, which refuses gradients that come another way.
 
-    It does not know the flow: autograd would keep that alive in a circle.
+    It does not know the flow: autograd would keep that alive in a cycle.
     """
 
     def __init__(self, title: str) -> None:
@@ -282,7 +283,7 @@ class _Guard:
 
     @contextmanager
     def opened(self) -> Iterator[None]:
-        """A context in which gradients may come."""
+        """Let gradients come in the ``with`` block."""
         before, self._is_open = self._is_open, True
         try:
             yield
@@ -290,7 +291,7 @@ class _Guard:
             self._is_open = before
 
     def __call__(self, _: torch.Tensor) -> None:
-        """A gradient has come."""
+        """Refuse a gradient outside of :meth:`opened`."""
         if not self._is_open:
             raise CaptureError(
                 f"a gradient got to an argument of the break {self._title} by what the break has"
@@ -299,7 +300,7 @@ class _Guard:
 
 
 class _Node(torch.autograd.Function):
-    """Stands for a break in the captured history."""
+    """A node that stands for a break in the captured history."""
 
     @staticmethod
     def forward(ctx: Any, flow: Flow, *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -315,5 +316,5 @@ class _Node(torch.autograd.Function):
 
 
 def requires_gradient(leaf: Any) -> bool:
-    """Whether a leaf of arguments or results is a tensor that requires a gradient."""
+    """Return whether a leaf of arguments or results is a tensor that requires a gradient."""
     return isinstance(leaf, torch.Tensor) and leaf.requires_grad

@@ -1,4 +1,4 @@
-"""The streams that join an open capture, seen by watching who waits for whom."""
+"""The streams that join an open capture, found by watching which stream waits for which."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Forks:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """See the waits of this thread in the ``with`` block."""
+        """Watch the waits of this thread in the ``with`` block."""
         _install()
         before = getattr(_local, "forks", None)
         _local.forks = self
@@ -45,7 +45,7 @@ class Forks:
             _uninstall()
 
     def begin(self) -> None:
-        """A segment begins: the streams of the one before belong to it as well.
+        """Begin a segment: the streams of the previous one belong to it as well.
 
         In eager their work could go on where it was.
         """
@@ -56,14 +56,14 @@ class Forks:
         self._joined = joined
 
     def end(self, is_last: bool) -> None:
-        """Let the capturing stream wait for the others, but for what the user has to join."""
+        """Let the capturing stream wait for the others, except those that the user must join."""
         sides = self._joined if is_last else self.streams
         self._joined = [side for side in sides if captures(side)]
         for side in self._joined:
             self._stream.wait_stream(side)
 
     def note(self, stream: Any) -> None:
-        """A stream has waited for another one, and may be in the capture therefore."""
+        """Note that a stream has waited for another one, and may be in the capture therefore."""
         if stream == self._stream or not captures(stream):
             return
         if stream not in self.streams:
@@ -72,14 +72,14 @@ class Forks:
             self._joined.remove(stream)
 
     def note_record(self, stream: Any, event: Any) -> None:
-        """An event was recorded."""
+        """Note that an event was recorded."""
         self._recorded.pop(id(event), None)
         if stream == self._stream or stream in self.streams:
-            # With the event, whose id is its own as long as it lives.
+            # Kept with the event, whose id is unique only while it lives.
             self._recorded[id(event)] = (event, self._segment)
 
     def is_past(self, stream: Any, event: Any) -> bool:
-        """Whether a stream was to wait for an event of a segment before this one.
+        """Return whether a stream was to wait for an event of an earlier segment.
 
         CUDA would refuse. A stream that does not capture joins this segment instead.
         """
@@ -94,7 +94,7 @@ class Forks:
 
 
 def captures(stream: Any) -> bool:
-    """Whether a stream captures, without making it current."""
+    """Return whether a stream captures, without making it current."""
     if isinstance(stream, _core.Stream):
         return stream.is_capturing()
     device = _core.Device.cuda(stream.device_index)
@@ -120,7 +120,7 @@ def _install() -> None:
 
 
 def _uninstall() -> None:
-    """Put the methods back, after the last user."""
+    """Restore the methods, after the last user."""
     global _users
     with _lock:
         _users -= 1

@@ -1,6 +1,6 @@
-"""How gradients get back through the breaks of a captured function in a backward pass inside of it.
+"""Gradients through the breaks of a captured function, in a backward pass inside the function.
 
-What lies behind that, as the step of an optimizer, is captured with the gradients that there are.
+Work after that, such as the step of an optimizer, is captured with the existing gradients.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ __all__ = ["InnerFlow"]
 
 
 class InnerFlow(Flow):
-    """One whose gradients come back in a backward pass inside of the function.
+    """A flow whose gradients come back in a backward pass inside the function.
 
-    Those that get gradients are arguments, and the leaves of the first call: what lies behind the
-    backward pass, as the step of an optimizer, is captured with them.
+    The tensors that get gradients are arguments, and the leaves of the first call: work after the
+    backward pass, such as the step of an optimizer, is captured with them.
     """
 
     def __init__(self, work: Work, place: str, arguments: Any, divides: Breakable) -> None:
         super().__init__(work, place, arguments, divides)
         self._may_materialize = work.materialize_grads
         self._leaves: list[torch.Tensor] = []
-        # Why no backward pass may come here.
+        # The reason that no backward pass may come here.
         self._refusal: str | None = None
-        # How many come through a call, and how many have; the first is known behind the capture.
+        # Number of passes through a call, allowed and done; the first is known after the capture.
         self._passes, self._passed = 0, 0
         self._is_captured = False
 
@@ -49,16 +49,16 @@ class InnerFlow(Flow):
         """Run back through the last call.
 
         Args:
-            keeps: Whether another backward pass may come through the same call.
-            wanted: The places among arguments and leaves of those that get gradients.
-            gradients: Those of results.
+            keeps: True if another backward pass may come through the same call.
+            wanted: The indices, among arguments and leaves, of those that get gradients.
+            gradients: The gradients of results.
 
         Returns:
-            Those of arguments and leaves, zeros where there is none.
+            The gradients of arguments and leaves, zeros where there is none.
 
         Raises:
-            CaptureError: It is a second backward pass that the first one has left nothing for, or
-                comes to a leaf that the first call has not used, or not for the same results.
+            CaptureError: It is a second backward pass, for which the first one has left nothing, or
+                it comes to a leaf that the first call has not used, or not for the same results.
         """
         if self._connected and not self._results and self._passed:
             raise CaptureError(
@@ -101,14 +101,14 @@ class InnerFlow(Flow):
         if self._passes:
             return True
         self._forget()
-        # What it does may depend on whether its arguments require gradients.
+        # Its work may depend on whether its arguments require gradients.
         return any(index is not None for index in self._indices)
 
     def _wanted(self, gradients: tuple[torch.Tensor | None, ...]) -> frozenset[int]:
-        """The places of those that get gradients from these results.
+        """Return the indices of the tensors that get gradients from these results.
 
-        Those that only other results depend on get none, and those that no result depends on get
-        zeros: in another call one may.
+        Tensors that only other results depend on get none, and tensors that no result depends on
+        get zeros: in another call a result may depend on them.
         """
         ends, _ = self._pairs(gradients)
         live = {id(one) for one in self._leaves_behind(ends, arguments=True)}

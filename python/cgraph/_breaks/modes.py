@@ -1,4 +1,4 @@
-"""The modes of torch that Python code runs under: grad mode, inference mode, autocast."""
+"""The torch modes that Python code runs under: grad mode, inference mode, autocast."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ __all__ = ["Modes"]
 
 
 class Modes(NamedTuple):
-    """What this thread runs operators under.
+    """The modes that this thread runs operators under.
 
     Attributes:
-        grad: Whether autograd records.
-        inference: Whether inference mode is on.
-        cache: Whether autocast keeps what it has cast.
-        autocast: For each type of device, whether autocast is on, and the type that it casts to.
+        grad: True if autograd records.
+        inference: True if inference mode is on.
+        cache: True if autocast keeps its casts.
+        autocast: For each type of device, its autocast state and the type that it casts to.
     """
 
     grad: bool
@@ -28,7 +28,7 @@ class Modes(NamedTuple):
 
     @classmethod
     def now(cls, device_type: str) -> Modes:
-        """Those in force, with autocast of a type of device and of the host."""
+        """Return the modes in force, with autocast of a type of device and of the host."""
         types = sorted({device_type, "cpu"})
         return cls(
             torch.is_grad_enabled(),
@@ -39,7 +39,7 @@ class Modes(NamedTuple):
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Run the ``with`` block under these."""
+        """Run the ``with`` block under these modes."""
         with ExitStack() as modes:
             modes.enter_context(torch.inference_mode(self.inference))
             modes.enter_context(torch.set_grad_enabled(self.grad))

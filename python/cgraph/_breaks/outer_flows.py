@@ -1,4 +1,4 @@
-"""How gradients of what a captured function returns get back through its breaks."""
+"""Gradients of a captured function's results, through its breaks."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ __all__ = ["OuterFlow", "live_results"]
 
 
 class OuterFlow(Flow):
-    """One whose gradients come back in a captured backward pass of what the function returns.
+    """A flow whose gradients come back in a captured backward pass of the function's result.
 
     Attributes:
-        anchor: A leaf that results depend on, also if no argument requires a gradient. Who asks for
-            its gradient has the break run back for the parameters that it uses.
-        live: Which of the results that require gradients are to get some in the next backward pass,
-            by their numbers; None for all.
+        anchor: A leaf that results depend on, even if no argument requires a gradient. A request
+            for its gradient makes the break run back for the parameters that it uses.
+        live: The results that require gradients and are to get some in the next backward pass, by
+            their numbers; None for all.
     """
 
     def __init__(self, work: Work, place: str, arguments: Any, divides: Breakable) -> None:
@@ -30,7 +30,7 @@ class OuterFlow(Flow):
         self._forward = divides
         self.anchor = torch.zeros((), requires_grad=True)
         self.live: frozenset[int] | None = None
-        # What has stood for parameters in the first call, whose history leads to it.
+        # The stand-ins for parameters in the first call, whose history leads to them.
         self._reals: Mapping[int, torch.Tensor] = {}
         self._found: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
@@ -46,9 +46,9 @@ class OuterFlow(Flow):
         self._parameters = {place: parameters.get(id(one), one) for place, one in pairs}
 
     def taken(self) -> list[tuple[torch.Tensor, torch.Tensor | None]]:
-        """Leaves that the break has found elsewhere than in its arguments, and their gradients.
+        """Return leaves that the break found outside its arguments, and their gradients.
 
-        Those of the last backward pass; they are given once.
+        They are those of the last backward pass, and are returned once.
         """
         found, self._found = self._found, []
         return found
@@ -89,12 +89,12 @@ class OuterFlow(Flow):
         return self.anchor, *self._outer
 
     def _like_gradients(self, *_: torch.Tensor | None) -> tuple[torch.Tensor, ...]:
-        """What :meth:`back` will return is like this; the history is still to be run back."""
+        """Return tensors like the result of :meth:`back`; the history is still to be run back."""
         return tuple(map(torch.zeros_like, self._arguments()))
 
 
 def live_results(output: Any) -> set[tuple[OuterFlow, int]]:
-    """The results of breaks that an output of a captured function depends on, by their numbers."""
+    """Return the results of breaks that an output of a captured function depends on, by numbers."""
     if not requires_gradient(output):
         return set()
     ends = [(output.grad_fn, output.output_nr)]

@@ -33,20 +33,20 @@ class Session:
         stream: The stream of the captures.
         pool: Their pool.
         mode: Their error mode.
-        generators: What random numbers are drawn from besides the default generator.
-        flow: How gradients get back through breaks.
-        at_break: Lets what a break does find the gradients of the present replay.
-        in_break: Gives the blocks in which breaks run.
-        may_be_empty: Whether a capture of nothing is no mistake.
-        runs: Whether segments and breaks run as soon as they are captured. Otherwise breaks have
+        generators: Generators that random numbers are drawn from besides the default one.
+        flow: Makes the flow of gradients through a break.
+        at_break: Lets the work of a break find the gradients of the present replay.
+        in_break: Returns the contexts in which breaks run.
+        may_be_empty: True if a capture of nothing is not a mistake.
+        runs: True if segments and breaks run as soon as they are captured. Otherwise breaks have
             stand-ins.
 
     Attributes:
         driver: The driver in force.
         stream: The stream of the captures.
-        generators: What random numbers are drawn from besides the default generator.
+        generators: Generators that random numbers are drawn from besides the default one.
         forks: The side streams.
-        flows: How gradients get back through each of the breaks.
+        flows: The flows of gradients through the breaks, one for each.
     """
 
     def __init__(
@@ -85,13 +85,13 @@ class Session:
         """Begin a segment on the capturing stream, which is current."""
         segment = CUDAGraph()
         segment._statics = statics
-        # In a backward pass torch runs each node in the modes that the pass has begun with.
+        # In a backward pass torch runs each node in the modes in which the pass began.
         segment._resumes = self._last
         for generator in self.generators:
             segment.register_generator_state(generator)
         segment.capture_begin(pool=self._pool, capture_error_mode=self._mode)
         self._open, self._last = segment, segment._recording
-        # Where nothing runs, what ran before the capture is not read yet.
+        # Where nothing runs, the results of earlier work are not read yet.
         self._keep_contents(not self._runs or bool(self._steps))
         self._modes_inside = _torch.mode_count()
         self.forks.begin()
@@ -123,40 +123,40 @@ class Session:
         return result
 
     def stop(self) -> None:
-        """End the capture here: what was captured is launched, and what follows runs eagerly.
+        """End the capture here: the captured work is launched, and the following work runs eagerly.
 
-        A break that does not end. It may come inside of an operator.
+        This is a break that does not end. It may come inside an operator.
         """
         self._in_break = True
         with self.driver.stream(self.stream):
             self._end(is_last=True)
 
     def leave_modes(self) -> None:
-        """Leave the dispatch modes of a capture that was ended inside of an operator."""
+        """Leave the dispatch modes of a capture that was ended inside an operator."""
         if self._last is not None:
             self._last.leave_modes()
 
     @property
     def has_broken(self) -> bool:
-        """Whether a break has run, and what comes before it."""
+        """True if a break has run, and with it the earlier work."""
         return any(isinstance(step, Break) for step in self._steps)
 
     @property
     def kept(self) -> Sequence[Any]:
-        """What breaks keep for their replays."""
+        """The objects that breaks keep for their replays."""
         return [step.arguments for step in self._steps if isinstance(step, Break)]
 
     def _new_break(self, work: Work, args: Any, kwargs: Any) -> Break:
         given, streams = (args, kwargs), tuple(self.forks.streams)
         if work.is_pause or work.is_backward:
             return Break(self.driver, work, given, streams)
-        # Whether or not gradients are recorded here: it may record what it does.
+        # Whether or not gradients are recorded here, the break may record its own.
         flow = self._flow(work, user_line() or "", given, self)
         self.flows.append(flow)
         return Break(self.driver, work, given, streams, flow)
 
     def finish(self, results: Sequence[torch.Tensor] = ()) -> list[CUDAGraph | Break]:
-        """End the last segment, which copies these results; the steps of a replay."""
+        """End the last segment, which copies these results; return the steps of a replay."""
         if self._failure is not None:
             raise CaptureError(
                 "the function went on after a break or its backward pass had raised, and what"
@@ -172,16 +172,16 @@ class Session:
         return self._steps
 
     def close(self) -> None:
-        """Let go of all, after the end or a failure."""
+        """Drop everything, after the end or a failure."""
         for flow in self.flows:
             flow.divides = None
         self._steps, self._last = [], None
 
     def fail(self, error: BaseException) -> None:
-        """Throw everything away."""
+        """Discard everything."""
         self._abandon(error)
         if self._last is not None:
-            # In a break the modes were left, and behind a node of autograd's they are back.
+            # In a break the modes were left, and after a node of autograd's they are back.
             self._last.leave_modes()
         self._keep_contents(False)
         self._keep_breaks()
@@ -194,9 +194,10 @@ class Session:
         self.close()
 
     def _keep_breaks(self) -> None:
-        """Let the replays in flight of any segment keep what the breaks hold.
+        """Let the replays in flight of all segments keep the objects of the breaks.
 
-        Of any: where a replay stopped half way, the later ones were last replayed elsewhere.
+        Of all segments: where a replay stopped half way, the later ones were last replayed
+            elsewhere.
         """
         breaks = [step for step in self._steps if isinstance(step, Break)]
         for step in self._steps:
@@ -204,7 +205,7 @@ class Session:
                 step.retain_object(breaks)
 
     def _end(self, is_last: bool) -> None:
-        """End the segment that is open, and replay it: a capture computes nothing."""
+        """End the open segment, and replay it: a capture computes nothing."""
         segment = self._open
         assert segment is not None
         self.forks.end(is_last)
@@ -221,7 +222,7 @@ class Session:
         self._keep_contents(not is_last)
 
     def _keep_contents(self, keeps: bool) -> None:
-        """Let a simulated pool poison nothing while later segments may read what is there."""
+        """Keep a simulated pool unpoisoned while later segments may read its contents."""
         segments = [one for one in (*self._steps, self._open) if isinstance(one, CUDAGraph)]
         pool = self.driver.mem_pool(segments[0].pool()) if segments else None
         if isinstance(pool, SimMemPool):
@@ -240,10 +241,10 @@ class Break:
 
     Args:
         driver: The driver in force.
-        work: What is called.
+        work: The work to call.
         arguments: Its positional and keyword arguments.
         streams: The side streams of the capture until now.
-        flow: How gradients get back through it; None if they do not.
+        flow: The flow of gradients through it; None if they do not get back.
 
     Attributes:
         title: Its name, and the line that called it.
@@ -269,30 +270,30 @@ class Break:
 
     @property
     def arguments(self) -> tuple[Any, Any]:
-        """What each replay calls it with."""
+        """The arguments of each replay."""
         return self._arguments
 
     def first(self) -> Any:
-        """Run it in the capture; what the code behind it gets."""
+        """Run it in the capture; return the result for the code after it."""
         if self._work.is_pause:
             # Autocast may be casting, and its cache is locked.
             return self._bridge.first(self._call)
-        # What autocast has cast in a segment belongs to that, and what it casts here is gone later.
+        # A segment's autocast casts belong to it, and the break's own are gone later.
         torch.clear_autocast_cache()
         result = self._bridge.first(self._call)
         if self._flow is not None:
             result = self._flow.connected(result)
         torch.clear_autocast_cache()
-        # Replays neither need nor may extend the history of the capture.
+        # Replays neither need the capture's history nor may extend it.
         if any(_has_history(leaf) for leaf in tree_iter(self._arguments)):
             self._arguments = tree_map(_without_history, self._arguments)
         return result
 
     def stand_in(self) -> Any:
-        """Let the code behind it get what is like its result, where the capture runs nothing.
+        """Return a stand-in for its result, for the code after it where the capture runs nothing.
 
         Raises:
-            CaptureError: What that is like is known only when it runs.
+            CaptureError: The form of the result is known only when it runs.
         """
         stand_in = self._work.stand_in
         if stand_in is None:
@@ -313,7 +314,7 @@ class Break:
             self._bridge.later(self._call())
 
     def native(self) -> Any:
-        """What native code calls: the function itself, if nothing is needed around it."""
+        """Return the step for native code: the bare function, if nothing is needed around it."""
         modes, (args, kwargs) = self._modes, self._arguments
         if self._streams or any(enabled for _, enabled, _ in modes.autocast):
             return self
@@ -324,7 +325,7 @@ class Break:
         """End the capture.
 
         Raises:
-            CaptureError: The code behind it did with the result what a replay cannot do.
+            CaptureError: The code after it used the result in a way that a replay cannot repeat.
         """
         self._bridge.check()
         if self._flow is not None and not self._flow.settle():

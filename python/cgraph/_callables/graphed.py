@@ -34,29 +34,29 @@ __all__ = ["Graphed", "Sample", "reached"]
 
 
 class Sample:
-    """The arguments that a callable is captured with.
+    """The sample arguments of a callable, for its capture.
 
     Attributes:
         tensors: The tensors among their leaves, in order.
     """
 
     def __init__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        # Their order is the caller's affair.
+        # Their order is the caller's choice.
         kwargs = dict(sorted(kwargs.items()))
         self._args, self._kwargs = args, kwargs
         self._leaves, self._spec = _torch.tree_flatten((args, kwargs))
         self._paths = _torch.leaf_names((args, kwargs))
         self.tensors = tuple(leaf for leaf in self._leaves if isinstance(leaf, torch.Tensor))
         # Calls with these arguments need no look into containers.
-        # Whether what is no tensor must be what it was.
+        # True if non-tensor arguments must equal those of the sample.
         self.compares_constants = True
         self._is_flat = not kwargs and all(isinstance(one, torch.Tensor) for one in args)
 
     def separate(self, others: Iterable[torch.Tensor]) -> None:
         """Give tensors that share memory with others, or within themselves, memory of their own.
 
-        Otherwise they could not hold what later calls give, and ``autograd.grad`` would count the
-        gradient of a tensor that stands for two arguments twice.
+        Otherwise they could not hold the values of later calls, and ``autograd.grad`` would count
+        the gradient of a tensor that stands for two arguments twice.
         """
         taken = [_extent(other) for other in others]
         for place, leaf in enumerate(self._leaves):
@@ -72,14 +72,14 @@ class Sample:
         self._args, self._kwargs = _torch.tree_unflatten(self._leaves, self._spec)
 
     def call(self, function: Callable[..., Any]) -> Any:
-        """Call a function with them, or the forward of a module."""
+        """Call a function, or the forward of a module, with the arguments."""
         if isinstance(function, torch.nn.Module):
-            # What its __call__ does besides runs around the graphed forward.
+            # The rest of its __call__ runs around the graphed forward.
             return _torch.call_forward(function, self._args, self._kwargs)
         return function(*self._args, **self._kwargs)
 
     def named_tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors, with the paths that they are found by."""
+        """Yield the tensors, with their paths."""
         for path, leaf in zip(self._paths, self._leaves, strict=True):
             if isinstance(leaf, torch.Tensor):
                 yield path, leaf
@@ -87,10 +87,10 @@ class Sample:
     def matched(
         self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[torch.Tensor, ...]:
-        """The tensors of a later call, in the places of those of the sample.
+        """Return the tensors of a later call, in the order of those of the sample.
 
         Raises:
-            ArgumentError: The arguments are put together in another way, or a constant differs.
+            ArgumentError: The arguments have another structure, or a constant differs.
         """
         if self._is_flat and not kwargs and len(args) == len(self.tensors):
             for argument in args:
@@ -130,7 +130,7 @@ class Sample:
 
 
 class Graphed:
-    """A graphed function. Called as the one that it was made of.
+    """A graphed function, called like the original one.
 
     Args:
         captured: Its captured passes.
@@ -138,14 +138,14 @@ class Graphed:
         clone_gradients: Give copies of gradients.
 
     Attributes:
-        kept: What lives as long as one of its calls may need it.
+        kept: An object that lives as long as one of its calls may need it.
     """
 
     kept: Sequence[Any] = ()
 
     def __init__(self, captured: Pass, clone_outputs: bool, clone_gradients: bool) -> None:
         self.name = captured.name
-        # Keeps alive what was captured, and what it was captured from.
+        # Keeps the capture and its sources alive.
         self._captured = captured
         self._order = captured.order
         self._sample = captured.sample
@@ -161,8 +161,8 @@ class Graphed:
         self._grad_inputs = captured.grad_inputs
         self._count = len(captured.sample.tensors)
         self._parameters = captured.parameters
-        # Autograd would call the hooks of others, without a gradient. What breaks use is known only
-        # in the backward pass.
+        # Autograd would call the hooks of other parameters, without a gradient. The parameters that
+        # breaks use are known only in the backward pass.
         own = captured.grad_inputs[self._count :]
         self._used_places = [
             place for place, one in enumerate(own) if one is not None or captured.flows
@@ -188,7 +188,7 @@ class Graphed:
         self._last: weakref.ref[OpenCall] | None = None
 
     def take_any_constants(self) -> None:
-        """Leave it to the caller to compare what is no tensor among the arguments."""
+        """Leave the comparison of non-tensor arguments to the caller."""
         self._sample.compares_constants = False
 
     def stand_for(self, parameters: Mapping[int, torch.Tensor]) -> None:
@@ -213,7 +213,7 @@ class Graphed:
         return tuple(filter(None, (self._captured.forward, self._captured.backward)))
 
     def as_run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Make a call that returns what the capture of its forward pass has computed."""
+        """Make a call that returns the results computed at the capture of its forward pass."""
         self._has_run = True
         try:
             return self(*args, **kwargs)
@@ -222,7 +222,7 @@ class Graphed:
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """Where the forward pass is broken up for eager work."""
+        """The breaks of the forward pass, for eager work."""
         return getattr(self._captured.forward, "breaks", ())
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -240,13 +240,13 @@ class Graphed:
         return _torch.tree_unflatten(outputs, self._spec)
 
     def forward(self, tensors: tuple[torch.Tensor, ...]) -> tuple[Any, ...]:
-        """Replay the forward pass; the outputs without history."""
+        """Replay the forward pass; return the outputs without history."""
         self._order.replaying(self._captured.forward_number)
         try:
             if self._has_run:
                 pass
             elif self._captured.flows:
-                # Breaks record what they do, and would each have to change the mode.
+                # Breaks record their operators, and would each have to change the mode.
                 with torch.enable_grad():
                     self._replay(tensors)
             else:
@@ -284,7 +284,7 @@ class Graphed:
         return [self._outputs[place]._version for place in self._captured.saved]
 
     def opened(self) -> OpenCall:
-        """The call that was just made, whose backward pass may follow."""
+        """Return the last call, whose backward pass may follow."""
         numbers = self._captured.forward_number, self._captured.backward_number
         call = self._order.opened(*numbers)
         self._last = weakref.ref(call)
@@ -292,7 +292,7 @@ class Graphed:
 
     @property
     def is_open(self) -> bool:
-        """Whether the backward pass of the last call may still run."""
+        """True if the backward pass of the last call may still run."""
         call = None if self._last is None else self._last()
         return call is not None and call.is_open
 
@@ -301,12 +301,12 @@ class Graphed:
         owners: list[torch.Tensor | bool],
         grads: tuple[torch.Tensor | None, ...],
     ) -> tuple[torch.Tensor | None, ...]:
-        """Replay the backward pass; a gradient for each input and each parameter that is used.
+        """Replay the backward pass; return a gradient for each input and each used parameter.
 
         Args:
-            owners: For each input the leaf whose ``.grad`` the gradient may become, or whether to
-                copy it.
-            grads: Of the outputs.
+            owners: For each input the leaf whose ``.grad`` the gradient may become, or True to copy
+                it.
+            grads: Gradients of the outputs.
         """
         assert self._backward is not None
         self._order.replaying(self._captured.backward_number)
@@ -335,7 +335,7 @@ class Graphed:
                 found.append(own.detach())
                 if isinstance(owner, torch.Tensor):
                     loans.append((owner, own))
-        # Each time new objects, which autograd may keep as ``.grad`` without a copy.
+        # New objects each time, which autograd may keep as ``.grad`` without a copy.
         for own in grad_inputs[self._count :]:
             found.append(None if own is None else own.detach())
         lent = LentGradients([*self._lent_parameters, *loans], zip(found, grad_inputs, strict=True))
@@ -344,17 +344,17 @@ class Graphed:
         return self._of_used(self._with_those_of_breaks(found))
 
     def _of_used(self, found: tuple[torch.Tensor | None, ...]) -> tuple[torch.Tensor | None, ...]:
-        """The gradients of what autograd knows the node to depend on."""
+        """Return the gradients of the inputs, and of the parameters that the node depends on."""
         if len(self._used_parameters) == len(self._parameters):
             return found
         used = (found[self._count + place] for place in self._used_places)
         return *found[: self._count], *used
 
     def of_all(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """The gradients of all inputs and parameters.
+        """Return the gradients of all inputs and parameters.
 
         Args:
-            found: What the node has passed on, those of parameters that are used at the end.
+            found: The gradients that the node has passed on; those of used parameters come last.
         """
         first = len(found) - len(self._used_places)
         of_parameters: list[torch.Tensor | None] = [None] * len(self._parameters)
@@ -365,7 +365,7 @@ class Graphed:
     def _with_those_of_breaks(
         self, found: list[torch.Tensor | None]
     ) -> tuple[torch.Tensor | None, ...]:
-        """Add the gradients of parameters that breaks have used, which is known only now."""
+        """Add the gradients of parameters that breaks have used, which are known only now."""
         if not self._captured.flows:
             return tuple(found)
         given = [one for flow in self._captured.flows for one in flow.taken()]
@@ -380,13 +380,13 @@ class Graphed:
         return tuple(found)
 
     def _live(self, flow: OuterFlow, grads: tuple[torch.Tensor | None, ...]) -> frozenset[int]:
-        """Which results of a break the loss depends on."""
+        """Return the results of a break that the loss depends on."""
         known = zip(self._captured.live, grads, strict=True)
         live = (one for found, grad in known if grad is not None for one in found)
         return frozenset(number for owner, number in live if owner is flow)
 
     def _used(self, grads: tuple[torch.Tensor | None, ...]) -> list[torch.Tensor | None]:
-        """The gradients of what the loss depends on, through the outputs that have gradients."""
+        """Return the gradients of the loss's dependencies, through outputs with gradients."""
         known = zip(self._captured.reached, grads, strict=True)
         used = frozenset[int]().union(*(one for one, grad in known if grad is not None))
         return [own if place in used else None for place, own in enumerate(self._grad_inputs)]
@@ -423,16 +423,16 @@ class Graphed:
 
 
 def reached(outputs: Sequence[Any], pass_inputs: Sequence[torch.Tensor]) -> list[frozenset[int]]:
-    """For each output the places of the tensors that it depends on, as autograd knows it.
+    """Return for each output the indices of the tensors that it depends on, as autograd knows it.
 
-    Those that none is known to depend on count for each.
+    Tensors that no output is known to depend on count for each.
     """
     places = {id(tensor): place for place, tensor in enumerate(pass_inputs)}
     with_grad = [_is_tensor(output) and output.requires_grad for output in outputs]
     if sum(with_grad) == 1:
         return [frozenset(places.values()) if one else frozenset() for one in with_grad]
     found = [
-        # One that is returned as it is depends on itself.
+        # A tensor that is returned as it is depends on itself.
         frozenset(
             places[one] for one in map(id, (output, *leaves_behind([output]))) if one in places
         )
@@ -476,10 +476,9 @@ class _Replay(torch.autograd.Function):
         finally:
             ctx.call.end()
         if torch.is_grad_enabled():
-            # Somebody may want a second derivative (create_graph=True), which would miss all that
-            # the graph computes.
+            # A second derivative (create_graph=True) would miss everything that the graph computes.
             leaves = [owner for owner in ctx.owners if isinstance(owner, torch.Tensor)]
-            # By these, or where nobody has them any more by what is behind them.
+            # Through these, or where they are gone through the leaves behind them.
             inner = [one for one in (reference() for reference in ctx.inner) if one is not None]
             behind = leaves_behind_node(ctx) if len(inner) < len(ctx.inner) else []
             sources = (torch.zeros((), requires_grad=True), *grads, *leaves, *inner, *behind)
@@ -489,7 +488,7 @@ class _Replay(torch.autograd.Function):
 
 
 class _NoSecond(torch.autograd.Function):
-    """Passes gradients on and refuses to be differentiated, by what they depend on."""
+    """A node that passes gradients on and refuses to be differentiated by their dependencies."""
 
     @staticmethod
     def forward(
@@ -507,10 +506,11 @@ class _NoSecond(torch.autograd.Function):
 
 
 def _owner(tensor: torch.Tensor) -> torch.Tensor | bool:
-    """The tensor if it is a leaf; otherwise whether its gradient is to be copied.
+    """Return the tensor if it is a leaf; otherwise True to copy its gradient, or False.
 
-    What another graphed callable gets is copied there. Other operators may hand a gradient on as it
-    is, as ``view`` and ``+`` do, until it becomes the ``.grad`` of a leaf that nobody knows here.
+    Another graphed callable copies its gradients itself. Other operators may pass a gradient on
+    unchanged, as ``view`` and ``+`` do, until it becomes the ``.grad`` of a leaf that is unknown
+    here.
     """
     if not tensor.requires_grad:
         return False
@@ -520,12 +520,12 @@ def _owner(tensor: torch.Tensor) -> torch.Tensor | bool:
 
 
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses that a tensor lies between."""
+    """Return the addresses that a tensor lies between."""
     return _torch.span_of(tensor) if tensor.layout is torch.strided else (0, 0)
 
 
 def _sum(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
-    """The sum of two gradients; torch adds a sparse one to a dense one only in that order."""
+    """Add two gradients; torch adds a sparse one to a dense one only in that order."""
     return other + one if one.is_sparse else one + other
 
 

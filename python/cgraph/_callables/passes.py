@@ -1,4 +1,4 @@
-"""The passes of a callable, captured."""
+"""The captured passes of a callable."""
 
 from __future__ import annotations
 
@@ -66,21 +66,21 @@ class Pass:
 
     Attributes:
         forward: The graph of the forward pass.
-        backward: That of the backward pass; None where no output needs one.
-        order: Numbers the graphs of their pool.
-        sample: What it was captured with.
-        parameters: Those of the module that require a gradient.
-        frozen: Those that do not.
+        backward: The graph of the backward pass; None where no output needs one.
+        order: The order of the graphs of their pool.
+        sample: The arguments of the capture.
+        parameters: The module's parameters that require a gradient.
+        frozen: The module's parameters that do not.
         outputs: The leaves of what the callable returned.
-        spec: How they are put together.
-        grad_outputs: Where the backward pass reads the gradients of the outputs.
-        grad_inputs: Where it leaves those of the inputs and parameters.
-        reached: For each output the places of those that it depends on.
-        flows: How gradients get back through the breaks of the forward pass.
+        spec: Their structure.
+        grad_outputs: The memory from which the backward pass reads the gradients of the outputs.
+        grad_inputs: The memory where it leaves those of the inputs and parameters.
+        reached: For each output the indices of the tensors that it depends on.
+        flows: The flows of gradients through the breaks of the forward pass.
         live: For each output the results of breaks that it depends on.
-        saved: The places of outputs that the backward pass reads.
-        records: Whether gradients were recorded at the capture.
-        function: Kept alive with what it refers to; None for a module.
+        saved: The indices of outputs that the backward pass reads.
+        records: True if gradients were recorded at the capture.
+        function: Kept alive with the objects that it refers to; None for a module.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class Pass:
 
     @property
     def pass_inputs(self) -> tuple[torch.Tensor, ...]:
-        """All that gradients may be asked for."""
+        """All tensors that may get gradients."""
         return (*self.sample.tensors, *self.parameters)
 
     def forget_history(self) -> None:
@@ -126,13 +126,13 @@ class Pass:
 
 
 class Captures:
-    """Captures passes into one pool, on one stream.
+    """A maker of captured passes in one pool, on one stream.
 
     Args:
         pool: The pool.
         stream: The stream.
         mode: The capture error mode.
-        annotations: Whether nodes get annotations.
+        annotations: True if nodes get annotations.
     """
 
     def __init__(self, pool: Pool, stream: Any, mode: str, annotations: bool = False) -> None:
@@ -198,7 +198,7 @@ class Captures:
 
 
 class DividedCaptures(Captures):
-    """Captures passes in segments, divided by the breaks of the forward pass."""
+    """A maker of passes in segments, divided by the breaks of the forward pass."""
 
     def _forward(
         self, body: Callable[[], Any], sample: Sample
@@ -237,7 +237,7 @@ def _gradients(
             " a module that owns them, or graph it under torch.no_grad()"
         )
     try:
-        # Backward passes run outside of it, as torch asks for, in the types of the forward pass.
+        # Backward passes run outside of it, as torch requires, in the types of the forward pass.
         with _torch.without_autocast("cuda", "cpu"):
             return torch.autograd.grad(
                 outputs, inputs, grads, only_inputs=True, allow_unused=allow_unused
@@ -254,7 +254,7 @@ def _gradients(
 
 
 def parameters_of(function: Any) -> tuple[torch.Tensor, ...]:
-    """The parameters of a module; none of another callable."""
+    """Return the parameters of a module; none for another callable."""
     return tuple(function.parameters()) if isinstance(function, torch.nn.Module) else ()
 
 
@@ -279,7 +279,7 @@ def _needs_grad(output: Any) -> bool:
 
 
 def name_of(function: Callable[..., Any] | str) -> str:
-    """What errors call a callable."""
+    """Return the name of a callable, for errors."""
     if isinstance(function, str):
         return function
     return getattr(function, "__qualname__", type(function).__qualname__)

@@ -1,1 +1,1 @@
-"""Behind ``report``: its words, tables and page."""
+"""Behind ``report``: its texts, tables and page."""

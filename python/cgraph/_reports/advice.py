@@ -1,4 +1,4 @@
-"""What to do about a key of a graphed function, in words."""
+"""Advice about a key of a graphed function, as text."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 
 __all__ = ["advice"]
 
-# Each costs a capture; the first few may be a start that had to settle.
+# Each costs a capture; the first few may be part of the start.
 _MANY = 3
 _ELSE = "see what a capture refuses, and the fix of each: cgraph.explain(fn, *args)"
-# What to do about a key that is seldom replayed, without and with sizes=.
+# Advice for a key that is seldom replayed, without and with sizes=.
 _SELDOM = (
     "leave it eager, or give sizes= so that more calls share a graph",
     "nothing if its calls are still to come; else leave its size out of sizes=, so that its calls"
@@ -24,7 +24,7 @@ _SELDOM = (
 
 
 def advice(key: KeyReport) -> str | None:
-    """What to do about a key; None if it is fine."""
+    """Return advice for a key; None if it is fine."""
     if key.state == "eager":
         return key.fix or _ELSE
     if key.state == "observed":
@@ -37,7 +37,7 @@ def advice(key: KeyReport) -> str | None:
 
 
 def _about_seldom(key: KeyReport, captures: int) -> str:
-    """What is to be said of captures that no more than one replay each has made use of."""
+    """Return a text about captures that were used by at most one replay each."""
     took = in_time(key.capture_seconds)
     if captures == 1:
         return f"captured in {took} and never replayed again"
@@ -45,7 +45,7 @@ def _about_seldom(key: KeyReport, captures: int) -> str:
 
 
 def _about_rerecordings(rerecorded: tuple[Rerecording, ...]) -> list[str]:
-    """What to do about places, or evictions, that made a key be captured many times."""
+    """Return advice about places, or evictions, that made a key be captured many times."""
     places, evicted = Counter[str](), 0
     for one in rerecorded:
         if one.argument is not None:

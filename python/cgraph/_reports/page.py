@@ -1,4 +1,4 @@
-"""Reports of graphed functions as one page of HTML that needs nothing else."""
+"""Reports of graphed functions as one page of HTML that needs no other files."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ __all__ = ["fragment", "page"]
 
 _LEGEND = "Sorted by how often a key was replayed."
 
-# A class of its own, as notebooks show the content among that of others.
+# A class of its own, as notebooks show the content together with other content.
 _STYLE = """
 .cgraph-report {
   color-scheme: light dark; --ink: #1f2630; --faint: #5b6573; --rule: #d5dae1; --ground: #ffffff;
@@ -56,7 +56,7 @@ body { margin: 0; }
 
 
 def page(functions: Sequence[FunctionReport]) -> str:
-    """A whole page, which is XML too."""
+    """Return a whole page, which is also XML."""
     policy = "default-src 'none'; style-src 'unsafe-inline'"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8"/>\n'
@@ -68,7 +68,7 @@ def page(functions: Sequence[FunctionReport]) -> str:
 
 
 def fragment(functions: Sequence[FunctionReport]) -> str:
-    """The content of a page, with its style."""
+    """Return the content of a page, with its style."""
     said = f"<p>{escape(text.totals(functions))}</p>" if len(functions) != 1 else ""
     parts = [f"<style>{_STYLE}</style>", said, *map(_function, functions)]
     return '<div class="cgraph-report">\n' + "\n".join(filter(None, parts)) + "\n</div>"
@@ -95,7 +95,7 @@ def _table(function: FunctionReport) -> str:
 
 
 def _body(key: KeyReport) -> str:
-    """A key's row, and one below it for what is to be said in words."""
+    """Return a key's row, and one below it for its notes."""
     row = []
     for place, cell in enumerate(text.cells(key)):
         if place == 0:
@@ -114,5 +114,5 @@ def _body(key: KeyReport) -> str:
 
 
 def _words(place: int) -> str:
-    """The class of a column of words: the first two."""
+    """Return the class of a text column: the first two."""
     return ' class="words"' if place < 2 else ""

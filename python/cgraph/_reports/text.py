@@ -1,4 +1,4 @@
-"""Reports of graphed functions as tables, and the cells and sentences that their page has too."""
+"""Reports of graphed functions as tables, and the cells and sentences that the page shares."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _NOT_CALLED = "It was not called yet."
 
 
 def text(functions: Sequence[FunctionReport]) -> str:
-    """All functions, each with its table and what is to be said of its keys."""
+    """Return all functions, each with its table and the notes about its keys."""
     if not functions:
         return _NOTHING
     parts = [totals(functions)] if len(functions) > 1 else []
@@ -36,7 +36,7 @@ def text(functions: Sequence[FunctionReport]) -> str:
 
 
 def totals(functions: Sequence[FunctionReport]) -> str:
-    """The sums over all functions in one sentence."""
+    """Return the sums over all functions in one sentence."""
     if not functions:
         return _NOTHING
     keys = [key for function in functions for key in function.keys]
@@ -44,22 +44,22 @@ def totals(functions: Sequence[FunctionReport]) -> str:
 
 
 def heading(function: FunctionReport) -> str:
-    """A function's name, and the line of its definition."""
+    """Return a function's name, and the line of its definition."""
     return _one_line(function.name + _place(function.where))
 
 
 def summary(function: FunctionReport) -> str:
-    """The sums over a function's keys in one sentence."""
+    """Return the sums over a function's keys in one sentence."""
     return _sums([function], len(function.keys)) if function.keys else _NOT_CALLED
 
 
 def in_order(keys: Iterable[KeyReport]) -> list[KeyReport]:
-    """Keys by how often they were replayed, the most first."""
+    """Return the keys by number of replays, the most first."""
     return sorted(keys, key=lambda key: -key.replays)
 
 
 def cells(key: KeyReport) -> list[str]:
-    """A key's row below :data:`HEAD`."""
+    """Return a key's row below :data:`HEAD`."""
     return [
         _one_line(key.key),
         key.state,
@@ -72,7 +72,7 @@ def cells(key: KeyReport) -> list[str]:
 
 
 def notes(key: KeyReport) -> list[tuple[str, str]]:
-    """What is to be said of a key in words: what each is about, and the words."""
+    """Return notes about a key: the subject of each, and its text."""
     found = []
     if key.reason is not None or key.where is not None:
         about = "why" if key.state != "captured" else "why some calls ran eagerly"
@@ -123,5 +123,5 @@ def _place(where: str | None) -> str:
 
 
 def _one_line(words: str) -> str:
-    """Words without line ends, which would tear a table apart, and what no page can hold."""
+    """Remove line ends, which would break a table, and unprintable characters."""
     return printable(" ".join(words.split()))

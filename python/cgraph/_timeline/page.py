@@ -1,4 +1,4 @@
-"""The drawing of a pool's timeline: a map of its memory over the events, bytes in use below it."""
+"""The drawing of a pool's timeline: a map of its memory over the events, bytes in use below."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 __all__ = ["page"]
 
-# Neighbours take turns in the shades of their kind, so that thin boxes can be told apart.
+# Neighbours alternate between the shades of their kind, so that thin boxes can be told apart.
 _SHADES = {
     "temporary": ("#8dbbe8", "#76abe0", "#a5c9ee"),
     "held at the end": ("#f4b063", "#efa04a", "#f7c182"),
@@ -30,7 +30,7 @@ _LEAST_HEIGHT, _LETTER = 1.2, 6.2
 
 
 class _Frame(NamedTuple):
-    """Where the plots are, and how wide a step is."""
+    """The positions of the plots, and the width of a step."""
 
     left: float
     width: float
@@ -76,7 +76,7 @@ def _kind(span: Span) -> str:
 
 
 def _legend(timeline: Timeline) -> list[Shape]:
-    """The kinds of blocks that occur, and how often."""
+    """Return the kinds of blocks that occur, with their counts."""
     counts = Counter(map(_kind, timeline.spans))
     shapes: list[Shape] = []
     x: float = _MARGIN
@@ -92,9 +92,9 @@ def _legend(timeline: Timeline) -> list[Shape]:
 
 
 def _rows(segments: tuple[Segment, ...], top: float) -> list[tuple[Segment, float, float]]:
-    """Each segment with its top and height, the highest address first.
+    """Return each segment with its top and height, the highest address first.
 
-    Heights are as the bytes are, but for small segments, which would be too low to see.
+    Heights are proportional to bytes, except for small segments, which would be too low to see.
     """
     least = min(max(800 / max(len(segments), 1) - _GAP, 4), 24)
     total = sum(segment.bytes for segment in segments)
@@ -109,7 +109,7 @@ def _rows(segments: tuple[Segment, ...], top: float) -> list[tuple[Segment, floa
 def _map(
     timeline: Timeline, rows: list[tuple[Segment, float, float]], frame: _Frame
 ) -> list[Shape]:
-    """The segments with their sizes, and the blocks in them."""
+    """Return the segments with their sizes, and the blocks in them."""
     shapes: list[Shape] = []
     for segment, y, height in rows:
         tip = f"segment of {_exact(segment.bytes)} at {segment.address:#x}"
@@ -155,7 +155,7 @@ def _block(
 
 
 def _name(span: Span, box: Box) -> list[Shape]:
-    """What is written into a box: its size, and its label below it, if there is room for them."""
+    """Return the text in a box: its size, and its label below, if there is room."""
     letters = (box.width - 12) / _LETTER
     size = in_units(span.bytes)
     if box.height < 14 or letters < len(size):
@@ -167,7 +167,7 @@ def _name(span: Span, box: Box) -> list[Shape]:
 
 
 def _tip(span: Span) -> str:
-    """All that is known of a block, a line for each thing."""
+    """Return all data of a block, one line for each item."""
     lines = [
         f"{_exact(span.bytes)} at {span.address:#x}",
         f"from: {'before ' if span.before else ''}event {span.begin}",
@@ -178,7 +178,7 @@ def _tip(span: Span) -> str:
 
 
 def _chart(timeline: Timeline, frame: _Frame, top: float) -> list[Shape]:
-    """Bytes in use over the events, with the peak."""
+    """Return the bytes in use over the events, with the peak."""
     left, right, bottom = frame.left, frame.left + frame.width, top + _CHART
     if timeline.length == 0:
         nothing = "No events were recorded."
@@ -194,7 +194,7 @@ def _chart(timeline: Timeline, frame: _Frame, top: float) -> list[Shape]:
     x = frame.x(at + 0.5)
     when = f"after event {at - 1}" if at else "before event 0"
     text = f"peak {in_units(peak)} {when}"
-    # The text is on that side of the peak where there is room.
+    # The text is on the side of the peak where there is room.
     peak_text = (
         Text(x + 8, high - 7, text, 12, _PEAK, "start", bold=True)
         if x < (left + right) / 2
@@ -215,7 +215,7 @@ def _chart(timeline: Timeline, frame: _Frame, top: float) -> list[Shape]:
 
 
 def _ticks(length: int, frame: _Frame, bottom: float) -> list[Shape]:
-    """Numbers of events below the chart, each where its event changes the memory."""
+    """Return event numbers below the chart, each where its event changes the memory."""
     steps = (factor * 10**power for power in range(12) for factor in (1, 2, 5))
     every = next(step for step in steps if length / step <= 12)
     shapes: list[Shape] = []
@@ -230,7 +230,7 @@ def _ticks(length: int, frame: _Frame, bottom: float) -> list[Shape]:
 
 
 def _marks(timeline: Timeline, frame: _Frame, bottom: float) -> list[Shape]:
-    """Lines through both plots where something begins; texts that would collide are left out."""
+    """Return lines through both plots at the marks; colliding texts are left out."""
     shapes: list[Shape] = []
     free_from = 0.0
     for index, text in sorted(timeline.marks):

@@ -1,6 +1,6 @@
 """Pages of boxes, lines and texts, and the two ways to write one: as SVG, or with matplotlib.
 
-Coordinates are pixels, from the left top corner of the page on.
+Coordinates are pixels from the top left corner of the page.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PIXELS_PER_INCH, _SHARPNESS = 100, 2
 
 
 class Box(NamedTuple):
-    """A rectangle; in SVG with a class and a tooltip, if they are given."""
+    """A rectangle; in SVG with a class and a tooltip, if given."""
 
     x: float
     y: float
@@ -59,7 +59,7 @@ class Box(NamedTuple):
 
 
 class Line(NamedTuple):
-    """A line through points; with a fill, the area that it closes."""
+    """A line through points; with a fill, the area that it encloses."""
 
     points: Sequence[tuple[float, float]]
     colour: str
@@ -106,7 +106,7 @@ class Dot(NamedTuple):
 
 
 class Text(NamedTuple):
-    """A line of text that starts, is centred or ends at x, with its base line at y."""
+    """A line of text that starts, is centred or ends at x, with its baseline at y."""
 
     x: float
     y: float
@@ -142,7 +142,7 @@ Shape: TypeAlias = Box | Line | Dot | Text
 
 
 class Page(NamedTuple):
-    """What to write: the size in pixels, a short title, and shapes, each over those before it."""
+    """A page: the size in pixels, a short title, and shapes, each drawn over the earlier ones."""
 
     width: float
     height: float
@@ -151,7 +151,7 @@ class Page(NamedTuple):
 
 
 def save_svg(page: Page, path: str | PathLike[str]) -> None:
-    """Write a page as SVG text that needs nothing else."""
+    """Write a page as SVG text that needs no other files."""
     width, height = _number(page.width), _number(page.height)
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}"'
@@ -167,10 +167,10 @@ def save_svg(page: Page, path: str | PathLike[str]) -> None:
 
 
 def save_with_matplotlib(page: Page, path: str | PathLike[str]) -> None:
-    """Write a page in the format that matplotlib takes from the path's suffix.
+    """Write a page in a matplotlib format, chosen by the path's suffix.
 
     Raises:
-        ArgumentError: There is no matplotlib.
+        ArgumentError: matplotlib is missing.
     """
     try:
         importlib.import_module("matplotlib")
@@ -196,7 +196,7 @@ def _points(pixels: float) -> float:
 
 
 def _number(value: float) -> str:
-    """Thousandths of a pixel, without trailing zeros."""
+    """Return thousandths of a pixel, without trailing zeros."""
     return f"{value:.3f}".rstrip("0").rstrip(".")
 
 
