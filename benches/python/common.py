@@ -96,7 +96,8 @@ def publish(
     """
     where = (
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda},"
-        f" Python {platform.python_version()}, cgraph {cgraph.__version__}"
+        f" Python {platform.python_version()}, cgraph {cgraph.__version__},"
+        f" {time.strftime('%Y-%m-%d')}"
     )
     text = f"## {title}\n\n{where}\n\n{table(head, rows)}\n"
     print(text)
@@ -108,7 +109,7 @@ def publish(
     _published.add(target)
     entry = {"target": target, "title": title, "where": where, "head": head, "rows": rows}
     with (folder / "history.jsonl").open("a") as out:
-        out.write(json.dumps({"date": time.strftime("%Y-%m-%d"), **entry}) + "\n")
+        out.write(json.dumps(entry) + "\n")
 
 
 _published: set[str] = set()

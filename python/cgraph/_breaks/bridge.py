@@ -11,7 +11,7 @@ import torch
 
 from cgraph import _torch
 from cgraph._python.values import is_array, is_same, tensors_behind
-from cgraph._torch import tree_flatten, tree_iter, tree_unflatten
+from cgraph._torch import tree_flatten, tree_unflatten
 from cgraph.errors import CaptureError
 
 __all__ = ["Bridge"]
@@ -22,17 +22,15 @@ class Bridge:
 
     Args:
         name: The break, for errors.
-        arguments: The arguments of its calls.
         device_type: Type of device of the tensors that segments can read anew at each replay.
 
     The tensors that stand for its results have no history: gradients get back by that of the break
         itself.
     """
 
-    def __init__(self, name: str, arguments: object, device_type: str) -> None:
+    def __init__(self, name: str, device_type: str) -> None:
         self._name = name
         self._device_type = device_type
-        self._of_arguments = {_storage(t) for t in tree_iter(arguments) if _is_tensor(t)} - {None}
         self._leaves: list[_Constant | _Kept] = []
         self._spec: Any = None
 

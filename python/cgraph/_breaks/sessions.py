@@ -266,7 +266,7 @@ class Break:
         self._streams = streams
         self._modes = Modes.now(driver.device_type)
         self._flow = flow
-        self._bridge = Bridge(f"the break {self.title}", arguments, driver.device_type)
+        self._bridge = Bridge(f"the break {self.title}", driver.device_type)
 
     @property
     def arguments(self) -> tuple[Any, Any]:
