@@ -142,7 +142,7 @@ class Observer(OperatorMode):
         self._is_paused = True
         self._device_type = device_type
         self._lines = lines
-        # A tensor may be given in several places, each of which has its own copy.
+        # A tensor may be given in several places, and each place has its own copy.
         firsts = {id(one): place for place, one in reversed([*enumerate(given)])}
         places = [firsts[id(one)] for one in given]
         self._inputs = {id(one): places[place] for place, one in enumerate(inputs)}
