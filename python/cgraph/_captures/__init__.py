@@ -1,1 +1,1 @@
-"""Captures and their memory on both drivers, as ``cgraph._driver`` asks for them."""
+"""Captures and their memory on both drivers, as ``cgraph._driver`` requires them."""

@@ -1,4 +1,4 @@
-"""The blocks of torch's caching allocator, as they are at one moment."""
+"""The blocks of torch's caching allocator at one moment."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _NO_POOL = (0, 0)
 
 
 def addressed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
-    """The blocks of a segment and where they start; one in the state ``active…`` is in use.
+    """Yield the blocks of a segment and their starts; one in the state ``active…`` is in use.
 
-    That counts also of a block that was freed while other streams may still use it.
+    A block that was freed while other streams may still use it counts as in use.
     """
     start = segment["address"]
     for block in segment["blocks"]:
@@ -27,10 +27,10 @@ def addressed(segment: dict[str, Any]) -> Iterator[tuple[int, dict[str, Any]]]:
 
 
 class Blocks:
-    """A snapshot of the allocator, to look addresses up in.
+    """A snapshot of the allocator, to look up addresses.
 
     Args:
-        snapshot: As ``torch.cuda.memory_snapshot()``, which is asked if it is left out.
+        snapshot: A result of ``torch.cuda.memory_snapshot()``, which is called if this is left out.
     """
 
     def __init__(self, snapshot: list[dict[str, Any]] | None = None) -> None:
@@ -39,7 +39,7 @@ class Blocks:
         self._starts = [segment["address"] for segment in self._segments]
 
     def pool(self, address: int) -> Handle | None:
-        """The token of the pool of an address: (0, 0) outside all pools, None outside torch."""
+        """Return the token of an address's pool: (0, 0) outside all pools, None outside torch."""
         segment = self._segment(address)
         if segment is None:
             return None
@@ -47,7 +47,7 @@ class Blocks:
         return first, second
 
     def active(self, address: int) -> tuple[int, int] | None:
-        """Start and size of the block that an address lies in, if something is alive in it.
+        """Return start and size of the block around an address, if something is alive in it.
 
         A block that was freed while other streams may still use it counts as alive.
         """
@@ -60,7 +60,7 @@ class Blocks:
         return None
 
     def is_active_in_pool(self, address: int) -> bool:
-        """Whether something is alive at an address, in a pool that graphs may share."""
+        """Return whether something is alive at an address, in a pool that graphs may share."""
         return self.pool(address) not in (None, _NO_POOL) and self.active(address) is not None
 
     def _segment(self, address: int) -> dict[str, Any] | None:

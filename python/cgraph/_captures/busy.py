@@ -1,4 +1,4 @@
-"""Whether this thread runs a function for the capture of a graphed one, warm-up included."""
+"""The mark of a thread that runs a function for its capture, warm-up included."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ _here = threading.local()
 
 
 def is_busy() -> bool:
-    """Whether graphed functions that are called now are part of another one.
+    """Return whether graphed functions that are called now are part of another one.
 
-    On a GPU a backward pass has a thread of autograd's, of which nobody says whose pass it is.
+    On a GPU a backward pass runs on autograd's thread, and nothing tells whose pass it is.
     """
     return getattr(_here, "is_busy", False) or (_core.is_any_busy() and is_autograds_thread())
 
 
 @contextmanager
 def busy() -> Iterator[None]:
-    """A ``with`` block in which they are, on this thread."""
+    """Let graphed functions in a ``with`` block on this thread be part of another one."""
     before = getattr(_here, "is_busy", False)
-    # Native entries ask only while somebody is.
+    # Native entries ask only while some thread is busy.
     _core.enter_busy()
     try:
         _here.is_busy = True

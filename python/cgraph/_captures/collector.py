@@ -10,16 +10,16 @@ from contextlib import contextmanager
 __all__ = ["collections_held_off", "gc_frozen"]
 
 _lock = threading.Lock()
-# How many blocks there are, and whether the collector was enabled before the first one.
+# The number of open blocks, and the state of the collector before the first one.
 _blocks = 0
 _was_enabled = False
 
 
 @contextmanager
 def collections_held_off() -> Iterator[None]:
-    """A ``with`` block in which no collection starts by itself, on any thread.
+    """Keep collections from starting by themselves in a ``with`` block, on any thread.
 
-    It might take a graph or a pool of torch's, which CUDA frees, and that ends all captures.
+    A collection might take a graph or a pool of torch's; CUDA frees it, and that ends all captures.
     """
     global _blocks, _was_enabled
     with _lock:
@@ -38,9 +38,9 @@ def collections_held_off() -> Iterator[None]:
 
 @contextmanager
 def gc_frozen() -> Iterator[None]:
-    """Let the garbage collector leave alone what there is: captures make many objects."""
+    """Hide existing objects from the garbage collector: captures make many new ones."""
     if gc.get_freeze_count():
-        # Somebody froze what we would thaw; so does Python 3.12 when it starts.
+        # Other code froze objects that we would thaw; Python 3.12 does so when it starts.
         with collections_held_off():
             yield
         return

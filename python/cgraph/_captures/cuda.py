@@ -61,7 +61,7 @@ class Cuda:
         side = self._side_stream(device, ordinal)
         _torch.release_outliving()
         _torch.make_handles(ordinal)
-        # Nothing of cgraph tries to wait for the device from here on: that would end the capture.
+        # cgraph does not wait for the device from here on: that would end the capture.
         mark = device.mark_capture()
         handle = cuda_pools.resolve(pool, ordinal, side)
         watch = liveness.LivenessMode() if check_liveness else None
@@ -70,43 +70,43 @@ class Cuda:
         )
 
     def is_capturing(self) -> bool:
-        """Whether torch's current stream captures."""
+        """Return whether torch's current stream captures."""
         return _torch.is_capturing()
 
     def generators(self) -> list[torch.Generator]:
-        """The current device's default generator."""
+        """Return the current device's default generator."""
         return [torch.cuda.default_generators[torch.cuda.current_device()]]
 
     def pool_handle(self) -> Handle:
-        """A token of a new pool."""
+        """Return the token of a new pool."""
         self._require_gpu()
         return cuda_pools.new_handle()
 
     def mem_pool_class(self) -> type[MemPool]:
-        """The class of its pools."""
+        """Return the class of this driver's pools."""
         return CudaMemPool
 
     def mem_pool(self, handle: Handle) -> MemPool | None:
-        """The living pool of a token, if its segments are cgraph's."""
+        """Return the living pool of a token, if its segments are cgraph's."""
         return cuda_pools.known(handle)
 
     def mem_pools(self) -> Sequence[MemPool]:
-        """The living pools of cgraph."""
+        """Return the living pools of cgraph."""
         return cuda_pools.all_known()
 
     def settle(self) -> None:
-        """Give back what had to wait, as for the end of a capture."""
+        """Give back memory that had to wait, as for the end of a capture."""
         if torch.cuda.is_initialized():
             _core.Device.cuda(torch.cuda.current_device()).collect()
         _torch.release_outliving()
         _core.settle_pools()
 
     def pool_state(self, handle: Handle) -> PoolState:
-        """The segments and the blocks in use of any living pool."""
+        """Return the segments and the blocks in use of any living pool."""
         return cuda_pools.state(handle)
 
     def is_in_pool(self, tensor: torch.Tensor, handle: Handle) -> bool:
-        """Whether a tensor lies in memory of a living pool."""
+        """Return whether a tensor lies in memory of a living pool."""
         address, segments = tensor.data_ptr(), _torch.pool_segments(handle)
         return any(0 <= address - one["address"] < one["total_size"] for one in segments)
 
@@ -117,7 +117,7 @@ class Cuda:
         self.synchronize()
 
     def new_stream(self) -> torch.cuda.Stream:
-        """A stream of the current device."""
+        """Create a stream of the current device."""
         self._require_gpu()
         return torch.cuda.Stream()
 
@@ -132,7 +132,7 @@ class Cuda:
         return _torch.on_stream(stream)
 
     def current_stream(self) -> torch.cuda.Stream:
-        """Torch's current stream."""
+        """Return torch's current stream."""
         self._require_gpu()
         return torch.cuda.current_stream()
 
@@ -146,9 +146,9 @@ class Cuda:
         _torch.empty_cache()
 
     def _side_stream(self, device: _core.Device, ordinal: int) -> torch.cuda.Stream:
-        """A stream for keepers and trials, which nobody else can have.
+        """Return a stream for keepers and trials that nobody else can have.
 
-        torch gives its streams out again and again: one of those could be the capturing stream.
+        torch hands out its streams again and again: one of those could be the capturing stream.
         """
         if ordinal not in self._side_streams:
             stream = _core.Stream(device)

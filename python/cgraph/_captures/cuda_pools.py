@@ -77,7 +77,7 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         self._is_made = True
 
     def __del__(self) -> None:
-        """See that torch can bear its death; the memory goes back with it, or when it can."""
+        """Make the pool's death safe for torch; the memory goes back at once, or when it can."""
         if not self._is_made:
             return
         if _torch.is_broken(self.ordinal):
@@ -85,11 +85,11 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
             return
         if sys.is_finalizing() or _torch.is_quiet(self.ordinal):
             return
-        # Others that use it may die before it does: the collector asks all first.
+        # Its other users may die before it does: the collector calls all finalizers first.
         _torch.outlive(self.ordinal, self.id, self._core)
 
     def pause(self, keep: str = "discard") -> None:
-        """As :meth:`cgraph.MemPool.pause`."""
+        """Pause the pool, as :meth:`cgraph.MemPool.pause` does."""
         if self._is_last_resort:
             raise ArgumentError(
                 "pause() of a pool with use_on_oom=True, whose blocks torch would give out when"
@@ -100,10 +100,10 @@ class CudaMemPool(MemPool, torch.cuda.MemPool):
         super().pause(keep)
 
     def snapshot(self, include_traces: bool = True) -> list[dict[str, Any]]:
-        """The pool's segments and blocks as torch's allocator knows them.
+        """Return the pool's segments and blocks as torch's allocator knows them.
 
         Args:
-            include_traces: Without meaning: what ``torch.cuda.MemPool`` returns has none.
+            include_traces: Ignored: the result of ``torch.cuda.MemPool`` has none.
         """
         return _torch.pool_segments(self.id)
 
@@ -112,9 +112,9 @@ class PoolHandle(tuple[int, int]):
     """A token that keeps its pool alive, so that it can be captured into again and again.
 
     Attributes:
-        keeper: What keeps the pool, from the first capture on.
+        keeper: The keeper of the pool, from the first capture on.
         ordinal: The number of the device where the pool has memory, from then on.
-        mem_pool: The pool, where its segments are cgraph's.
+        mem_pool: The pool, if its segments are cgraph's.
     """
 
     keeper: _torch.PoolKeeper | None = None
@@ -122,22 +122,22 @@ class PoolHandle(tuple[int, int]):
     mem_pool: CudaMemPool | None = None
 
     def __del__(self) -> None:
-        """Let the pool go before its keeper, which knows how."""
+        """Release the pool before its keeper, which knows how to end it."""
         self.mem_pool = None
 
 
 def known(handle: Handle) -> CudaMemPool | None:
-    """The living pool of a token, if its segments are cgraph's."""
+    """Return the living pool of a token, if its segments are cgraph's."""
     return _known.get((handle[0], handle[1]))
 
 
 def all_known() -> list[CudaMemPool]:
-    """The living pools whose segments are cgraph's."""
+    """Return the living pools whose segments are cgraph's."""
     return list(_known.values())
 
 
 def state(handle: Handle) -> PoolState:
-    """The segments of a pool and its blocks in use, as torch's allocator knows them."""
+    """Return the segments of a pool and its blocks in use, as torch's allocator knows them."""
     segments = _torch.pool_segments(handle)
     blocks = [
         (start, in_blocks(block["requested_size"]))
@@ -158,7 +158,7 @@ def poison(handle: Handle) -> None:
 
 
 class _Bytes:
-    """Memory of the device, as torch takes it from other libraries."""
+    """Memory of the device, in the form that torch takes from other libraries."""
 
     def __init__(self, start: int, size: int) -> None:
         self.__cuda_array_interface__ = {
@@ -170,36 +170,36 @@ class _Bytes:
 
 
 def new_handle() -> PoolHandle:
-    """The token of a new pool: one of cgraph's, wherever torch can have them."""
+    """Return the token of a new pool: one of cgraph's, wherever torch can have them."""
     if _torch.takes_allocators():
         try:
             return _handle_of(CudaMemPool(range_bytes=_RANGE_OF_A_CAPTURE))
         except StateError as error:
             warnings.warn(
-                f"a capture gets a pool of torch's own, which cannot be paused: {error}",
+                f"the capture uses a pool of torch's own, which cannot be paused: {error}",
                 stacklevel=levels_to_user(),
             )
     return PoolHandle(_torch.new_pool_handle())
 
 
 def resolve(pool: Pool | None, ordinal: int, side: torch.cuda.Stream) -> PoolHandle:
-    """The token of a ``pool`` argument, whose pool is kept from here on.
+    """Return the token of a ``pool`` argument, whose pool is kept from here on.
 
     Args:
-        pool: What the user gave.
-        ordinal: The device where the capture is to begin.
+        pool: The user's argument.
+        ordinal: The device on which the capture begins.
         side: A stream that does not capture.
     """
     handle = _handle(pool)
     mem_pool = handle.mem_pool
     home = handle.ordinal if mem_pool is None else mem_pool.ordinal
     if handle is pool and handle.keeper is None and home != ordinal:
-        # A token that was asked for elsewhere and is used here first: torch gives it memory here.
+        # The token was made on another device, but is first used here: torch gives it memory here.
         handle.mem_pool = mem_pool = home = None
     if home not in (None, ordinal):
         raise ForeignError(
             f"pool {tuple(handle)} is of cuda:{home}, expected one of cuda:{ordinal}, where the"
-            " capture is to begin"
+            " capture begins"
         )
     _refuse_paused(handle)
     if handle.keeper is None:
@@ -227,7 +227,7 @@ def _handle(pool: Pool | None) -> PoolHandle:
 
 
 def handle_of(token: Handle) -> PoolHandle:
-    """A token that keeps the pool, where its segments are cgraph's."""
+    """Return a token that keeps the pool, if its segments are cgraph's."""
     mem_pool = known(token)
     return PoolHandle(token) if mem_pool is None else _handle_of(mem_pool)
 
@@ -243,7 +243,7 @@ def _owner(pool: Pool | None, mem_pool: CudaMemPool | None) -> object:
 
 
 def _refuse_paused(handle: Handle) -> None:
-    """Raise if a pool has no memory: torch would give out blocks that lead nowhere."""
+    """Raise if a pool has no memory: torch would give out blocks without memory."""
     mem_pool = known(handle)
     if mem_pool is not None and mem_pool.is_paused:
         raise StateError(f"{mem_pool!r} has no memory: call its resume() first")

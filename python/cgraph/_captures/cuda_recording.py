@@ -1,13 +1,13 @@
 """Captures of torch's CUDA work.
 
 torch's allocator and random state follow a capture only if torch's own graph object opened it. So
-such an object hosts each capture. The core ends the capture and takes the graph; the host is given
-a graph of one empty node to end, and does its bookkeeping with that: of graphs without nodes torch
-would warn. Newer torch than 2.11 has work to do at the end: there the host ends the capture, the
+such an object hosts each capture. The core ends the capture and takes the graph; the host gets a
+graph of one empty node to end, and does its bookkeeping with that: torch would warn about a graph
+without nodes. torch newer than 2.11 has work to do at the end: there the host ends the capture, the
 core takes a copy of the graph, and the host is emptied.
 
-The replay of such a host launches nothing and advances the random state as far as the capture drew
-from it. Where ``random_state.py`` finds the words of that state, a node of the graph sets them.
+The replay of such a host launches nothing and advances the random state as far as the capture did.
+Where ``random_state.py`` finds the words of that state, a node of the graph sets them.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ class Recording:
         self._others: list[PoolHandle] = []
         self._watch = watch
         self._labels = labels
-        # Of a capture that has ended, until it is finished.
+        # Set from the end of the capture until it is finished.
         self._template: _core.Template | None = None
         self._footprint: Footprint | None = None
         self._history: _torch.AllocatorHistory | None = None
         self._capturing = _core.Stream(device, handle=stream.cuda_stream)
         self._streams = {stream.cuda_stream: self._capturing}
         self._host = _torch.HostGraph()
-        # Whether torch's bookkeeping of the capture is done.
+        # True if torch's bookkeeping of the capture is done.
         self._is_over = True
         self._context = ExitStack()
         for generator in generators:
@@ -97,11 +97,11 @@ class Recording:
 
     @property
     def pool(self) -> Handle:
-        """Token of the pool of the capture."""
+        """The token of the capture's pool."""
         return self._handle
 
     def end(self) -> None:
-        """End the capture, and leave it to :meth:`finish` what is made of it."""
+        """End the capture; :meth:`finish` returns its result."""
         here = torch.cuda.current_device(), _torch.current_raw_stream(self._ordinal)
         if here != (self._ordinal, self._stream.cuda_stream):
             current = torch.cuda.current_stream()
@@ -128,7 +128,7 @@ class Recording:
         self._template = ended
 
     def finish(self) -> Captured:
-        """End the capture unless it has ended, and return what it made; an error leaves nothing."""
+        """End the capture unless it has ended, and return its result; an error leaves nothing."""
         if self._template is None:
             self.end()
         template, self._template = self._template, None
@@ -140,7 +140,7 @@ class Recording:
             raise
 
     def abandon(self) -> str | None:
-        """End the capture and throw its work away; says what the driver had against it."""
+        """End the capture and discard its work; return the driver's error, if there is one."""
         template, self._template = self._template, None
         if template is not None:
             self._close()
@@ -156,9 +156,9 @@ class Recording:
         """Do nothing: these captures have no modes."""
 
     def _begin(self, mode: str) -> None:
-        # What graphs that are gone have left is not to count as freed by this capture.
+        # Memory left by graphs that are gone must not count as freed by this capture.
         self._device.collect()
-        # What the capture uses of them is to be in its own pool, and there as long as its graph:
+        # The workspaces of the capture must be in its own pool, and exist as long as its graph:
         # another capture's could go with that one, and be in use by it at the same time.
         _torch.clear_workspaces()
         weigh = functools.partial(_weigh, self._ordinal, self._handle.mem_pool)
@@ -179,13 +179,13 @@ class Recording:
             self._labels.start(self._current_stream)
 
     def _forget_mark(self) -> None:
-        """Go on with what had to wait for the end of the capture."""
+        """Do the work that had to wait for the end of the capture."""
         self._mark = None
         _torch.release_outliving()
         _core.settle_pools()
 
     def _events(self) -> list[Event] | None:
-        """What happened to the pool since the begin, if that was recorded."""
+        """Return the events of the pool since the begin, if they were recorded."""
         if self._history is None:
             return None
         from cgraph.timeline import Action, Event
@@ -215,13 +215,13 @@ class Recording:
         return self._streams[handle]
 
     def _end(self) -> _core.Template | Exception:
-        """End the capture and what watches it, whatever fails; the graph, or the error."""
+        """End the capture and its watchers, whatever fails; return the graph or the error."""
         with ExitStack() as last:
             last.callback(self._forget_mark)
             last.callback(self._context.close)
             last.callback(self._end_rest)
             if self._labels is not None:
-                # Any thread may look for labels, and must not find a graph that is going.
+                # Any thread may look for labels, and must not find a dying graph.
                 self._labels.over = True
             if _torch.keeps_state_of_captures():
                 return self._end_by_host()
@@ -234,7 +234,7 @@ class Recording:
             return also if also is not None and not isinstance(ended, Exception) else ended
 
     def _end_by_host(self) -> _core.Template | Exception:
-        """The same by the host, which may have work to do before; the graph is a copy."""
+        """End the capture by the host, which may have work to do before; return a copied graph."""
         try:
             with _torch.quiet():
                 self._host.capture_end()
@@ -253,7 +253,7 @@ class Recording:
         return copy
 
     def _copied(self, template: _core.Template) -> _core.Template:
-        """A copy of a template; the labels become those of its nodes."""
+        """Copy a template; the labels move to the nodes of the copy."""
         if self._labels is None or not self._labels.found:
             return template.copy()
         copy, nodes = template.copy_mapped()
@@ -261,7 +261,7 @@ class Recording:
         return copy
 
     def _end_host(self) -> Exception | None:
-        """Let the host end another capture in the place of the one it began; an error of that.
+        """Let the host end another capture in place of the one it began; return an error of that.
 
         torch ends its bookkeeping (routing of both allocators, random state) only after a capture
         that ended well.
@@ -272,8 +272,8 @@ class Recording:
             _core.begin_and_hand_over(self._capturing)
             self._host.capture_end()
         except BaseException as error:
-            # It never began, or is another thread's to end, or there was an interrupt: what can be
-            # is undone one by one.
+            # The capture never began, or only another thread can end it, or there was an interrupt:
+            # each part that can be undone is undone.
             with suppress(RuntimeError):
                 _core.end_broken(self._capturing)
             with suppress(RuntimeError):
@@ -288,7 +288,7 @@ class Recording:
         return None
 
     def _end_rest(self) -> None:
-        """The same where an interrupt came before, or the capture never became whole."""
+        """End the host if an interrupt came first, or if the capture never began completely."""
         if self._is_over:
             return
         if self._labels is not None:
@@ -302,10 +302,10 @@ class Recording:
             if mem_pool is not None:
                 # From here on a replay while it is paused is refused.
                 template.retain_pool(mem_pool._core)
-        # What is tried out here is no work of the user's, whose modes are not to see it.
+        # The trials here are not the user's work, whose modes must not see them.
         with _torch.without_modes():
             drawn = self._drawn()
-            # Where such words are the capture's own, only its host can fill them.
+            # If such words are the capture's own, only its host can fill them.
             is_shared = not _torch.keeps_state_of_captures()
             draws = random_state.draws(self._device, drawn, self._side) if is_shared else None
         host = self._host if drawn else None
@@ -344,15 +344,15 @@ class Recording:
         )
 
     def _drawn(self) -> list[tuple[torch.Generator, int]]:
-        """The generators that the capture drew from, and how far that moved their offsets.
+        """Return the generators that the capture drew from, and the steps of their offsets.
 
-        The host is replayed once to see it, and the offsets are put back.
+        The host is replayed once to find out, and the offsets are put back.
         """
         before = [generator.get_offset() for generator in self._generators]
         # Newer torch's replay does not instantiate.
         self._host.instantiate()
         self._host.replay()
-        # The fills of this trial, and those of torch's begin of any capture, must not come after
+        # The fills of this trial, and those at torch's begin of any capture, must not come after
         # those of a replay on another stream.
         self._stream.synchronize()
         drawn = []

@@ -1,4 +1,4 @@
-"""What one capture does to the memory of its pool."""
+"""The effects of one capture on the memory of its pool."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = [
 class PoolSizes(NamedTuple):
     """A pool in numbers, at one moment.
 
-    Where only the sums of a device are to be had cheaply, they are those: what counts is by how
-    much they change.
+    If only the sums of a device are cheap to get, they are those: only changes of the numbers
+    count.
 
     Attributes:
         reserved: Bytes in segments.
         in_use: Bytes in blocks that are in use.
-        freed: How many blocks were freed so far.
+        freed: Number of blocks freed so far.
     """
 
     reserved: int
@@ -66,7 +66,7 @@ class PoolState(NamedTuple):
         return sum(size for _, size in self.blocks)
 
     def free(self) -> list[tuple[int, int]]:
-        """Start and bytes of what lies in segments and in no block that is in use."""
+        """Return start and bytes of each part of a segment without a block in use."""
         found = []
         blocks = sorted(self.blocks)
         for start, size in self.segments:
@@ -83,16 +83,16 @@ class PoolState(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """What one capture did to its pool, and its seconds.
+    """The effects of one capture on its pool, and its seconds.
 
     Attributes:
-        reserved: By how much its pool's segments grew.
-        held: Bytes of the blocks that it allocated and that were in use at its end. On CUDA what
-            other threads allocated meanwhile counts too, unless :func:`record_memory` was on.
+        reserved: Bytes by which its pool's segments grew.
+        held: Bytes of the blocks that it allocated and that were in use at its end. On CUDA blocks
+            that other threads allocated meanwhile count too, unless :func:`record_memory` was on.
         workspace: Bytes of library workspaces that it took from the pool and gave back at its end.
-        freed: How many blocks were freed while it was under way, as those of what it only computes
-            with. On CUDA those of other threads count too.
-        timeline: Its blocks in order, where :func:`record_memory` was on.
+        freed: Number of blocks freed during the capture, as those of intermediate results. On CUDA
+            blocks of other threads count too.
+        timeline: Its blocks in order, if :func:`record_memory` was on.
         where: The line that began it.
         seconds: From its begin to its end.
     """
@@ -107,17 +107,17 @@ class Footprint(NamedTuple):
 
     @property
     def peak(self) -> int | None:
-        """The most bytes in blocks at once, those in use before it included, if it was recorded."""
+        """The most bytes in blocks at once, including earlier blocks; None if not recorded."""
         return None if self.timeline is None else self.timeline.peak
 
 
 class Meter:
-    """Measures a capture, from its making to :meth:`finish`.
+    """A meter of a capture, from construction to :meth:`finish`.
 
     Args:
-        mem_pool: The pool, where it is cgraph's.
-        weigh: Gives the pool in numbers, at a cost that does not grow with it.
-        look: Gives the pool's state; asked only where the blocks are recorded.
+        mem_pool: The pool, if it is cgraph's.
+        weigh: Returns the pool in numbers, at a cost that does not grow with the pool.
+        look: Returns the pool's state; called only if the blocks are recorded.
     """
 
     def __init__(
@@ -142,11 +142,11 @@ class Meter:
         release_workspaces: Callable[[], None],
         events: Callable[[], list[Event] | None],
     ) -> Footprint:
-        """What the capture, which has ended, has done.
+        """Return the footprint of the capture, which has ended.
 
         Args:
-            release_workspaces: Lets library workspaces go.
-            events: Gives what has happened to the pool since the begin, if that was recorded.
+            release_workspaces: Releases library workspaces.
+            events: Returns the events of the pool since the begin, if they were recorded.
         """
         seconds = time.perf_counter() - self._began
         with_workspaces = self._weigh()
@@ -168,7 +168,7 @@ class Meter:
         return PoolSizes(state.reserved, state.in_use, weigh().freed)
 
     def _timeline(self, after: PoolState, events: list[Event]) -> Timeline:
-        """The blocks of this capture; the pool's timeline goes on with them."""
+        """Return the blocks of this capture; the pool's timeline goes on with them."""
         from cgraph.timeline import Event, Timeline
 
         marks, before = ((0, short_place(self._where)),), self._blocks
@@ -177,7 +177,7 @@ class Meter:
         if self._mem_pool is not None:
             earlier = self._mem_pool._timeline
             if earlier is not None:
-                # What ended since then is known only from its absence.
+                # Blocks that ended since then are known only by their absence.
                 here = {address for address, _ in before}
                 ended = [
                     Event("free", span.address, span.bytes)
@@ -191,7 +191,7 @@ class Meter:
 
 
 def in_blocks(size: int) -> int:
-    """The bytes of a block for a request. What is left of a larger block may come on top."""
+    """Return the bytes of a block for a request. The rest of a larger block may come on top."""
     return -(-size // _BLOCK_BYTES) * _BLOCK_BYTES
 
 
@@ -201,7 +201,7 @@ _counting = threading.Lock()
 
 
 def is_recording() -> bool:
-    """Whether :func:`record_memory` is on."""
+    """Return whether :func:`record_memory` is on."""
     return _recorders > 0
 
 
@@ -210,8 +210,8 @@ def record_memory() -> Iterator[None]:
     """Record the blocks of all captures that begin inside the ``with`` block, in all threads.
 
     Graphs captured there know the most bytes that were in blocks at once, and can draw them:
-    ``graph.memory().plot("pool.svg")``. On CUDA this turns torch's own record of its allocator on,
-    without stacks, for the time of each capture; one that is on already is left alone and used.
+    ``graph.memory().plot("pool.svg")``. On CUDA this turns on torch's own record of its allocator,
+    without stacks, during each capture; a record that is already on is left alone and used.
     """
     global _recorders
     with _counting:

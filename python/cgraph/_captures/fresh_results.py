@@ -1,4 +1,4 @@
-"""Results of a capture that replays copy to new memory, which is the caller's own."""
+"""Results of a capture that replays copy to new memory of the caller."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ if TYPE_CHECKING:
 __all__ = ["FreshFeed", "Results", "can_be_fresh", "fresh_feed", "replay_fresh"]
 
 FreshFeed = Callable[[tuple[Any, ...], Sequence[tuple[int, int]], Sequence[Any]], None]
-"""Replays with tensors in the places of static inputs, and copies results to new memory.
+"""A function that replays with tensors as static inputs, and copies results to new memory.
 
-It takes the tensors, address and bytes of where each piece of memory goes, and the new tensors that
-own that; see ``_core.Fresh.make``.
+It takes the tensors, address and bytes of the destination of each piece of memory, and the new
+tensors that own it; see ``_core.Fresh.make``.
 """
 
-# Where several results share memory: no element of any dtype begins between two multiples of it.
+# For results that share memory: no element of any dtype begins between two multiples of it.
 _LARGEST_ELEMENT = 16
 
 
@@ -30,10 +30,10 @@ class Results:
     """The memory of results that replays copy: one piece for all that share a storage.
 
     Args:
-        tensors: The results of the capture, of which :func:`can_be_fresh` is true; not kept.
+        tensors: The results of the capture, which :func:`can_be_fresh` accepts; not kept.
 
     Attributes:
-        storages: Address and bytes of each piece: what lies between the first and the last byte.
+        storages: Address and bytes of each piece, from the first to the last byte.
         fresh: Makes new tensors like the results.
     """
 
@@ -49,16 +49,16 @@ class Results:
         self.fresh = self._fresh([(places[number], one) for number, one in pairs])
 
     def cut(self, tensors: Sequence[torch.Tensor]) -> _core.Fresh:
-        """What makes new tensors like others in the same memory, as of the first rows of results.
+        """Return a maker of tensors like others in the same memory, as the first rows of results.
 
         Raises:
-            ArgumentError: One lies elsewhere.
+            ArgumentError: A tensor lies elsewhere.
         """
         return self._fresh([(self._place(tensor), tensor) for tensor in tensors])
 
     def _fresh(self, results: list[tuple[int, torch.Tensor]]) -> _core.Fresh:
         reader, empty = _torch.tensor_reader(), torch.empty_strided
-        # Tensors are looked at by making some.
+        # The core makes some tensors to examine them.
         with _torch.without_modes():
             functions = _torch.fresh_functions()
             return _core.Fresh(self.storages, results, reader, empty, functions)
@@ -84,12 +84,12 @@ class _Replayed(Protocol):
 
 
 def fresh_feed(graph: _Replayed, first: Captured, last: Captured) -> FreshFeed:
-    """What replays a graph and copies its results.
+    """Return a function that replays a graph and copies its results.
 
     Args:
         graph: The graph.
-        first: Its capture; of several in a row that of the first one.
-        last: The same of the last one, which has the results.
+        first: Its capture; for several in a row, the capture of the first one.
+        last: The capture of the last one, which has the results.
     """
     feed, deliver = first.feed, last.deliver
 
@@ -110,7 +110,7 @@ def fresh_feed(graph: _Replayed, first: Captured, last: Captured) -> FreshFeed:
 def replay_fresh(
     graph: _Replayed, first: Captured | None, last: Captured | None, tensors: tuple[Any, ...]
 ) -> list[torch.Tensor]:
-    """Replay a graph with tensors in the places of its static inputs; new tensors like its results.
+    """Replay a graph with tensors as static inputs; return new tensors like its results.
 
     Args:
         graph: The graph.
@@ -129,7 +129,7 @@ def replay_fresh(
 
 
 def can_be_fresh(tensor: torch.Tensor) -> bool:
-    """Whether a tensor like this one can be made by its dtype, device, sizes and strides alone."""
+    """Return whether dtype, device, sizes and strides suffice to make a tensor like this one."""
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided:
         return False
     if tensor.is_conj() or tensor.is_neg() or tensor.is_quantized:
@@ -138,7 +138,7 @@ def can_be_fresh(tensor: torch.Tensor) -> bool:
 
 
 def _piece(group: Sequence[torch.Tensor]) -> tuple[int, int]:
-    """Address and bytes of what some results of one storage lie in."""
+    """Return address and bytes of the memory that some results of one storage lie in."""
     spans = [_torch.span_of(tensor) for tensor in group if tensor.numel()]
     if not spans:
         return 0, 0

@@ -1,4 +1,4 @@
-"""Notes for each node of an open capture where it comes from.
+"""The origins of the nodes of an open capture.
 
 A dispatch mode sees each operator, and asks the core afterwards which nodes are new. Operators of a
 backward pass are seen too, on whichever thread autograd runs them.
@@ -22,7 +22,7 @@ __all__ = ["LabelRecorder", "Modules"]
 
 
 class _Context(NamedTuple):
-    """What is in force when an operator runs: a label without the operator."""
+    """The context in which an operator runs: a label without the operator."""
 
     stack: tuple[str, ...]
     module: str | None
@@ -31,14 +31,14 @@ class _Context(NamedTuple):
 
 
 class LabelRecorder(_torch.Bystander):
-    """Records the labels of one capture.
+    """A mode that records the labels of one capture.
 
     Args:
-        config: What is recorded.
+        config: The parts of labels to record.
 
     Attributes:
         found: The labels so far, by raw node.
-        over: The capture has ended; where the mode could not be left, it does nothing.
+        over: True if the capture has ended; a mode that could not be left then does nothing.
     """
 
     def __init__(self, config: Config) -> None:
@@ -52,7 +52,7 @@ class LabelRecorder(_torch.Bystander):
         """Follow the capture that is open on this thread's current stream.
 
         Args:
-            current: Gives the current stream of the thread that calls it.
+            current: Returns the current stream of the thread that calls it.
         """
         paths = self._config.py_stack_filter_paths
         self._omitted = None if paths is None else _source.directories(paths)
@@ -75,7 +75,7 @@ class LabelRecorder(_torch.Bystander):
         self._context.close()
 
     def look(self) -> None:
-        """Label what was recorded since the last operator: it is of none."""
+        """Label the nodes that were recorded since the last operator: they belong to none."""
         if not self.over and (nodes := self._tracker.new_nodes(self._current())):
             label = Label(self._stack(), self._modules.current(), None, None)
             self.found.update(dict.fromkeys(nodes, label))
@@ -83,7 +83,7 @@ class LabelRecorder(_torch.Bystander):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator and label what it recorded."""
+        """Run the operator and label the nodes that it recorded."""
         kwargs = kwargs or {}
         if self.over:
             return func(*args, **kwargs)
@@ -112,13 +112,13 @@ class LabelRecorder(_torch.Bystander):
     def _stack(self) -> tuple[str, ...]:
         if threading.get_ident() == self._thread:
             return tuple(self._scopes)
-        # A thread of autograd's has no scopes of its own: those around backward() are in force.
+        # A thread of autograd has no scopes of its own: those around backward() are in force.
         return (*self._scopes, *labels.scopes())
 
     def _forward(self, node: Any) -> _Context | None:
-        """What was in force when an autograd node was made, if that is certain.
+        """Return the context in which an autograd node was made, if that is certain.
 
-        Each thread numbers its nodes for itself, and a node does not say which one made it.
+        Each thread numbers its own nodes, and a node does not tell which thread made it.
         """
         number = node._sequence_nr()
         candidates = [marks.find(number) for marks in tuple(self._marks.values())]
@@ -127,7 +127,7 @@ class LabelRecorder(_torch.Bystander):
 
 
 class _Marks:
-    """What was in force when a thread made its autograd nodes.
+    """The contexts in which a thread made its autograd nodes.
 
     Args:
         sequence: The number of the thread's next node.
@@ -139,14 +139,14 @@ class _Marks:
         self._contexts: list[_Context] = []
 
     def note(self, sequence: int, context: _Context) -> None:
-        """Note the operator that runs now: its node, if it has one, is the last that was made."""
+        """Note the operator that runs now: its node, if it has one, is the latest."""
         if sequence > self._end:
             self._end = sequence
             self._numbers.append(sequence - 1)
             self._contexts.append(context)
 
     def find(self, number: int) -> _Context | None:
-        """What was in force when a node was made; None for one of before, or of no number."""
+        """Return the context in which a node was made; None if it is older, or has no number."""
         place = bisect.bisect_right(self._numbers, number) - 1
         return self._contexts[place] if place >= 0 and number < self._end else None
 
@@ -164,12 +164,12 @@ class Modules:
     def __init__(self, look: Callable[[], None]) -> None:
         self._look = look
         self._running: dict[int, list[str]] = {}
-        # Modules are kept, so that no other one gets the id of one that is gone.
+        # Modules are kept, so that no other module gets the id of a dead one.
         self._paths: dict[int, tuple[nn.Module, str]] = {}
         self.remove = _torch.follow_modules(self._enter, self._leave)
 
     def current(self) -> str | None:
-        """The path of the innermost module that runs on this thread."""
+        """Return the path of the innermost module that runs on this thread."""
         running = self._running.get(threading.get_ident())
         return running[-1] if running else None
 

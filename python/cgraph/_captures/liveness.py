@@ -1,7 +1,7 @@
-"""Which memory from outside a capture reads, and whether it still is where it was.
+"""Memory from outside that a capture reads, and checks that it still is where it was.
 
 Two views of it: the tensors that operators were given (:class:`LivenessMode`), and the addresses
-that the captured nodes name (:class:`Check`), which also has what torch did not launch.
+that the captured nodes name (:class:`Check`), which include work that torch did not launch.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from cgraph.errors import LivenessError
 
 __all__ = ["Check", "LivenessMode", "OutsideTensor"]
 
-# What torch's own kernels are called. Their tensors are those of operators, which the watch sees;
-# their parameters may hold left-over addresses in tables that are not filled to the end.
+# A part of the names of torch's own kernels. Their tensors are those of operators, which the mode
+# sees; their parameters may hold left-over addresses in tables that are not filled to the end.
 _OF_TORCH = "2at6native"
 
 
@@ -46,7 +46,7 @@ class OutsideTensor:
         self.line = _source.user_line()
 
     def get(self) -> torch.Tensor:
-        """The tensor again.
+        """Return the tensor again.
 
         Raises:
             LivenessError: Its memory was freed or moved.
@@ -58,14 +58,14 @@ class OutsideTensor:
         return tensor.set_(storage, self.offset, self.shape, self.stride)
 
     def fate(self) -> str | None:
-        """What became of its memory: ``"freed"``, ``"moved"``, or None if it is where it was."""
+        """Return ``"freed"`` or ``"moved"`` if its memory was; None if it is where it was."""
         storage = self.storage.get()
         if storage is None:
             return "freed"
         return None if storage.data_ptr() == self.storage.address else "moved"
 
     def error(self, fate: str) -> LivenessError:
-        """What to raise for a replay that would read it."""
+        """Return the error for a replay that would read it."""
         line = "" if self.line is None else f" ({self.line})"
         return LivenessError(
             f"the replay would read a tensor of shape {self.shape} and {self.dtype}, first used by"
@@ -75,7 +75,7 @@ class OutsideTensor:
 
 
 class LivenessMode(_torch.Bystander):
-    """Notes the CUDA and pinned tensors that captured operators read and none of them made.
+    """A mode that notes CUDA and pinned tensors that captured operators read and did not make.
 
     Attributes:
         outside: The tensors, by the address of their storage.
@@ -88,11 +88,11 @@ class LivenessMode(_torch.Bystander):
         self._there: list[tuple[int, int]] = []
 
     def begins(self, pool: PoolState) -> None:
-        """Note what there is in the capture's pool before it begins."""
+        """Note the blocks in the capture's pool before it begins."""
         self._there = pool.blocks
 
     def ends(self, pool: PoolState) -> None:
-        """Forget what the capture has allocated without an operator, as compiled code does."""
+        """Forget memory that the capture allocated without an operator, as compiled code does."""
 
         def is_in(address: int, ranges: list[tuple[int, int]]) -> bool:
             return any(start <= address < start + size for start, size in ranges)
@@ -106,7 +106,7 @@ class LivenessMode(_torch.Bystander):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Run the operator and note what it read and made."""
+        """Run the operator and note the tensors that it read and made."""
         kwargs = kwargs or {}
         if getattr(func, "is_view", False):  # it reads nothing; what uses the view does
             return func(*args, **kwargs)
@@ -128,12 +128,12 @@ class LivenessMode(_torch.Bystander):
 
 
 class Check:
-    """Whether all that a captured graph names outside its own pools is where it was.
+    """A check that all memory which a captured graph names outside its pools is where it was.
 
     Args:
         device: The device of the capture.
         template: The captured graph.
-        watch: What its operators read.
+        watch: The mode that has noted the tensors that its operators read.
         pools: Tokens of the pools that the graph keeps.
     """
 
@@ -146,10 +146,10 @@ class Check:
     ) -> None:
         self._device = device
         self._outside = list(watch.outside.values())
-        # Where torch's allocator has no memory: start and size of what the driver has there.
+        # Addresses outside torch's allocator: start and size of the driver's memory there.
         self._foreign_tensors: list[tuple[OutsideTensor, tuple[int, int]]] = []
         self._foreign: dict[int, tuple[str, tuple[int, int]]] = {}
-        # Where it has some: start and size of the block, None where no block was active.
+        # Addresses inside it: start and size of the block, None if no block was active.
         self._blocks: dict[int, tuple[str, tuple[int, int] | None]] = {}
         self._note(template, {(handle[0], handle[1]) for handle in pools})
 
@@ -157,7 +157,7 @@ class Check:
         """Raise if something is gone.
 
         Raises:
-            LivenessError: It names the first one.
+            LivenessError: Memory is gone; the text names the first.
         """
         blocks: Blocks | None = None
         for tensor in self._outside:

@@ -16,11 +16,11 @@ __all__ = ["Draw", "draws"]
 
 
 class Draw(NamedTuple):
-    """What a capture draws from one generator.
+    """The draws of a capture from one generator.
 
     Attributes:
-        generator: A generator with the state that was captured. The user's may get another one.
-        step: How far a replay moves the offset.
+        generator: A generator with the captured state. The user's may get another state.
+        step: The distance by which a replay moves the offset.
         words: The addresses of seed and offset.
     """
 
@@ -34,7 +34,7 @@ def draws(
     drawn: list[tuple[torch.Generator, int]],
     side: torch.cuda.Stream,
 ) -> list[Draw] | None:
-    """Where the kernels of a capture read the state of each generator.
+    """Return the places where the kernels of a capture read the state of each generator.
 
     Args:
         device: The device of the capture.
@@ -44,7 +44,8 @@ def draws(
         side: A stream that does not capture.
 
     Returns:
-        None where this torch keeps its state in another way, or another replay has just changed it.
+        The draws; None if this torch keeps its state in another way, or another replay has just
+        changed it.
     """
     found = []
     for generator, step in drawn:
@@ -58,11 +59,11 @@ def draws(
 def _words(
     device: _core.Device, generator: torch.Generator, side: torch.cuda.Stream
 ) -> tuple[int, int] | None:
-    """Capture a kernel that draws, and look at what it was given."""
+    """Capture a kernel that draws, and examine its parameters."""
     with torch.cuda.stream(side):
         out = torch.empty(1, device=generator.device)
         graph = _torch.captured_draw(generator, out)
-    # A capture begins with filling the words: the offset with zero.
+    # A capture begins by filling the words: the offset with zero.
     side.synchronize()
     template = _core.Template.from_raw(device, graph.raw_cuda_graph())
     # In the order of its parameters: seed and offset stand side by side.

@@ -72,7 +72,7 @@ class Recording:
         statics: Sequence[torch.Tensor],
         recorder: Recorder | None = None,
     ) -> None:
-        # Of a capture that has ended, until it is finished.
+        # Set from the end of the capture until it is finished.
         self._made: Captured | None = None
         self._feed = Feed(simulator, statics) if statics else None
         self._simulator = simulator
@@ -104,11 +104,11 @@ class Recording:
 
     @property
     def pool(self) -> Handle:
-        """Token of the pool of the capture."""
+        """The token of the capture's pool."""
         return self._handle
 
     def end(self) -> None:
-        """End the capture, and leave it to :meth:`finish` what is made of it."""
+        """End the capture; :meth:`finish` returns its result."""
         current = self._simulator.current_stream()
         if current != self._stream:
             self.abandon()
@@ -151,7 +151,7 @@ class Recording:
         )
 
     def finish(self) -> Captured:
-        """End the capture unless it has ended, and return what it made; an error leaves nothing."""
+        """End the capture unless it has ended, and return its result; an error leaves nothing."""
         if self._made is None:
             self.end()
         made, self._made = self._made, None
@@ -159,7 +159,7 @@ class Recording:
         return made
 
     def abandon(self) -> str | None:
-        """End the capture and throw its work away; says what the driver had against it."""
+        """End the capture and discard its work; return the driver's error, if there is one."""
         made, self._made = self._made, None
         if made is not None:
             return None
@@ -186,14 +186,14 @@ class Recording:
 
 
 def _no_workspaces() -> None:
-    """Let go of library workspaces, which the simulator has not."""
+    """Release library workspaces: the simulator has none."""
 
 
 class Recorder(_torch.Bystander):
-    """Turns operators into nodes.
+    """A mode that turns operators into nodes.
 
     Attributes:
-        over: The capture has ended; where the recorder could not be left, it does nothing.
+        over: True if the capture has ended; a recorder that could not be left then does nothing.
     """
 
     def __init__(self, simulator: Simulator, memory: SimMemPool) -> None:
@@ -203,13 +203,13 @@ class Recorder(_torch.Bystander):
         self._fake = CpuFakeMode(allow_non_fake_inputs=True)
 
     def begin(self, generators: list[torch.Generator]) -> None:
-        """A capture begins, of these generators."""
+        """Begin a capture that may draw from these generators."""
         self.over = False
         self._generators = generators
         self._outside: list[OutsideTensor] = []
 
     def check(self) -> Callable[[], None]:
-        """What raises if a tensor from outside that the capture read is gone."""
+        """Return a function that raises if a tensor from outside that the capture read is gone."""
         outside = self._outside
 
         def check() -> None:
@@ -227,7 +227,7 @@ class Recorder(_torch.Bystander):
         if self.over or not stream.is_capturing():
             return func(*args, **kwargs)
         if not hasattr(func, "_schema"):
-            # Of higher order: what its parts do would not be seen.
+            # Of higher order: the work of its parts would not be seen.
             self._refuse(stream, func, None)
         for leaf in tree_flatten((args, kwargs))[0]:
             if isinstance(leaf, torch.Tensor) and (kind := _uncommon_kind(leaf)) is not None:
@@ -236,7 +236,7 @@ class Recorder(_torch.Bystander):
                     " capture, or capture on a GPU"
                 )
         if func._can_decompose():
-            # Inference mode leaves it whole: what it consists of may be work as well as views.
+            # Inference mode leaves it whole: its parts may be work as well as views.
             with self:
                 return func.decompose(*args, **kwargs)
         self._check_generator(func, args, kwargs)
@@ -253,13 +253,13 @@ class Recorder(_torch.Bystander):
         if not touches_memory(func):
             return func(*args, **kwargs)
         run = functools.partial(self._record, stream, func, args, kwargs)
-        # They are outside of this one, and would see nothing of what it takes.
+        # These modes are outside of this one, and would not see the operators that it takes.
         for watch in _torch.modes_inside_out(OperatorMode):
             run = functools.partial(watch.seen, func, args, kwargs, run)
         return run()
 
     def _record(self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]) -> Any:
-        """Make a node of the operator; its result."""
+        """Make a node of the operator; return its result."""
         fresh, result = self._outputs(stream, func, args, kwargs)
         if func not in _UNINITIALISED and not isinstance(result, bool):
             leaves, spec = tree_flatten((args, kwargs))
@@ -270,7 +270,7 @@ class Recorder(_torch.Bystander):
     def _outputs(
         self, stream: _core.Stream, func: Any, args: Any, kwargs: dict[str, Any]
     ) -> tuple[list[tuple[int, torch.Tensor]], Any]:
-        """The operator's result, with its fresh tensors by place; computes nothing."""
+        """Return the operator's fresh tensors by place, and its result, without computing it."""
         imagine = functools.partial(_imagine, self._fake)
         # Nothing is drawn here, and some operators are imagined by code that takes no generator.
         others = {**kwargs, "generator": None} if "generator" in kwargs else kwargs
@@ -282,7 +282,7 @@ class Recorder(_torch.Bystander):
             self._refuse(stream, func, error)
         leaves, spec = tree_flatten(imagined)
         if isinstance(imagined, bool):
-            # What is known of tensors without contents needs no value of the device.
+            # An answer about tensors without contents needs no value of the device.
             return [], func(*args, **kwargs)
         written = _written_arguments(func, args, kwargs)
         fresh: list[tuple[int, torch.Tensor]] = []
@@ -307,7 +307,7 @@ class Recorder(_torch.Bystander):
         return fresh, tree_unflatten(results, spec)
 
     def _reader(self, func: Any, leaf: Any) -> Callable[[], Any]:
-        """A function that gives an argument again at replay, without keeping its block alive."""
+        """Return a function that gives an argument at replay, without keeping its block alive."""
         if not isinstance(leaf, torch.Tensor) or leaf.numel() == 0:
             return lambda: leaf
         conjugate, negative = leaf.is_conj(), leaf.is_neg()
@@ -322,7 +322,7 @@ class Recorder(_torch.Bystander):
         return outside.get
 
     def _literal(self, stream: _core.Stream, func: Any, value: torch.Tensor) -> torch.Tensor:
-        """The tensor of a literal, as in ``torch.tensor(2.0)``: each replay copies the value in."""
+        """Return the tensor of a literal, as ``torch.tensor(2.0)``; replays copy its value in."""
         frozen = value.clone()
         made = self._memory.tensor(stream, value)
         over = self._memory.find(made)
@@ -346,7 +346,7 @@ class Recorder(_torch.Bystander):
             )
 
     def _refuse(self, stream: _core.Stream, func: Any, cause: Exception | None) -> Any:
-        """Fail as an operator does that waits for a capturing stream."""
+        """Fail like an operator that waits for a capturing stream."""
         try:
             stream.synchronize()
         except DriverError as error:
@@ -375,17 +375,17 @@ def _kernel(
     spec: Any,
     fresh: list[tuple[int, torch.Tensor]],
 ) -> Callable[[], None]:
-    """What the node of an operator does."""
+    """Return the function that the node of an operator runs."""
 
     def run() -> None:
-        # Whoever drives the simulator may be inside a capture, or under autocast: their modes are
-        # not for this.
+        # The thread that drives the simulator may be inside a capture, or under autocast: these
+        # modes must not act here.
         with torch.no_grad(), _torch.without_modes(), _torch.without_autocast("cpu"):
             args, kwargs = tree_unflatten([read() for read in readers], spec)
             result = func(*args, **kwargs)
             leaves = tree_flatten(result)[0]
             for place, tensor in fresh:
-                # None is a gradient that nobody asked for, although its shape was known.
+                # None is a gradient that was not requested, although its shape was known.
                 if leaves[place] is not None:
                     tensor.copy_(leaves[place])
 
@@ -393,7 +393,7 @@ def _kernel(
 
 
 def _written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int, Any]:
-    """The results that are arguments written in place, by place."""
+    """Return the results that are arguments written in place, by place."""
     schema = func._schema
     arguments: dict[frozenset[str], Any] = {}
     for place, argument in enumerate(schema.arguments):
@@ -408,7 +408,7 @@ def _written_arguments(func: Any, args: Any, kwargs: dict[str, Any]) -> dict[int
 
 
 def _imagine(mode: CpuFakeMode, leaf: Any) -> Any:
-    """A tensor of the same layout that holds nothing."""
+    """Return a tensor of the same layout that holds nothing; other leaves as they are."""
     if not isinstance(leaf, torch.Tensor):
         return leaf
     return torch.empty_strided(leaf.shape, leaf.stride(), dtype=leaf.dtype)

@@ -1,4 +1,4 @@
-"""What replays on the simulator copy besides their own work."""
+"""Copies of replays on the simulator besides their own work."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["Deliver", "Feed"]
 
 
 class Feed:
-    """Copies tensors to static inputs, as work on the stream of the replay.
+    """A copier of tensors to static inputs, as work on the stream of the replay.
 
     Args:
         simulator: The device.
@@ -55,7 +55,7 @@ class Feed:
 
 
 class Deliver:
-    """Copies results to new memory, as work on the stream of the replay.
+    """A copier of results to new memory, as work on the stream of the replay.
 
     Args:
         simulator: The device.
@@ -69,14 +69,14 @@ class Deliver:
     def __call__(
         self, destinations: Sequence[tuple[int, int]], tensors: Sequence[torch.Tensor]
     ) -> None:
-        """Enqueue the copies, and let them happen where replays are driven to their end."""
+        """Enqueue the copies, and complete them where replays are driven to their end."""
         owners = list(tensors)
 
         def run() -> None:
             pairs = zip(self._storages, destinations, strict=True)
             for (source, _), (destination, nbytes) in pairs:
                 ctypes.memmove(destination, source, nbytes)
-            # Until here they may be freed by nobody.
+            # Nothing may free them before this.
             owners.clear()
 
         stream = self._simulator.stream_of_replay()

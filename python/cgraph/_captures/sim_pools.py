@@ -35,12 +35,13 @@ class SimHandle(tuple[int, int]):
 
 
 class SimMemPool(MemPool):
-    """A pool of the simulator in force.
+    """A pool of the current simulator.
 
     Attributes:
-        is_open: Whether a capture allocates from it.
-        keeps_contents: Whether new blocks hold what was there before, as on a GPU: a segment that
-            is being captured may still read what the one before it has left. Else they hold poison.
+        is_open: True if a capture allocates from it.
+        keeps_contents: True if new blocks hold earlier contents, as on a GPU: a segment that is
+            being captured may still read data that the previous one has left. Otherwise they hold
+            poison.
     """
 
     simulated = True
@@ -72,7 +73,7 @@ class SimMemPool(MemPool):
         return 0, self._core.id
 
     def tensor(self, stream: _core.Stream, like: torch.Tensor) -> torch.Tensor:
-        """A tensor of the given layout in a new block."""
+        """Return a tensor of the given layout in a new block."""
         if like.numel() == 0:
             return torch.empty_strided(like.shape, like.stride(), dtype=like.dtype)
         last = sum((size - 1) * step for size, step in zip(like.shape, like.stride(), strict=True))
@@ -85,7 +86,7 @@ class SimMemPool(MemPool):
         return _over(block, like.dtype, 0, tuple(like.shape), like.stride())
 
     def find(self, tensor: torch.Tensor) -> torch.Tensor | None:
-        """The tensor again, over its whole segment instead of its block; None outside the pool."""
+        """Return the tensor over its whole segment instead of its block; None outside the pool."""
         address = tensor.untyped_storage().data_ptr()
         segment = self._segment(address)
         if segment is None:
@@ -104,18 +105,18 @@ class SimMemPool(MemPool):
             )
 
     def sizes(self) -> PoolSizes:
-        """Its segments and blocks in numbers."""
+        """Return its segments and blocks in numbers."""
         state = self.state()
         return PoolSizes(state.reserved, state.in_use, self._freed)
 
     def trim(self) -> int:
-        """Give segments back that nothing uses and no graph knows; how many bytes that were."""
-        # These keep every segment; what is still there is found again.
+        """Give back segments that nothing uses and no graph knows; return their bytes."""
+        # These lists keep every segment; remaining segments are found again.
         self._starts, self._segments = [], []
         return super().trim()
 
     def state(self) -> PoolState:
-        """Its segments and the blocks in use."""
+        """Return its segments and the blocks in use."""
         return PoolState(self.segments(), list(self._blocks.items()))
 
     def poison(self) -> None:
@@ -130,11 +131,11 @@ class SimMemPool(MemPool):
                     ctypes.memset(segment.host_address + offset, 0xFF, size)
 
     def record(self) -> None:
-        """Record what happens to blocks from here on, until :meth:`recorded`."""
+        """Record the events of blocks from here on, until :meth:`recorded`."""
         self._events = []
 
     def recorded(self) -> list[Event] | None:
-        """What was recorded; None if nothing was to be."""
+        """Return the recorded events; None if the record was off."""
         events, self._events = self._events, None
         return events
 
@@ -169,7 +170,7 @@ class Pools:
     """The pools of a simulated device.
 
     Attributes:
-        known: Those that are alive, by token.
+        known: The living pools, by token.
     """
 
     def __init__(self, device: _core.Device) -> None:
@@ -177,11 +178,11 @@ class Pools:
         self.known: weakref.WeakValueDictionary[Handle, SimMemPool] = weakref.WeakValueDictionary()
 
     def new_handle(self) -> SimHandle:
-        """A token of a new pool."""
+        """Return the token of a new pool."""
         return _token(SimMemPool())
 
     def resolve(self, pool: Pool | None) -> SimHandle:
-        """The token of a ``pool`` argument."""
+        """Return the token of a ``pool`` argument."""
         if pool is None:
             return self.new_handle()
         handle = pool.id if isinstance(pool, SimMemPool) else pool
@@ -213,7 +214,7 @@ def _token(mem_pool: SimMemPool) -> SimHandle:
 
 @functools.lru_cache(maxsize=512)
 def _bytes_type(nbytes: int) -> type[Any]:
-    """A ctypes array whose instances can keep their block alive."""
+    """Return a type of ctypes array whose instances can keep their block alive."""
     return type("Bytes", (ctypes.c_ubyte * nbytes,), {})
 
 
@@ -224,7 +225,7 @@ def _over(
     shape: tuple[int, ...],
     stride: tuple[int, ...],
 ) -> torch.Tensor:
-    """A tensor over a block, which lives as long as the tensor's storage."""
+    """Return a tensor over a block, which lives as long as the tensor's storage."""
     memory = _bytes_type(block.nbytes).from_address(block.host_address)
     memory.block = block
     whole = torch.frombuffer(memory, dtype=torch.uint8)

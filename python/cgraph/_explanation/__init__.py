@@ -1,1 +1,1 @@
-"""Behind ``explain`` and the errors of captures: what a capture refuses or freezes."""
+"""Findings for ``explain`` and the errors of captures: lines that a capture refuses or freezes."""

@@ -1,4 +1,4 @@
-"""What a capture refuses or freezes, and what to do about it: for ``explain`` and for failures."""
+"""Findings that a capture refuses or freezes, and their fixes, for ``explain`` and failures."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ __all__ = [
 
 
 class Advice(NamedTuple):
-    """What is known of a kind of finding.
+    """The advice on a kind of finding.
 
     Attributes:
         severity: ``"refused"`` or ``"frozen"``.
-        what: What such a line does, after "it".
-        fix: What to do instead.
+        what: The action of such a line, to be read after "it".
+        fix: The remedy.
     """
 
     severity: str
@@ -133,7 +133,7 @@ KINDS = {
     ),
 }
 
-# Names that a line of Python calls, beside those of operators.
+# Names that a line of Python calls, besides those of operators.
 _CALLS = {
     **REFUSED,
     **dict.fromkeys(("cpu", "tolist", "print", "numpy", "int", "float"), "host read"),
@@ -143,7 +143,7 @@ _CALLS = {
     **dict.fromkeys(("tensor", "as_tensor", "cuda"), "host copy"),
 }
 
-# What error texts say, of torch, of CUDA and of the simulator.
+# Parts of error texts of torch, CUDA and the simulator.
 _TEXTS = {
     "capturable": "optimizer",
     "CUDA generator": "generator",
@@ -169,15 +169,15 @@ class Finding:
     """One thing on one line that a capture would refuse or freeze.
 
     Attributes:
-        kind: In two words at most, as ``"host read"``.
+        kind: The kind, in at most two words, as ``"host read"``.
         severity: ``"refused"``: a capture fails there. ``"frozen"``: it goes on, and replays keep
-            what was then.
-        operator: Who does it, as ``aten.item`` or ``torch.cuda.synchronize``.
+            the values of the capture.
+        operator: The operator or function, as ``aten.item`` or ``torch.cuda.synchronize``.
         file: The innermost file outside torch and cgraph.
         line: Its line.
-        source: The line's text; empty where there is no file.
-        count: How often the line did it.
-        fix: What to do about it.
+        source: The line's text; empty if there is no file.
+        count: The number of times that the line did it.
+        fix: The remedy.
     """
 
     kind: str
@@ -196,7 +196,7 @@ class Finding:
 
 
 class Log:
-    """Counts findings by line, but for those of breaks, which stay eager."""
+    """A count of findings by line, except those of breaks, which stay eager."""
 
     def __init__(self) -> None:
         self._counts: dict[tuple[str, str, _source.Place], int] = {}
@@ -217,19 +217,19 @@ class Log:
         if kind == "host read" and any(
             (known, at) == ("optimizer", place) for known, _, at in self._counts
         ):
-            # Of its count of steps.
+            # The optimizer reads its count of steps.
             return
         key = kind, operator, place
         self._counts[key] = self._counts.get(key, 0) + 1
 
     def refuses(self, place: _source.Place) -> bool:
-        """Whether something was noted for a line that a capture refuses."""
+        """Return whether something that a capture refuses was noted for a line."""
         return any(
             KINDS[kind].severity == "refused" and at == place for kind, _, at in self._counts
         )
 
     def findings(self) -> tuple[Finding, ...]:
-        """What was noted, in the order in which it first happened."""
+        """Return the findings, in the order in which they first happened."""
         found = []
         for (kind, operator, (file, line)), count in self._counts.items():
             advice = KINDS[kind]
@@ -241,11 +241,11 @@ class Log:
 
 
 def blame(error: BaseException, is_broken: bool) -> str | None:
-    """The user's line behind a capture's failure, what is wrong with it, and the fix.
+    """Return the user's line behind a capture's failure, the problem, and the fix.
 
     Args:
-        error: What came out of the capture's block.
-        is_broken: Whether the driver says that the capture became unusable.
+        error: The exception from the capture's block.
+        is_broken: True if the driver says that the capture became unusable.
 
     Returns:
         One line; None if the exception is the user's own.
@@ -261,7 +261,7 @@ def blame(error: BaseException, is_broken: bool) -> str | None:
 
 
 def fix_of(error: BaseException) -> str | None:
-    """What to do about a capture's failure; None if that is not known."""
+    """Return the fix for a capture's failure; None if it is not known."""
     found = _blamed(error, is_broken=False)
     if found is not None:
         kind = found[0]
@@ -275,19 +275,19 @@ def fix_of(error: BaseException) -> str | None:
 
 
 def blame_at_end(error: CaptureError) -> str | None:
-    """What is wrong where a capture cannot end, and how to find the line; None if not known."""
+    """Return why a capture cannot end, and how to find the line; None if not known."""
     kind = _kind_at_end(error)
     said = f"the function {KINDS[kind].what}: {KINDS[kind].fix}; {_WHERE}"
     return None if kind == "unknown" else said
 
 
 def _kind_at_end(error: CaptureError) -> str:
-    """What is wrong where no line of the user's is at work."""
+    """Return the kind of a failure that happens in no line of the user's."""
     return next((kind for part, kind in _TEXTS.items() if part in str(error)), "unknown")
 
 
 def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] | None:
-    """The kind of a capture's failure, and the user's innermost frame."""
+    """Return the kind of a capture's failure, and the user's innermost frame."""
     text = _text(error)
     frames = list(_levels(error.__traceback__))
     mine = [place for place, level in enumerate(frames) if _is_users(level)]
@@ -297,7 +297,7 @@ def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] 
     kind = _kind(text or "", level, [one.tb_frame.f_code.co_name for one in inner])
     steps = [one for one in map(_capturable_at, inner) if one is not None]
     if steps:
-        # One that is capturable already has failed for something else.
+        # An optimizer that is already capturable has failed for another reason.
         kind = "unknown" if all(steps) else "optimizer"
     if kind == "unknown" and isinstance(error, CgraphError):
         return None  # its own text says more
@@ -305,7 +305,7 @@ def _blamed(error: BaseException, is_broken: bool) -> tuple[str, TracebackType] 
 
 
 def _capturable_at(level: TracebackType) -> bool | None:
-    """Whether the optimizer of torch's whose frame it is counts on the device; None for others."""
+    """Return whether the torch optimizer of a frame counts on the device; None for others."""
     frame = level.tb_frame
     optimizer = frame.f_locals.get("self")
     defaults = getattr(optimizer, "defaults", None)
@@ -316,7 +316,7 @@ def _capturable_at(level: TracebackType) -> bool | None:
 
 
 def _text(error: BaseException) -> str | None:
-    """The exception's text; None if it cannot be had."""
+    """Return the exception's text; None if it cannot be had."""
     try:
         return None if isinstance(error, UnicodeDecodeError) else str(error)
     except Exception:  # of a class whose text comes from elsewhere
@@ -341,7 +341,7 @@ def _has_first_use(text: str) -> bool:
 
 
 def _kind(text: str, level: TracebackType, inner: list[str]) -> str:
-    """The kind of a failure, from its text and from the user's frame and those inside it."""
+    """Return the kind of a failure, from its text, the user's frame and the frames inside it."""
     for part, kind in _TEXTS.items():
         if part in text:
             return kind
@@ -374,16 +374,16 @@ def _is_raised_by_user(last: TracebackType) -> bool:
 
 
 def _operation(level: TracebackType) -> str:
-    """What Python's machine was doing in a frame."""
+    """Return the instruction of Python's that was running in a frame."""
     code, place = level.tb_frame.f_code.co_code, level.tb_lasti
     name = dis.opname[code[place]] if 0 <= place < len(code) else ""
-    # Python 3.13 compares and asks for the truth of that in one.
+    # Python 3.13 compares and tests the result in one instruction.
     is_asked = name == "COMPARE_OP" and sys.version_info >= (3, 13) and code[place + 1] & 16
     return "TO_BOOL" if is_asked else name
 
 
 def _segment(level: TracebackType) -> str:
-    """The part of the line that failed; all of it before Python 3.11, or where it has several."""
+    """Return the part of the line that failed; all before Python 3.11, or if it spans lines."""
     code = level.tb_frame.f_code
     line = linecache.getline(code.co_filename, level.tb_lineno)
     positions = getattr(code, "co_positions", None)

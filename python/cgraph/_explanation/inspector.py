@@ -1,4 +1,4 @@
-"""Watches a function that runs eagerly for what a capture of it would refuse or freeze."""
+"""A watch on a function that runs eagerly, for lines that a capture would refuse or freeze."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ _WAITED = "called a synchronizing CUDA operation"
 
 @contextmanager
 def inspected(driver: Driver, log: Log) -> Iterator[None]:
-    """Note what happens in the ``with`` block, on this thread and in its backward passes.
+    """Note findings in the ``with`` block, on this thread and in its backward passes.
 
     Args:
-        driver: Whose captures are meant. The current stream stands for the one that captures.
-        log: Takes what is found.
+        driver: The driver of the captures. The current stream stands for the one that captures.
+        log: Receives the findings.
     """
     thread = threading.get_ident()
 
     def here() -> Place:
-        # Threads of autograd have no line of the user's: the one that waits for them has.
+        # Threads of autograd have no line of the user's: the thread that waits for them has.
         place = _source.user_place() or _source.user_place(sys._current_frames().get(thread))
         return place or ("", 0)
 
@@ -61,10 +61,10 @@ def inspected(driver: Driver, log: Log) -> Iterator[None]:
 
 
 class _Calls(TorchFunctionMode):
-    """Sees what torch's dispatcher does not: that a tensor is printed, or moved to where it is.
+    """A mode for calls that the dispatcher does not see: printing, and moving to the same device.
 
     Attributes:
-        running: The name of the function of torch's that the user has called.
+        running: The name of the torch function that the user has called.
     """
 
     def __init__(self, driver: Driver, log: Log, here: Callable[[], Place]) -> None:
@@ -73,7 +73,7 @@ class _Calls(TorchFunctionMode):
         self._device_type = driver.device_type
         self._log = log
         self._here = here
-        # On the simulator these do nothing, which would be copies from a GPU.
+        # On the simulator these do nothing; on a GPU they would be copies.
         moves = ("cpu", "tolist", "numpy", "__array__", "__format__")
         self._reads = {"__repr__", *(moves if driver.device_type == "cpu" else ())}
 
@@ -92,12 +92,12 @@ class _Calls(TorchFunctionMode):
     def _is_read(self, args: Any) -> bool:
         if self.running not in self._reads or args[0].device.type != self._device_type:
             return False
-        # Of one number an operator reads it.
+        # An operator reads a single number.
         return self.running != "__format__" or bool(args[0].dim())
 
 
 class _Operators(_torch.Bystander):
-    """Sees each operator before it runs."""
+    """A mode that sees each operator before it runs."""
 
     def __init__(
         self,
@@ -122,7 +122,7 @@ class _Operators(_torch.Bystander):
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Note what a capture would have against an operator, and run it."""
+        """Note the reasons against capturing an operator, and run it."""
         kwargs = kwargs or {}
         self._last = _name(func)
         tensors = [leaf for leaf in tree_iter((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -130,7 +130,7 @@ class _Operators(_torch.Bystander):
         place = self._here()
         for kind in self._kinds(func, args, kwargs, tensors, on_device):
             self._log.add(kind, self._last, place)
-            # Autograd hands the warnings of its threads on, to the line of the backward pass.
+            # Autograd passes the warnings of its threads on to the line of the backward pass.
             self._unheard += threading.get_ident() != self._thread
         if self._is_work(on_device, kwargs) and _torch.evaluating_node() is None:
             # Autograd joins the streams of a backward pass itself.
@@ -175,7 +175,7 @@ class _Operators(_torch.Bystander):
                 yield kind
         elif name == "lift_fresh":
             if self._device_type != "cpu" or args[0].dim():
-                # Of a literal; on the simulator one of a number may also be on the host.
+                # A literal; on the simulator a single number may also be on the host.
                 yield "host copy"
         elif name in ("index", *_INDEXED_WRITES):
             yield from self._indexed(name, args, kwargs)
@@ -222,19 +222,19 @@ class _Operators(_torch.Bystander):
         return tensor.device.type == self._device_type
 
     def _is_outside(self, tensor: torch.Tensor) -> bool:
-        """Whether a tensor is on the host, and is no number that the code spells out."""
+        """Return whether a tensor is on the host, and is not a number that the code spells out."""
         is_literal = id(tensor) in self._literals
         return tensor.device.type == "cpu" and self._device_type != "cpu" and not is_literal
 
     def _is_number(self, value: torch.Tensor) -> bool:
-        """Whether a masked write of it needs no shape; on a GPU only a number of the host."""
+        """Return whether a masked write of a value needs no shape; on a GPU only a host number."""
         if self._device_type == "cpu":
             return id(value) in self._literals
         return value.numel() == 1 and value.device.type == "cpu"
 
 
 def _name(func: Any) -> str:
-    """The operator as ``aten.item``, without its overload."""
+    """Return the operator's name without its overload, as ``aten.item``."""
     name = ".".join(str(func).split(".")[:2])
     return "aten.item" if name == "aten._local_scalar_dense" else name
 
@@ -249,7 +249,7 @@ def _optimizer_check(log: Log, here: Callable[[], Place]) -> Callable[..., None]
 
 @contextmanager
 def _waits_heard(heard: Callable[[], None]) -> Iterator[None]:
-    """Call ``heard`` where torch's CUDA code waits for the device; it can say so as a warning."""
+    """Call ``heard`` where torch's CUDA code waits for the device, which it can warn about."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Synchronization debug mode is a prototype")

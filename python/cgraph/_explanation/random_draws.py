@@ -1,4 +1,4 @@
-"""Random numbers in a function that is explained: those of Python, and states that it sets."""
+"""Random numbers in an explained function: Python's own, and states that it sets."""
 
 from __future__ import annotations
 
@@ -25,23 +25,23 @@ __all__ = ["draws_noted"]
 _SEEDS = frozenset({"manual_seed", "seed", "set_state", "set_offset"})
 _PYTHON = os.path.dirname(os.__file__)
 _DRAWS = frozenset({"random", "getrandbits", "randbytes"})
-# So many generators of NumPy's are looked at in each call of a function of the user's, the last
-# ones that were made: one in the way of NumPy's first ones takes 30 µs.
+# The most NumPy generators, the latest ones, that are looked at in each call of a user's function:
+# one like NumPy's first ones takes 30 µs.
 _MOST_GENERATORS = 32
 
 
 @contextmanager
 def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
-    """Note in the ``with`` block which lines draw or seed, of this thread.
+    """Note lines that draw or seed in the ``with`` block, on this thread.
 
-    By a profiler, as nothing of torch's sees that. One that is there hears of all as well, but
-    beside one that is written in C nothing is noted. No profiler hears of NumPy's calls: there the
-    line is that at which the function begins in which a state has changed, also by another thread.
-    Generators that are made in the block are new in each call, and draw no other numbers then.
+    A profiler does that, as nothing in torch sees it. An existing profiler is called as well, but
+    beside one that is written in C nothing is noted. No profiler sees NumPy's calls: their line is
+    the first line of the function in which a state has changed, also by another thread. Generators
+    that are made in the block are new in each call, and draw the same numbers then.
 
     Args:
-        log: Takes what is found.
-        here: The line of the user's that runs.
+        log: Receives the findings.
+        here: Returns the user's line that runs.
     """
     before = sys.getprofile()
     states = _states_of_numpy()
@@ -49,7 +49,7 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
 
     def look(frame: FrameType | None) -> None:
         while frame is not None and _is_of_library(frame.f_code.co_filename):
-            # Torch has called what runs, and the user has called that.
+            # A library runs, and the user has called it.
             frame = frame.f_back
         if frame is None:
             return
@@ -61,7 +61,7 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
 
     def heard(frame: FrameType, event: Any, function: Any) -> None:
         is_at_end = event in ("call", "return")
-        # A first import calls thousands of functions of libraries.
+        # A first import calls thousands of library functions.
         if is_at_end and known and not _is_of_library(frame.f_code.co_filename):
             look(frame.f_back if event == "call" else frame)
         if event == "c_call":
@@ -73,14 +73,14 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
                 drawing: FrameType | None = frame
                 while drawing is not None and drawing.f_globals.get("__name__") == "random":
                     drawing = drawing.f_back
-                # What Python and torch draw, or who is imported, is no value of the function's.
+                # Draws of Python, of torch or of an import are not values of the function.
                 if drawing is not None and _is_of_function(drawing):
                     log.add("host random", f"random.{name}", user_place(drawing) or here())
         if before is not None:
             before(frame, event, function)
 
     if before is not None and not callable(before):
-        # One that is written in C, which nobody could put back.
+        # A profiler that is written in C, which nobody could restore.
         yield
         return
     sys.setprofile(heard)
@@ -91,12 +91,12 @@ def draws_noted(log: Log, here: Callable[[], Place]) -> Iterator[None]:
 
 
 def _states_of_numpy() -> list[tuple[str, Callable[[], object]]]:
-    """What tells where random numbers of NumPy are: those that all share, and of generators."""
+    """Return readers of NumPy's random states: the shared one, and those of generators."""
     if "numpy" not in sys.modules:
-        return []  # who has not imported it yet draws nothing
+        return []  # without an import nothing draws
     numpy: Any = None
     with suppress(ImportError):
-        # NumPy does so only when it is asked for by somebody, as by the function.
+        # NumPy imports it only on demand, as by the function.
         numpy = importlib.import_module("numpy.random")
     if numpy is None:
         return []
@@ -105,7 +105,7 @@ def _states_of_numpy() -> list[tuple[str, Callable[[], object]]]:
     ]
     if not hasattr(numpy, "get_bit_generator"):  # before NumPy 1.24
         return states
-    # Whatever way a function finds one: nobody else draws from it meanwhile.
+    # However a function finds one, nobody else draws from it meanwhile.
     shared, kind = numpy.get_bit_generator(), numpy.BitGenerator
     own = [one for one in gc.get_objects() if issubclass(type(one), kind) and one is not shared]
 
@@ -118,13 +118,13 @@ def _states_of_numpy() -> list[tuple[str, Callable[[], object]]]:
 
 @functools.lru_cache(maxsize=4096)
 def _is_of_library(file: str) -> bool:
-    """Whether a file is of torch, Python or an installed library: whoever calls it is looked at."""
+    """Return whether a file is torch's, Python's or an installed library's: its caller counts."""
     installed = {"site-packages", "dist-packages"}.intersection(Path(file).parts)
     return bool(installed) or file.startswith(("<frozen", _PYTHON)) or is_omitted(file)
 
 
 def _is_of_function(frame: FrameType | None) -> bool:
-    """Whether a function of the user's draws there, and no import that it is the first to make."""
+    """Return whether a function of the user's draws there, and not its first import of a module."""
     assert frame is not None
     name = str(frame.f_globals.get("__name__")).partition(".")[0]
     if name == "torch" or (name in sys.stdlib_module_names and name != "__main__"):
@@ -137,10 +137,10 @@ def _is_of_function(frame: FrameType | None) -> bool:
 
 
 def _is_told_of(frame: FrameType | None, generator: torch.Generator) -> bool:
-    """Whether what is seeded is to be put back by checkpointing, or one of many seeded at once."""
+    """Return whether checkpointing restores the seeded state, or it is one of many set at once."""
     while frame is not None:
         name = frame.f_globals.get("__name__")
-        # Who seeds all seeds that of the host.
+        # Code that seeds all generators seeds the host's as well.
         if name == "torch.utils.checkpoint" or (
             name == "torch.random" and generator is not torch.default_generator
         ):

@@ -1,8 +1,8 @@
-"""What a function does with streams and waits, seen through the calls of Python that do it.
+"""A function's use of streams and waits, seen through its calls in Python.
 
-Each stream has a clock: for every stream, how much of that one's work comes before its next work. A
-wait brings what the other stream had seen. So it is known at the end which forked work nothing has
-waited for.
+Each stream has a clock: for every stream, the amount of that stream's work that comes before its
+own next work. A wait merges the clock of the other stream. So it is known at the end which forked
+work nothing has waited for.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _Clock = dict[Any, int]
 
 
 class Streams:
-    """Follows the streams of one thread.
+    """The streams of one thread, with their clocks.
 
     Args:
-        driver: Of the streams.
-        log: Takes what is found.
-        here: Gives the user's line.
+        driver: The driver of the streams.
+        log: Receives the findings.
+        here: Returns the user's line.
     """
 
     def __init__(self, driver: Driver, log: Log, here: Callable[[], Place]) -> None:
@@ -41,7 +41,7 @@ class Streams:
         self._origin = driver.current_stream()
         self._default = _default_stream(driver)
         self._clocks: dict[Any, _Clock] = {self._origin: {self._origin: 1}}
-        self._events: dict[int, tuple[object, _Clock]] = {}  # with the event, whose id stays its
+        self._events: dict[int, tuple[object, _Clock]] = {}  # events keep their ids
         self._forked: dict[Any, tuple[str, Place]] = {}
 
     def work(self, operator: str, place: Place) -> None:
@@ -61,7 +61,7 @@ class Streams:
         self._events[id(event)] = (event, dict(self._clock(stream)))
 
     def wait_event(self, event: object, stream: Any) -> None:
-        """Note that a stream waits for an event; one that was recorded before is not known."""
+        """Note that a stream waits for an event; an event recorded earlier is not known."""
         if id(event) in self._events:
             self._wait(stream, self._events[id(event)][1])
 
@@ -78,7 +78,7 @@ class Streams:
 
     @contextmanager
     def watched(self) -> Iterator[None]:
-        """See waits and the calls that order streams, on this thread."""
+        """Note waits and the calls that order streams, on this thread."""
         thread, inside = threading.get_ident(), [False]
 
         def watch(owner: Any, name: str, note: Callable[..., None]) -> None:
@@ -136,7 +136,7 @@ class Streams:
         return self._clocks.setdefault(stream, {})
 
     def _is_of_capture(self, clock: _Clock) -> bool:
-        """Whether what has this clock comes after the beginning of the capture."""
+        """Return whether work with this clock comes after the beginning of the capture."""
         return self._origin in clock
 
 
@@ -145,7 +145,7 @@ def _default_stream(driver: Any) -> Any:
 
 
 def _waits(driver: Driver) -> list[tuple[Any, str, tuple[str, ...]]]:
-    """Who has methods that wait for the device or ask it, their names, and the methods."""
+    """Return owners of methods that wait for the device or ask it, their names, and the methods."""
     of_both = ("synchronize", "query")
     if driver.device_type != "cuda":
         return [

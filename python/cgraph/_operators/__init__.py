@@ -1,1 +1,1 @@
-"""What operators of torch do, seen as they run."""
+"""Operators of torch, observed as they run."""

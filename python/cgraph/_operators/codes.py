@@ -1,4 +1,4 @@
-"""``Codes``: the code that begins to run on a thread; its names are what guards look at."""
+"""``Codes``: the code that begins to run on a thread; guards look at the names in it."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from cgraph._source import user_line
 __all__ = ["Codes"]
 
 _OWN = os.path.join(os.path.dirname(os.path.dirname(__file__)), "")
-# Methods of generators after which draws go on elsewhere.
+# Methods of generators that move their state.
 _SETS = frozenset({"manual_seed", "seed", "set_state", "set_offset", "graphsafe_set_state"})
 _OF_MODES = tuple(os.path.join(_OWN, one, "") for one in ("_captures", "_operators"))
 _BESIDE = frozenset({"<frozen importlib._bootstrap>", warnings.__file__})
-# Runs around the function and wherever objects die, and looks at nothing that could change.
+# Code that runs around the function and wherever objects die; it reads nothing that can change.
 _AROUND = frozenset({contextlib.__file__, weakref.__file__, torch.autograd.grad_mode.__file__})
 _READS = frozenset({"tolist", "numpy", "__array__"})
 _NAMES = _SETS | _READS
@@ -37,19 +37,19 @@ class Codes:
     """The code objects that began to run on a thread, and the globals of each.
 
     Attributes:
-        globals: The globals by the code.
-        is_paused: Whether nothing is noted now.
-        is_blind: Whether nothing could be noted, as a profiler of C's is active.
-        has_compiled: Whether code ran that torch has compiled.
-        seeds: The line that seeds a generator or sets its state; None if none does.
+        globals: The globals of each code object.
+        is_paused: True while nothing is noted.
+        is_blind: True if nothing could be noted, as a C profiler is active.
+        has_compiled: True if code ran that torch has compiled.
+        seeds: The line that seeds a generator or sets its state; None if there is none.
         launches: Called with each kernel that Triton is about to launch.
-        reads: Called with each method that reads a tensor of the host without an operator, which on
-            the simulator stands for one of the device.
+        reads: Called with each method that reads a tensor of the host without an operator; on the
+            simulator such a tensor stands for one of the device.
     """
 
     def __init__(self) -> None:
         self.globals: dict[CodeType, dict[str, Any]] = {}
-        # By their numbers: to hash a code object takes longer than a call.
+        # By ``id``: hashing a code object takes longer than a call.
         self._seen: dict[int, CodeType] = {}
         self.is_paused = False
         self.is_blind = False
@@ -59,7 +59,7 @@ class Codes:
         self.launches: Callable[[Launch], None] | None = None
 
     def note(self, frame: FrameType, event: str, called: object) -> None:
-        """Note the code of a frame that begins, as ``sys.setprofile`` calls it."""
+        """Note the code of a frame that begins; this is the function for ``sys.setprofile``."""
         if self.is_paused:
             return
         if event == "c_call":
@@ -70,7 +70,7 @@ class Codes:
             self._note_launch(frame.f_code, frame)
 
     def _begins(self, code: CodeType) -> bool:
-        """Note code that begins; whether that is all that there is to note of it."""
+        """Note code that begins; return whether once is enough."""
         if code.co_filename.startswith(_OWN):
             return True
         if self.is_paused:
@@ -89,7 +89,7 @@ class Codes:
         return True
 
     def _note_launch(self, code: CodeType, frame: FrameType) -> bool:
-        """Note a kernel that is about to be launched; whether the code may launch some."""
+        """Note a kernel that is about to be launched; return whether the code may launch some."""
         if self.launches is None or not is_launcher(code):
             return False
         if (launch := launch_of(frame)) is not None:
@@ -98,7 +98,7 @@ class Codes:
         return True
 
     def _note_call(self, called: Any, of: object) -> None:
-        """Note a call of a method of an object that is written in C."""
+        """Note a call of an object's method that is written in C."""
         if self.is_paused:
             return
         name = getattr(called, "__name__", None)
@@ -112,12 +112,12 @@ class Codes:
         self._note_call(called, first if of is None else of)
 
     def aside(self) -> Aside:
-        """A block of which nothing is noted, as of cgraph's own work."""
+        """Return a block in which nothing is noted, for cgraph's own work."""
         return Aside(self)
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """A block whose calls are noted, beside a profiler of the user's."""
+        """Note the calls in a ``with`` block, beside a profiler of the user's."""
         names = _SETS if self.reads is None else _NAMES
         with monitored(self._begins, self._calls, names) as is_told:
             if is_told:
@@ -125,7 +125,7 @@ class Codes:
                 return
         before: Any = sys.getprofile()
         if before is not None and not callable(before):
-            # One of C's, which Python cannot put back.
+            # A C profiler, which Python cannot restore.
             self.is_blind = True
             yield
             return
@@ -138,7 +138,7 @@ class Codes:
 
 
 def _is_beside(frame: FrameType | None) -> bool:
-    """Whether a frame is part of an import, a warning or a mode: none of the function's own."""
+    """Return whether a frame is part of an import, a warning or a mode, not of the function."""
     while frame is not None:
         file = frame.f_code.co_filename
         if file in _BESIDE or file.startswith(_OF_MODES):
@@ -153,7 +153,7 @@ def _both(one: Callable[..., Any], other: Callable[..., Any], *event: Any) -> No
 
 
 class Aside:
-    """A block of which nothing is noted; entered for each operator, so no generator."""
+    """A block in which nothing is noted; not a generator, as it is entered for each operator."""
 
     def __init__(self, codes: Codes) -> None:
         self._codes = codes

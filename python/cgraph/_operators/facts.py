@@ -1,4 +1,4 @@
-"""``facts_of``: what is known of an operator before it is called, found once for each."""
+"""``facts_of``: the facts about an operator before its call, found once for each operator."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ __all__ = ["Facts", "facts_of", "taken_apart"]
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What is known of an operator.
+    """The facts about an operator.
 
     Attributes:
-        func: The operator, which keeps its ``id``.
+        func: The operator, kept so that its ``id`` stays its own.
         name: Its name with the overload.
-        touches_memory: Whether it reads or writes tensors, beyond making views of them.
-        decomposes: Whether inference mode leaves it whole, whose parts are captured.
-        may_be_refused: Whether a capture refuses some calls of it.
-        draws: Whether it draws random numbers.
-        takes_generator: Whether it may be told from what.
-        writes_nothing: Whether it writes none of its arguments.
+        touches_memory: True if it reads or writes tensors, beyond making views of them.
+        decomposes: True if inference mode leaves it whole; a capture takes its parts.
+        may_be_refused: True if a capture refuses some calls of it.
+        draws: True if it draws random numbers.
+        takes_generator: True if it may take a generator to draw from.
+        writes_nothing: True if it writes none of its arguments.
     """
 
     func: Any
@@ -40,8 +40,8 @@ class Facts:
 
 
 def facts_of(func: Any) -> Facts:
-    """What is known of an operator."""
-    # By its number: torch hashes an operator in Python.
+    """Return the facts about an operator."""
+    # By ``id``: torch hashes operators in Python.
     known = _known.get(id(func))
     if known is None:
         schema = getattr(func, "_schema", None)
@@ -64,7 +64,7 @@ _known: dict[int, Facts] = {}
 def taken_apart(
     args: Iterable[Any], kwargs: dict[str, Any], device_type: str
 ) -> tuple[tuple[Any, ...], list[torch.Tensor]]:
-    """What an operator gets: all that is no tensor of the device, and the tensors; in order."""
+    """Split an operator's arguments, in order: those that are not device tensors, and tensors."""
     numbers: list[Any] = []
     tensors: list[torch.Tensor] = []
     _take(args, device_type, numbers, tensors)

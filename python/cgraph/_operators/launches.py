@@ -1,4 +1,4 @@
-"""Kernels that a function launches by hand with Triton, which are no operators of torch."""
+"""Kernels that a function launches by hand with Triton, which are not operators of torch."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ class Launch(NamedTuple):
 
     Attributes:
         name: Its name.
-        args: What it gets by place.
-        kwargs: What it gets by name.
+        args: Its positional arguments.
+        kwargs: Its keyword arguments.
     """
 
     name: str
@@ -31,12 +31,12 @@ class Launch(NamedTuple):
 
 
 def is_launcher(code: CodeType) -> bool:
-    """Whether code is Triton's launcher."""
+    """Return whether code is Triton's launcher."""
     return code.co_name == "run" and code.co_filename.endswith(_LAUNCHER)
 
 
 def launch_of(frame: FrameType) -> Launch | None:
-    """What the launcher launches that begins in a frame; None if it only compiles."""
+    """Return the launch of the launcher that begins in a frame; None if it only compiles."""
     found = frame.f_locals
     if found.get("warmup") or not isinstance(found.get("args"), tuple):
         return None
@@ -45,12 +45,12 @@ def launch_of(frame: FrameType) -> Launch | None:
 
 
 class Suspects:
-    """Inputs that kernels may have written, which say nothing of it.
+    """Inputs that kernels may have written without saying so.
 
     Args:
         inputs: The inputs of the call.
-        written: The places of those that the call before has written, for a call whose kernels do
-            not run as they are launched; None for one whose kernels do.
+        written: The places of the inputs that the previous call has written, for a call whose
+            kernels do not run when they are launched; None for a call whose kernels do.
     """
 
     def __init__(self, inputs: Sequence[torch.Tensor], written: frozenset[int] | None) -> None:
@@ -69,7 +69,7 @@ class Suspects:
         self._before[place] = before
 
     def has_written(self, place: int) -> bool:
-        """Whether one of the kernels wrote to an input."""
+        """Return whether one of the kernels wrote to an input."""
         if place not in self._before:
             return False
         before = self._before[place]

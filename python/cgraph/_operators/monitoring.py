@@ -1,7 +1,7 @@
-"""Tells which code begins to run on a thread, by ``sys.monitoring``: each code object once.
+"""Reports of code that begins to run on a thread, by ``sys.monitoring``: each code object once.
 
-A profile function is called for each call and each return, those of torch and of cgraph itself
-included, and takes longer than the function does.
+A profile function is called for each call and each return, including those of torch and of cgraph,
+and takes longer than the function itself.
 """
 
 from __future__ import annotations
@@ -19,23 +19,24 @@ from cgraph._python.names import names_in
 __all__ = ["monitored"]
 
 _NAME = "cgraph"
-# Debuggers, coverage tools, profilers and optimisers have numbers of their own.
+# Debuggers, coverage tools, profilers and optimisers have their own numbers.
 _FREE = (3, 4)
 _lock = threading.Lock()
 _watched: dict[int, list[_Watch]] = {}
-# How many blocks are told of what code calls.
+# Number of blocks that get reports of a code's calls.
 _users: Counter[CodeType] = Counter()
 _tool: list[int] = []
 
 
 class _Watch:
-    """What one block is told.
+    """The reports that one block gets.
 
     Attributes:
         begins: Called with each code object that begins. True if once is enough.
-        calls: Called with what code calls that has one of the names, and its first argument.
+        calls: Called with each callable that code with one of the names calls, and its first
+            argument.
         names: The names.
-        looked_at: The code objects of which calls are told.
+        looked_at: The code objects whose calls are reported.
     """
 
     def __init__(
@@ -56,14 +57,14 @@ def monitored(
     calls: Callable[[Any, Any], None],
     names: Collection[str],
 ) -> Iterator[bool]:
-    """A block whose code is told of on this thread; whether it is.
+    """Report the code that runs in a ``with`` block on this thread; yield whether that works.
 
-    It is not before Python 3.12, or if others use all the numbers that tools may have.
+    It does not before Python 3.12, or if others use all the numbers that tools may have.
 
     Args:
         begins: Called with each code object that begins. True if once is enough.
-        calls: Called with each callable, and its first argument, that is called by code in which
-            one of the names stands.
+        calls: Called with each callable that code with one of the names calls, and its first
+            argument.
         names: The names.
     """
     monitoring: Any = getattr(sys, "monitoring", None)
@@ -81,7 +82,7 @@ def monitored(
             monitoring.set_events(tool, monitoring.events.PY_START | monitoring.events.PY_RESUME)
         if is_told:
             _watched.setdefault(thread, []).append(watch)
-            # What was told of once is told of again.
+            # Code that was reported once is reported again.
             monitoring.restart_events()
     if not is_told:
         yield False
@@ -120,7 +121,7 @@ def _begins(code: CodeType, _: int) -> Any:
         watch.looked_at.append(code)
         _users[code] += 1
         monitoring.set_local_events(_tool[0], code, monitoring.events.CALL)
-    # Other blocks may still have to be told.
+    # Other blocks may still need the report.
     return monitoring.DISABLE if is_done and len(_watched) == 1 and len(watches) == 1 else None
 
 

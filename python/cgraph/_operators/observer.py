@@ -1,8 +1,8 @@
-"""``Observer``: notes what a call does, while it runs eagerly or is captured.
+"""``Observer``: notes the actions of a call while it runs eagerly or is captured.
 
-It sees each operator: what it gets, where its tensors come from, which memory it writes, and
-whether a capture would refuse it. It sees each code object that begins to run, too: the names that
-stand in these are what guards look at.
+It sees each operator: its arguments, the origin of its tensors, the memory that it writes, and
+whether a capture would refuse it. It also sees each code object that begins to run: guards look at
+the names in it.
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class Refusal(NamedTuple):
     """An operator that a capture refuses.
 
     Attributes:
-        kind: Of what ``cgraph.explain`` lists, as ``"host read"``.
+        kind: A kind that ``cgraph.explain`` lists, as ``"host read"``.
         operator: Its name.
-        line: The line of the user's.
+        line: The user's line.
     """
 
     kind: str
@@ -49,14 +49,14 @@ class Refusal(NamedTuple):
 
 
 class ObservedBreaks:
-    """Breaks of a call that is observed: what happens in them is their own affair.
+    """The breaks of an observed call; their operators are not noted.
 
     Args:
-        observer: Notes nothing of them but that they ran.
-        divided: What they divide; None if they just run.
+        observer: Notes only that they ran.
+        divided: The call that they divide; None if they just run.
 
     Attributes:
-        are_met: Whether there was one.
+        are_met: True if there was one.
     """
 
     are_met = False
@@ -64,12 +64,12 @@ class ObservedBreaks:
     def __init__(self, observer: Observer, divided: Breakable | None = None) -> None:
         self._observer = observer
         self._divided = divided
-        # What was returned of what a break was given, and how often it was written by then.
+        # Breaks' arguments that were returned: the break, the tensor, and its version at that time.
         self._passed: list[tuple[str, torch.Tensor, int]] = []
 
     @property
     def written(self) -> str | None:
-        """A break whose argument was returned and written then; None if there is none."""
+        """The name of a break whose argument was returned and then written; None if none was."""
         changed = (name for name, one, version in self._passed if one._version != version)
         return next(changed, None)
 
@@ -78,7 +78,7 @@ class ObservedBreaks:
         self.are_met = True
         self._observer.suspect((args, kwargs))
         if self._divided is not None:
-            # What begins and ends segments is none of the function's.
+            # The work that begins and ends segments is not the function's.
             with self._observer.aside():
                 result = self._divided.run(work, args, kwargs)
         else:
@@ -94,27 +94,28 @@ class ObservedBreaks:
 
 
 class Observer(OperatorMode):
-    """Notes what one call does.
+    """A mode that notes the actions of one call.
 
     Args:
-        device_type: Of the tensors that a capture works on.
-        inputs: What the function is given for the tensors that are copied.
+        device_type: The device type of the tensors that a capture works on.
+        inputs: The tensors that the function gets in place of those that are copied.
         given: The tensors of the call in their places.
-        are_dense: For each whether the copy has its strides.
-        lines: Note the line of each operator, which takes time.
+        are_dense: For each of them, true if the copy has its strides.
+        lines: True to note the line of each operator, which takes time.
 
     Attributes:
         trace: The operators.
-        codes: What Python ran.
+        codes: The code that Python ran.
         refusals: The operators that a capture refuses.
-        generators: What random numbers were drawn from besides the default generators.
-        draws: Whether an operator draws random numbers.
-        is_backward: Whether an operator was part of a backward pass.
-        stop: Called at the first operator that a capture refuses, if it is one; it ends the
+        generators: The generators that operators drew from, besides the default ones.
+        draws: True if an operator draws random numbers.
+        is_backward: True if an operator was part of a backward pass.
+        stop: Called, if this is a capture, at the first operator that it refuses; it ends the
             capture, and the rest of the call runs eagerly.
-        is_over: Nothing is noted any more.
-        by_recorder: A recorder calls :meth:`seen`, as the simulator's does while it captures.
-        is_capture: Whether the call is captured.
+        is_over: True if nothing is noted any more.
+        by_recorder: True if a recorder calls :meth:`seen`, as the simulator's does while it
+            captures.
+        is_capture: True if the call is captured.
         suspects: Inputs that kernels launched by hand may have written.
     """
 
@@ -141,7 +142,7 @@ class Observer(OperatorMode):
         self._is_paused = True
         self._device_type = device_type
         self._lines = lines
-        # One tensor may be given in several places, where copies are several.
+        # A tensor may be given in several places, and each place has its own copy.
         firsts = {id(one): place for place, one in reversed([*enumerate(given)])}
         places = [firsts[id(one)] for one in given]
         self._inputs = {id(one): places[place] for place, one in enumerate(inputs)}
@@ -152,7 +153,7 @@ class Observer(OperatorMode):
         for place, one in reversed([*enumerate(inputs)]):
             if (memory := _torch.memory_of(one)) is not None:
                 self._origins[_torch.storage_id(memory)] = ("input", places[place])
-        # Of what operators made, by the number of the storage, with what keeps the number.
+        # Storages that operators made, by number; the weak reference keeps the number taken.
         self._made: dict[int, _torch.WeakStorage] = {}
         self.suspects = Suspects(inputs, None)
         self.codes.launches = self._launched
@@ -165,19 +166,19 @@ class Observer(OperatorMode):
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """A block that is observed."""
+        """Observe a ``with`` block."""
         _torch.enter_mode(self)
         try:
             yield
         finally:
             self.is_over = True
             _torch.leave_mode(self)
-            # No circle is to keep arguments alive.
+            # No reference cycle may keep arguments alive.
             self.codes.launches = self.codes.reads = None
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """A block of which nothing is noted, as a break; what it makes is from outside."""
+        """Note nothing in a ``with`` block, as in a break; its results count as from outside."""
         before, self._is_paused = self._is_paused, True
         try:
             with self.codes.aside():
@@ -187,28 +188,28 @@ class Observer(OperatorMode):
 
     @contextmanager
     def noting(self) -> Iterator[None]:
-        """A block in which the function runs: operators and code are noted."""
+        """Note operators and code in a ``with`` block, in which the function runs."""
         self._is_paused = False
         try:
             with self.codes.noted():
                 yield
         finally:
             self._is_paused = True
-            # That of code which torch has compiled has no operators.
+            # A backward pass of code that torch has compiled has no operators.
             self.is_backward |= torch.autograd.backward.__code__ in self.codes.globals
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Note an operator, unless a recorder tells of those that are captured."""
+        """Note an operator, unless a recorder reports those that are captured."""
         given = kwargs or {}
         if self.by_recorder and not self.is_over:
             return func(*args, **given)
-        # Each __torch_dispatch__ of a class costs a call of torch's more.
+        # Each __torch_dispatch__ of a class costs one more call of torch's.
         return self.seen(func, args, given, lambda: func(*args, **given))
 
     def note_break(self, name: str, result: Any) -> None:
-        """Note a break that has just run, whose results are taken from then on."""
+        """Note a break that has just run, and its results as an origin of later tensors."""
         if self.is_over or self._is_paused:
             return
         with self._lock:
@@ -223,12 +224,12 @@ class Observer(OperatorMode):
                         self._of_breaks.append(memory)
 
     def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
-        """Note an operator, and run it."""
+        """Note an operator and run it; return its result."""
         if self.is_over or self._is_paused:
             return run()
         facts = facts_of(func)
         if facts.decomposes and torch.is_inference_mode_enabled():
-            # Inference mode leaves it whole; its parts are what is captured.
+            # Inference mode leaves it whole; a capture takes its parts.
             with self:
                 return func.decompose(*args, **kwargs)
         if func is _LITERAL and self._device_type == "cpu":
@@ -237,7 +238,7 @@ class Observer(OperatorMode):
             return made
         if not facts.touches_memory:
             return run()
-        # Written out, as this runs for each operator.
+        # Inlined, as this runs for each operator.
         codes, is_paused = self.codes, self.codes.is_paused
         codes.is_paused = True
         try:
@@ -248,7 +249,7 @@ class Observer(OperatorMode):
                 return func(*args, **kwargs)
             with self._lock:
                 given = self._note(facts, args, kwargs)
-            # What a recorder runs is no code of the function's.
+            # A recorder's work is not code of the function's.
             codes.is_paused = is_paused or (self.is_capture and self._device_type == "cpu")
             result = run()
             codes.is_paused = True
@@ -269,23 +270,23 @@ class Observer(OperatorMode):
             self._note_made((), result)
 
     def has_written(self, tensor: torch.Tensor) -> bool:
-        """The same of an input, which code that torch has compiled writes without an operator."""
+        """Return whether an input was written, also by compiled code, which runs no operator."""
         version, place = self._versions.get(id(tensor)), self._inputs.get(id(tensor))
         if place is not None and self.suspects.has_written(place):
             return True
         return self.writes(tensor) or (version is not None and version_of(tensor) != version)
 
     def shares(self, tensor: torch.Tensor) -> bool:
-        """Whether something in the storage of a tensor was written."""
+        """Return whether something in the storage of a tensor was written."""
         return bool(self.written_spans(tensor))
 
     def written_spans(self, tensor: torch.Tensor) -> list[tuple[int, int]]:
-        """The ends of what operators wrote in the memory of a tensor."""
+        """Return the ends of the spans that operators wrote in the memory of a tensor."""
         memory = _torch.memory_of(tensor)
         return [] if memory is None else self._written.get(_torch.storage_id(memory), [])
 
     def writes(self, tensor: torch.Tensor) -> bool:
-        """Whether an operator wrote between the ends of a tensor."""
+        """Return whether an operator wrote between the ends of a tensor."""
         spans = self.written_spans(tensor)
         if not spans:
             return False
@@ -293,29 +294,29 @@ class Observer(OperatorMode):
         return any(one < end and begin < other for one, other in spans)
 
     def writes_outside(self) -> list[tuple[int, int]]:
-        """The ends of what was written in memory from outside, in order; no two overlap."""
+        """Return the ends of the spans written in outside memory, in order, without overlaps."""
         outside = self.trace.outside
         return _joined(span for number in outside for span in self._written.get(number, ()))
 
     def taken_outside(self) -> list[tuple[int, int]]:
-        """The ends of the memory from outside that operators took, likewise."""
+        """Return the ends of outside memory that operators took, in order, without overlaps."""
         memories = (one.storage for one in self.trace.outside.values())
         return _joined(
             (one.data_ptr(), one.data_ptr() + one.nbytes()) for one in memories if one is not None
         )
 
     def made(self, tensor: torch.Tensor) -> bool:
-        """Whether an operator of this call made the memory of a tensor."""
+        """Return whether an operator of this call made the memory of a tensor."""
         memory = _torch.memory_of(tensor)
         return memory is not None and _torch.storage_id(memory) in self._made
 
     def is_new(
         self, tensor: torch.Tensor, name_of_place: Callable[[torch.Tensor], str | None]
     ) -> bool:
-        """Whether a tensor lies in memory that was not there before the call.
+        """Return whether a tensor lies in memory that did not exist before the call.
 
-        Code that torch has compiled makes tensors without an operator: what was there is what an
-        operator took from outside, or what lies at a place that has a name.
+        Code that torch has compiled makes tensors without an operator: memory existed before if an
+        operator took it from outside, or if it lies at a place that has a name.
         """
         memory = _torch.memory_of(tensor)
         if memory is None:
@@ -326,10 +327,10 @@ class Observer(OperatorMode):
         return bool(origin[0] == "operator")
 
     def left(self, but: Sequence[int]) -> list[tuple[int, int]]:
-        """The storages that operators made and that somebody still has.
+        """Return the storages that operators made and that are still alive.
 
         Args:
-            but: The numbers of storages that are left out, as those of results.
+            but: The numbers of storages to leave out, as those of results.
 
         Returns:
             The number of each storage, and the place of the operator that made it.
@@ -338,7 +339,7 @@ class Observer(OperatorMode):
         return [(one, self._origins[one][1]) for one in alive if one not in but]
 
     def suspect(self, given: Any) -> None:
-        """Note what is given to somebody who may write it without a word."""
+        """Note inputs that are given to code that may write them without saying so."""
         if self.is_over or self._is_paused:
             return
         for memory in _torch.memories_of(tensors_in(given)):
@@ -349,8 +350,8 @@ class Observer(OperatorMode):
     def _launched(self, launch: Launch) -> None:
         """Note a kernel that is launched by hand.
 
-        It does not say what it writes: that is seen of inputs, and taken for granted of tensors
-        from outside that are no parameters.
+        A kernel does not tell its writes: inputs are compared, and tensors from outside that are
+        not parameters count as written.
         """
         if self.is_over or self._is_paused:
             return
@@ -386,7 +387,7 @@ class Observer(OperatorMode):
         return refusal
 
     def _note(self, facts: Facts, args: Any, kwargs: dict[str, Any]) -> set[int]:
-        """Note an operator; the numbers of the storages that it gets."""
+        """Note an operator; return the numbers of the storages that it gets."""
         operators = self.trace.operators
         numbers, tensors = taken_apart(args, kwargs, self._device_type)
         given: set[int] = set()
@@ -411,7 +412,7 @@ class Observer(OperatorMode):
         return given
 
     def _origin(self, tensor: torch.Tensor, place: int, given: set[int]) -> tuple[Any, ...]:
-        """Where a tensor is from, and how it lies there; adds the number of its storage."""
+        """Return a tensor's origin and layout there; add the number of its storage to ``given``."""
         memory = _torch.memory_of(tensor)
         number = 0 if memory is None else _torch.storage_id(memory)
         given.add(number)
@@ -431,14 +432,14 @@ class Observer(OperatorMode):
             self.trace.outside[number] = OutsideMemory(weak, kept, tensor.dtype, shape, place)
         offset: int | None = int(tensor.storage_offset())
         if origin[0] == "input":
-            # A copy may have other strides than what it is a copy of.
+            # A copy may have other strides than its source.
             is_dense = self._are_dense[origin[1]]
             offset = offset - self._input_offsets[origin[1]] if is_dense and offset else offset
             offset = offset if is_dense else None
         return origin, offset, tensor.shape, tensor.dtype
 
     def _note_made(self, given: Collection[int], result: Any) -> None:
-        """Note the storages that an operator made: those of its results that it did not get."""
+        """Note the storages that an operator made: its results' storages that it did not get."""
         place = len(self.trace.operators) - 1
         for order, tensor in enumerate(tensors_of((result,))):
             if (memory := _torch.memory_of(tensor)) is not None:
@@ -459,12 +460,12 @@ def _joined(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was written; always 0 of one of inference mode."""
+    """Return the number of writes to a tensor; always 0 for a tensor of inference mode."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 def _is_count_of_steps() -> bool:
-    """Whether an optimizer of torch's that counts its steps on the host is running."""
+    """Return whether an optimizer of torch's that counts its steps on the host is running."""
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
         if frame.f_code.co_filename.startswith(_OPTIMIZERS):

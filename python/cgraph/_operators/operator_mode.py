@@ -1,4 +1,4 @@
-"""What a dispatch mode that only looks on has in common with the simulator's recorder."""
+"""The base of dispatch modes that only look on, which the simulator's recorder calls too."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class OperatorMode(_torch.Bystander):
     """A dispatch mode that sees operators before and after they run.
 
     A capture on the simulator takes operators before any other mode gets them: there the recorder
-    calls :meth:`seen` of the modes that are active.
+    calls :meth:`seen` of the active modes.
     """
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        """Look at the operator, and run it."""
+        """Look at the operator and run it."""
         given = kwargs or {}
         return self.seen(func, args, given, lambda: func(*args, **given))
 
     def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
-        """Look at an operator that ``run`` runs or captures; its result."""
+        """Look at an operator that ``run`` runs or captures; return its result."""
         return run()
 
     def literal(self, value: torch.Tensor, result: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Operators that a capture refuses, told before they run."""
+"""Operators that a capture refuses, recognised before they run."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ REFUSED = {
     **dict.fromkeys(("_to_sparse_bsr", "_to_sparse_bsc", "to_sparse"), "shape"),
     **dict.fromkeys(("cond", "while_loop"), "branch"),
 }
-"""The kinds of operators that a capture refuses, by name; index is not always one."""
+"""The kinds of operators that a capture refuses, by name; index is refused only at times."""
 
 _INDEXED_WRITES = ("index_put_", "index_put", "_index_put_impl_", "_unsafe_index_put")
 _COPIES = ("_to_copy", "copy_", "copy")
 
 
 def may_be_refused(func: Any) -> bool:
-    """Whether :func:`refusal_of` some calls of an operator is a kind."""
+    """Return whether :func:`refusal_of` names a kind for some calls of an operator."""
     name = name_of(func).rpartition(".")[2]
     is_known = name in REFUSED or name in (*_COPIES, "index", *_INDEXED_WRITES, "normal")
     return is_known or torch.Tag.dynamic_output_shape in getattr(func, "tags", ())
 
 
 def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
-    """The kind of what a capture on such a device has against an operator; None if nothing.
+    """Return the kind of an operator that a capture on such a device refuses; None for others.
 
     The kinds are those of ``cgraph.explain``: ``"host read"``, ``"host copy"``, ``"shape"`` and
     ``"branch"``.
@@ -47,7 +47,7 @@ def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -
         return _refused_index(name, args, kwargs, device_type)
     known = REFUSED.get(name)
     if name == "normal" and device_type == "cuda" and any(True for _ in tensors_of((args, kwargs))):
-        # It looks whether all standard deviations are positive.
+        # It checks that all standard deviations are positive.
         known = "host read"
     if known is None and torch.Tag.dynamic_output_shape not in getattr(func, "tags", ()):
         return None
@@ -59,7 +59,7 @@ def refusal_of(func: Any, args: Any, kwargs: dict[str, Any], device_type: str) -
 
 
 def refused_copy(name: str, args: Any, kwargs: dict[str, Any], device_type: str) -> str | None:
-    """The same of a copy; on the simulator, whose device is the host, none is refused."""
+    """Return the kind of a refused copy; None on the simulator, whose device is the host."""
     if device_type == "cpu" or not isinstance(args[0], torch.Tensor):
         return None
     if name == "_to_copy":
@@ -72,7 +72,7 @@ def refused_copy(name: str, args: Any, kwargs: dict[str, Any], device_type: str)
     if pair == ("cpu", device_type):
         return None if non_blocking and source.is_pinned() else "host copy"
     if pair == (device_type, "cpu"):
-        # torch takes pinned memory for a new tensor that is not waited for.
+        # torch takes pinned memory for a new tensor if nothing waits for it.
         pinned = name == "_to_copy" or args[0].is_pinned()
         return None if non_blocking and pinned else "host read"
     return None

@@ -1,9 +1,9 @@
-"""Undoes what running a function did to tensors, their gradients and random state.
+"""Rollback of a function's effects on tensors, their gradients and random state.
 
-A dispatch mode sees each operator before it runs and copies what it is about to write. It stands on
-two facts. Operators get a parameter as the very object that the module holds, in forward, backward
-and optimiser alike, so that its ``.grad`` can be noted there. And what an operator makes is new:
-its storage needs no copy.
+A dispatch mode sees each operator before it runs and copies the memory that it is about to write.
+It relies on two facts. Operators get a parameter as the very object that the module holds, in
+forward, backward and optimiser alike, so that its ``.grad`` can be noted there. And an operator's
+results are new: their storage needs no copy.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from cgraph._operators.writes import WriteRecorder
 __all__ = ["Buffer", "Rollback"]
 
 Buffer = tuple[torch.Tensor, torch.Tensor]
-"""What a storage held before it was written, and the storage itself."""
+"""The contents of a storage before it was written, and the storage itself."""
 
 
 class Rollback:
-    """Notes what a function changes in a ``with`` block, to put it back.
+    """A record of a function's changes in a ``with`` block, to undo them.
 
     >>> x = torch.tensor([1.0, 2.0])
     >>> with Rollback() as rollback:
@@ -34,28 +34,29 @@ class Rollback:
     >>> x
     tensor([1., 2.])
 
-    What is put back, bit by bit: the contents of storages that operators wrote, and their sizes;
-    where tensors lie in them, and that a tensor had no autograd history; ``.grad`` of leaves, to
-    the very object, but for one in the memory of a graph, which gets its own; the states of the
+    It restores, bit by bit: the contents of storages that operators wrote, and their sizes; the
+    places of tensors in them, and that a tensor had no autograd history; ``.grad`` of leaves, to
+    the very object, except for one in the memory of a graph, which gets its own; the states of the
     default generators of the CPU and of the current CUDA device, and of those that operators get
     outside a capture.
 
-    What is not: anything of Python's own, such as counters, ``requires_grad`` flags, and entries
-    that an optimiser makes in its ``state`` at its first step (they stay, with the contents of
-    that step). Version counters. The history of a tensor that had another one, or of a view that
-    now has one. Writes that torch's dispatcher does not see: through NumPy, ``untyped_storage()``,
+    It does not restore: anything of Python's own, such as counters, ``requires_grad`` flags, and
+    entries that an optimiser makes in its ``state`` at its first step (they stay, with the contents
+    of that step); version counters; the history of a tensor that had another one, or of a view that
+    now has one; writes that torch's dispatcher does not see: through NumPy, ``untyped_storage()``,
     a kernel launched by hand, the replay of a graph, an operator whose schema hides them, another
-    thread than the block's (those of autograd are seen). What is made inside without an operator,
-    as from a literal or from NumPy, counts as from before: writes to it are taken back too.
+    thread than the block's (those of autograd are seen). A tensor made inside without an operator,
+    as from a literal or from NumPy, counts as made before: writes to it are undone too.
 
     While a capture is open, nothing is computed, so nothing is copied. A capture on the simulator
-    takes operators before they are seen here: a leaf that nothing has read before it must be given.
+    takes operators before they are seen here: a leaf that nothing has read before the capture must
+    be given.
 
     Args:
-        leaves: Tensors whose ``.grad`` is noted at once. Of others, it is noted when an operator
+        leaves: Tensors whose ``.grad`` is noted at once. For others, it is noted when an operator
             first gets them, which is too late if ``zero_grad()`` comes first. For one with a
             history, the leaves behind it are noted.
-        is_capturing: Whether a capture is open; asked at each operator that writes.
+        is_capturing: Returns whether a capture is open; called at each operator that writes.
     """
 
     def __init__(
@@ -95,7 +96,7 @@ class Rollback:
 
     @contextmanager
     def aside(self) -> Iterator[None]:
-        """Watch no operators in a block; what they write is put back if it was written before."""
+        """Watch no operators in a block; storages that were written before are still restored."""
         if not self._is_entered:
             yield
             return
@@ -111,28 +112,28 @@ class Rollback:
 
     @property
     def has_uncompiled(self) -> bool:
-        """Whether something ran as it was written that torch compiles elsewhere."""
+        """True if something ran uncompiled that torch compiles elsewhere."""
         return self._uncompiled.has_met
 
     def generators_of(self, device_type: str) -> list[torch.Generator]:
-        """Those that operators got besides the default ones, and that are of a kind of device."""
+        """Return the generators of a kind of device that operators got, except the default ones."""
         found = (generator for generator, _ in self._watch.generators)
         return [generator for generator in found if generator.device.type == device_type]
 
     @property
     def written(self) -> int:
-        """How many storages were written so far."""
+        """The number of storages written so far."""
         return len(self._watch.storages)
 
     def is_written(self, tensor: torch.Tensor) -> bool:
-        """Whether the storage of a tensor was written."""
+        """Return whether the storage of a tensor was written."""
         memory = _torch.memory_of(tensor)
         return memory is not None and _torch.storage_id(memory) in self._watch.storages
 
     def buffers(self, count: int) -> list[Buffer]:
-        """What the first storages that were written held, and they themselves.
+        """Return the earlier contents of the first storages that were written, and the storages.
 
-        Both in the type of the first write, with one dimension.
+        Both have the type of the first write and one dimension.
         """
         with _torch.without_modes():
             storages = list(self._watch.storages.values())[:count]
@@ -143,11 +144,11 @@ class Rollback:
 
     @property
     def storages(self) -> list[StorageSnapshot]:
-        """The storages that were written, as they were before."""
+        """The storages that were written, in their earlier state."""
         return list(self._watch.storages.values())
 
     def renew(self) -> None:
-        """Note what the storages that were written hold now, to be put back again."""
+        """Note the present contents of the storages that were written, to restore them again."""
         storages = self._watch.storages
         with torch.no_grad(), _torch.without_modes():
             for number, (storage, _, _, dtype) in storages.items():
@@ -155,18 +156,18 @@ class Rollback:
                 storages[number] = StorageSnapshot(storage, storage.nbytes(), copy, dtype)
 
     def rewind(self) -> None:
-        """Put the contents of storages back, and go on."""
+        """Restore the contents of storages, and go on."""
         with torch.no_grad(), _torch.without_modes():
             for storage in reversed(self._watch.storages.values()):
                 storage.rewind()
 
     def rewind_generators(self) -> None:
-        """Put the states back of the generators that operators got, and go on."""
+        """Restore the states of the generators that operators got, and go on."""
         for generator, state in self._watch.generators:
             generator.set_state(state)
 
     def undo(self) -> None:
-        """Put everything back; once is enough. No capture may be open.
+        """Restore everything; once is enough. No capture may be open.
 
         It waits for the CUDA devices that it copies to, before and after.
         """
@@ -178,7 +179,7 @@ class Rollback:
                 torch.cuda.synchronize(device)
             for tensor in watch.tensors.values():
                 tensor.undo_place()
-            # Two storages may lie on the same memory: what was copied first comes last.
+            # Two storages may lie on the same memory: the first copy is restored last.
             for storage in reversed(watch.storages.values()):
                 storage.undo()
             for tensor in watch.tensors.values():

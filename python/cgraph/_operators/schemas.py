@@ -1,4 +1,4 @@
-"""What the schema of an operator says: which tensors it takes and writes."""
+"""The schemas of operators: the tensors that an operator takes and writes."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ _UNDECLARED = {"running_mean", "running_var", "dropout_state"}
 
 
 def tensors_in(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors among the arguments or results of an operator."""
+    """Return the tensors among the arguments or results of an operator."""
     return (leaf for leaf in tree_iter(tree) if isinstance(leaf, torch.Tensor))
 
 
 def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
-    """The same of what an operator gets or returns, which has no containers of other kinds."""
+    """Yield the tensors among arguments or results in tuples, lists and dictionaries alone."""
     for one in arguments.values() if isinstance(arguments, dict) else arguments:
         if isinstance(one, torch.Tensor):
             yield one
@@ -42,7 +42,7 @@ def tensors_of(arguments: Any) -> Iterator[torch.Tensor]:
 
 
 def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.Tensor]:
-    """The tensors that an operator writes; all, if it does not say which."""
+    """Yield the tensors that an operator writes; all, if it does not say which."""
     arguments = _written_arguments(func)
     if arguments == []:
         return
@@ -55,7 +55,7 @@ def written_by(func: Any, args: Any, kwargs: dict[str, Any]) -> Iterator[torch.T
 
 @functools.cache
 def touches_memory(func: Any) -> bool:
-    """Whether an operator reads or writes tensors, beyond making views of them."""
+    """Return whether an operator reads or writes tensors, beyond making views of them."""
     if not hasattr(func, "_schema"):
         return True
     if func.is_view or func in _RETURN_INPUT or torch.Tag.inplace_view in func.tags:
@@ -65,20 +65,20 @@ def touches_memory(func: Any) -> bool:
 
 
 def writes_nothing(func: Any) -> bool:
-    """Whether an operator says that it writes none of its arguments."""
+    """Return whether an operator says that it writes none of its arguments."""
     return _written_arguments(func) == []
 
 
 @functools.cache
 def name_of(func: Any) -> str:
-    """The operator as ``aten.item``, without its overload."""
+    """Return the operator's name without its overload, as ``aten.item``."""
     name = ".".join(str(func).split(".")[:2])
     return "aten.item" if name == "aten._local_scalar_dense" else name
 
 
 @functools.cache
 def _written_arguments(func: Any) -> list[tuple[int, str]] | None:
-    """Places and names of the arguments that an operator writes; None for one without a schema."""
+    """Return places and names of the arguments that an operator writes; None without a schema."""
     if not hasattr(func, "_schema"):
         return None
     return [

@@ -1,4 +1,4 @@
-"""How tensors and storages were, to put them back."""
+"""Earlier states of tensors and storages, to restore them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ __all__ = [
 
 
 class TensorSnapshot:
-    """How a tensor was: one that has died since needs nothing.
+    """The earlier state of a tensor; one that has died since needs nothing.
 
     Args:
         tensor: The tensor.
-        like: Another one of the same place in the same storage, or a copy of one without storage;
-            None if neither can be had.
+        like: Another tensor at the same place in the same storage, or a copy of one without
+            storage; None if neither is possible.
 
     Attributes:
-        like: The same; None if the tensor is to stay where it is.
+        like: The argument ``like``; None if the tensor stays where it is.
     """
 
     def __init__(self, tensor: torch.Tensor, like: torch.Tensor | None) -> None:
@@ -42,7 +42,7 @@ class TensorSnapshot:
         self._grad = tensor.grad if tensor.is_leaf else None
 
     def undo_place(self) -> None:
-        """Let it lie where it was."""
+        """Put the tensor back to its earlier place."""
         tensor = self.tensor()
         if tensor is None or self.like is None:
             return
@@ -50,7 +50,7 @@ class TensorSnapshot:
             tensor.data = self.like
 
     def undo_autograd(self) -> None:
-        """Take a history away that it did not have, and put its gradient back."""
+        """Remove a history that the tensor did not have, and restore its gradient."""
         tensor = self.tensor()
         if tensor is None or not self._is_leaf:
             return
@@ -61,7 +61,7 @@ class TensorSnapshot:
 
 
 class StorageSnapshot(NamedTuple):
-    """How a storage was; it is kept alive, so that its number stays its own."""
+    """The earlier state of a storage, which is kept alive so that its number stays its own."""
 
     storage: torch.UntypedStorage
     nbytes: int
@@ -69,39 +69,39 @@ class StorageSnapshot(NamedTuple):
     dtype: torch.dtype
 
     def undo(self) -> None:
-        """Give it its size and contents back."""
+        """Restore the storage's size and contents."""
         if self.storage.nbytes() != self.nbytes:
             self.storage.resize_(self.nbytes)
         self.rewind()
 
     def rewind(self) -> None:
-        """Give it its contents back, and let it be larger: tensors may have become so as well."""
+        """Restore the storage's contents, and leave it larger: tensors may have grown as well."""
         if self.storage.nbytes() < self.nbytes:
             self.storage.resize_(self.nbytes)
         bytes_of(self.storage)[: self.nbytes].copy_(self.copy)
 
 
 def storage_snapshot(storage: torch.UntypedStorage, dtype: torch.dtype) -> StorageSnapshot:
-    """What a storage holds now, to be put back."""
+    """Note the present contents of a storage, to restore them."""
     with torch.no_grad(), _torch.without_modes():
         return StorageSnapshot(storage, storage.nbytes(), bytes_of(storage).clone(), dtype)
 
 
 def bytes_of(storage: torch.UntypedStorage) -> torch.Tensor:
-    """A tensor of all bytes of a storage."""
+    """Return a tensor of all bytes of a storage."""
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)
 
 
 def in_type(content: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Bytes as numbers of a type, where they are a whole number of them."""
+    """Return bytes as numbers of a type; as bytes if they are not a whole number of them."""
     return content if content.numel() % dtype.itemsize else content.view(dtype)
 
 
 class RandomSnapshot:
-    """The states of the default generators now.
+    """The present states of the default generators.
 
     Args:
-        also: Other generators, likewise.
+        also: Other generators to include.
         device: The number of the GPU; by default the current one.
     """
 
@@ -112,11 +112,11 @@ class RandomSnapshot:
         self._states = [(generator, generator.get_state()) for generator in generators]
 
     def rewind(self, also: Rollback) -> None:
-        """Put them back, and those of other generators that operators got."""
+        """Restore the states, and those of other generators that operators got."""
         also.rewind_generators()
         self.put_back()
 
     def put_back(self) -> None:
-        """Put them back, and no others."""
+        """Restore the states, and no others."""
         for generator, state in self._states:
             generator.set_state(state)

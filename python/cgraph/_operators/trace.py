@@ -1,7 +1,7 @@
 """The operators of one call, so that two calls can be compared.
 
-Two calls do the same where their operators are the same, get the same numbers, and take tensors
-from the same places: an argument, an earlier operator, or a place outside by its name.
+Two calls do the same if their operators are the same, get the same numbers, and take tensors from
+the same places: an argument, an earlier operator, or a place outside by its name.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ class Operator(NamedTuple):
 
     Attributes:
         name: Its name with the overload.
-        numbers: All that it got and that is no tensor, in order.
-        tensors: Where each tensor is from, and how it lies there.
-        line: The line of the user's that called it; None where lines were not asked for.
+        numbers: Its non-tensor arguments, in order.
+        tensors: The origin of each tensor, and its layout there.
+        line: The user's line that called it; None if lines were not requested.
     """
 
     name: str
@@ -35,18 +35,20 @@ class Operator(NamedTuple):
 
 @dataclass
 class OutsideMemory:
-    """Memory that a call took from outside of it.
+    """Memory that a call took from outside.
 
     Attributes:
         weak: The memory.
-        kept: The memory, kept alive, so that nothing else comes to lie there. None behind code that
-            torch has compiled, which makes tensors without an operator: it may be one of these.
-        dtype: That of the tensor that an operator got first.
-        shape: Likewise.
+        kept: The memory, kept alive so that nothing else comes to lie there. None after code that
+            torch has compiled, which makes tensors without an operator: the memory may be one of
+            these.
+        dtype: The dtype of the tensor that an operator got first.
+        shape: The shape of that tensor.
         place: The place of that operator.
-        is_written: Whether an operator writes it.
-        name: Where the function finds it, or its address; None if only its order is known.
-        is_named: Whether that is a place.
+        is_written: True if an operator writes it.
+        name: The place where the function finds it, or its address; None if only its order is
+            known.
+        is_named: True if ``name`` is a place.
     """
 
     weak: _torch.WeakStorage
@@ -60,16 +62,16 @@ class OutsideMemory:
 
     @property
     def storage(self) -> torch.UntypedStorage | None:
-        """The memory, if it is still there."""
+        """The memory; None if it is gone."""
         return self.weak.get()
 
 
 class Difference(NamedTuple):
-    """Where two calls differ.
+    """The first difference between two calls.
 
     Attributes:
-        text: How, in words.
-        line: The line of the user's; None if it is not known.
+        text: The difference as text.
+        line: The user's line; None if it is not known.
     """
 
     text: str
@@ -78,12 +80,12 @@ class Difference(NamedTuple):
 
 @dataclass
 class Trace:
-    """The operators of a call, and what they took from outside.
+    """The operators of a call, and the memory that they took from outside.
 
     Attributes:
-        operators: They, in order.
-        outside: By the number of the storage.
-        inputs: What the arguments that are copied are called.
+        operators: The operators, in order.
+        outside: The memory from outside, by the number of the storage.
+        inputs: The names of the arguments that are copied.
     """
 
     operators: list[Operator] = field(default_factory=list)
@@ -91,7 +93,7 @@ class Trace:
     inputs: Sequence[str] = ()
 
     def name_outside(self, names: Mapping[int, str]) -> None:
-        """Note where the function finds what it took; ``names`` by the addresses of storages."""
+        """Name the memory from outside; ``names`` has the places by the addresses of storages."""
         for one in self.outside.values():
             if (memory := one.storage) is None:
                 continue
@@ -101,16 +103,16 @@ class Trace:
                 one.name = f"memory at {address:#x}"
 
     def written(self) -> list[tuple[torch.UntypedStorage, torch.dtype]]:
-        """What operators wrote of it, with the type of the tensor that an operator got first."""
+        """Return the outside memory that operators wrote, with the dtype that was seen first."""
         pairs = ((one.storage, one.dtype) for one in self.outside.values() if one.is_written)
         return [(memory, dtype) for memory, dtype in pairs if memory is not None]
 
     def difference(self, before: Trace) -> Difference | None:
-        """The first operator that is another one than in the call before; None if none is."""
+        """Return the first difference from the previous call's operators; None if there is none."""
         mine, theirs = self._names(), before._names()
         for now, then in zip(self.operators, before.operators, strict=False):
             if now.name != then.name:
-                text = f"{_short(now)} runs where {_short(then)} ran in the call before"
+                text = f"{_short(now)} runs where {_short(then)} ran in the previous call"
                 return Difference(text, now.line or then.line)
             if now.numbers != then.numbers:
                 text = f"{_short(now)} gets {_change(now.numbers, then.numbers)}"
@@ -123,11 +125,11 @@ class Trace:
             return None
         longer = self if count > known else before
         one = longer.operators[min(count, known)]
-        when = "and did not in the call before" if count > known else "in the call before only"
+        when = "and did not in the previous call" if count > known else "in the previous call only"
         return Difference(f"{_short(one)} runs {when}", one.line)
 
     def _names(self) -> Names:
-        """The names of inputs, and of what is outside in the order of its first use."""
+        """Return the names of inputs, and of outside memory in the order of its first use."""
         inputs: list[str | None] = [f"argument {name}" for name in self.inputs]
         return {"input": inputs, "outside": [one.name for one in self.outside.values()]}
 
@@ -136,7 +138,7 @@ Names = dict[str, list[str | None]]
 
 
 def _are_from_same(now: Operator, mine: Names, then: Operator, theirs: Names) -> bool:
-    """Whether two operators get the same; what is read in its place is where its copy was."""
+    """Return whether two operators get the same; a tensor read in place matches its copy."""
     pairs = zip(now.tensors, then.tensors, strict=False)
     return len(now.tensors) == len(then.tensors) and all(
         _origin(one[0], mine) == _origin(other[0], theirs) and _is_same_part(one[1:], other[1:])
@@ -145,7 +147,7 @@ def _are_from_same(now: Operator, mine: Names, then: Operator, theirs: Names) ->
 
 
 def _is_same_part(one: tuple[Any, ...], other: tuple[Any, ...]) -> bool:
-    """Whether two are laid out alike; of an argument itself nothing is noted: its key has that."""
+    """Return whether two have the same layout; for an argument itself the key has the layout."""
     return one == other or not one or not other
 
 
@@ -156,8 +158,8 @@ def _short(operator: Operator) -> str:
 def _change(now: tuple[Any, ...], then: tuple[Any, ...]) -> str:
     for one, other in zip(now, then, strict=False):
         if one != other:
-            return f"{_value(one)}, and {_value(other)} in the call before"
-    return f"{len(now)} values, and {len(then)} in the call before"
+            return f"{_value(one)}, and {_value(other)} in the previous call"
+    return f"{len(now)} values, and {len(then)} in the previous call"
 
 
 def _value(number: Any) -> str:
@@ -168,10 +170,10 @@ def _moved(now: Operator, mine: Names, then: Operator, theirs: Names) -> str:
     for one, other in zip(now.tensors, then.tensors, strict=False):
         here, there = _origin(one[0], mine), _origin(other[0], theirs)
         if here != there:
-            return f"takes {here}, and {there} in the call before"
+            return f"takes {here}, and {there} in the previous call"
         if not _is_same_part(one[1:], other[1:]):
-            return f"takes another part of {here} than in the call before"
-    return f"takes {len(now.tensors)} tensors, and {len(then.tensors)} in the call before"
+            return f"takes another part of {here} than in the previous call"
+    return f"takes {len(now.tensors)} tensors, and {len(then.tensors)} in the previous call"
 
 
 def _origin(origin: tuple[Any, ...], names: Names) -> str:

@@ -1,4 +1,4 @@
-"""Sees what operators do, in a block with calls of a function and its capture."""
+"""A mode that notes writes of operators, in a block with calls of a function and its capture."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ __all__ = ["WriteRecorder"]
 
 
 class WriteRecorder(OperatorMode):
-    """Sees the operators.
+    """A mode that notes the earlier state of what operators write.
 
     Attributes:
-        tensors: How tensors were before, by ``id``.
-        storages: How storages were before, by number.
-        generators: Those that operators got, with their states before.
-        over: The block has ended; where the mode could not be left, it does nothing.
+        tensors: The earlier states of tensors, by ``id``.
+        storages: The earlier states of storages, by number.
+        generators: The generators that operators got, with their earlier states.
+        over: True if the block has ended; a mode that could not be left then does nothing.
     """
 
     def __init__(self, is_capturing: Callable[[], bool]) -> None:
@@ -35,13 +35,13 @@ class WriteRecorder(OperatorMode):
         self.generators: list[tuple[torch.Generator, torch.Tensor]] = []
         self.over = False
         self._is_capturing = is_capturing
-        # A weak reference lets the memory go, but not the number: no other storage gets it.
+        # A weak reference releases the memory, but not the number: no other storage gets it.
         self._fresh: dict[int, _torch.WeakStorage] = {}
         # Autograd has a thread for each GPU.
         self._lock = threading.Lock()
 
     def seen(self, func: Any, args: Any, kwargs: dict[str, Any], run: Callable[[], Any]) -> Any:
-        """Note what an operator may change that ``run`` runs or captures; its result."""
+        """Note what an operator may change, which ``run`` runs or captures; return its result."""
         if self.over:
             return run()
         facts = facts_of(func)
@@ -62,7 +62,7 @@ class WriteRecorder(OperatorMode):
         return result
 
     def note(self, tensor: torch.Tensor) -> None:
-        """Remember how a tensor is, unless it is known or was made in the block."""
+        """Note the state of a tensor, unless it is known or was made in the block."""
         known = self.tensors.get(id(tensor))
         if known is not None and known.tensor() is tensor:
             return
@@ -93,7 +93,7 @@ class WriteRecorder(OperatorMode):
                     self.storages[number] = StorageSnapshot(memory, nbytes, copy, tensor.dtype)
 
     def _note_content(self, tensor: torch.Tensor) -> None:
-        """Remember what a sparse tensor holds, which shares memory with others until written."""
+        """Note the contents of a sparse tensor, which shares memory with others until written."""
         known = self.tensors[id(tensor)]
         is_sparse = tensor.layout is not torch.strided
         if is_sparse and known.like is None and not self._is_capturing():
@@ -107,7 +107,7 @@ class WriteRecorder(OperatorMode):
             self.generators.append((generator, generator.get_state()))
 
     def _note_fresh(self, given: list[torch.Tensor], result: Any) -> None:
-        """Note the storages that an operator made: those of its results that none was given."""
+        """Note the storages that an operator made: its results' storages that it did not get."""
         is_given = {id(tensor) for tensor in given}
         made = [tensor for tensor in tensors_of((result,)) if id(tensor) not in is_given]
         if not made:

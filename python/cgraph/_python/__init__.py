@@ -1,1 +1,1 @@
-"""What functions read of Python: values, and the places that they are found at."""
+"""Python's values that functions read, and the places where they are found."""

@@ -1,4 +1,4 @@
-"""What is code of libraries, whose own state nobody changes between calls."""
+"""Code of libraries, whose own state nobody changes between calls."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ _SITE = (os.path.join("site-packages", ""), os.path.join("dist-packages", ""))
 
 
 def _triton() -> list[str]:
-    """Where Triton lies, which is part of torch, as it were; it is not imported here."""
-    with suppress(ValueError, ImportError):  # somebody has put another module in its place
+    """Return the folders of Triton, which counts as part of torch, without importing it."""
+    with suppress(ValueError, ImportError):  # another module is in its place
         spec = importlib.util.find_spec("triton")
         return [*(getattr(spec, "submodule_search_locations", None) or ())]
     return []
@@ -40,7 +40,7 @@ _OF_TORCH = tuple(
 
 @functools.cache
 def is_library(file: str) -> bool:
-    """Whether a file is torch's, Triton's, cgraph's or of Python's own library."""
+    """Return whether a file belongs to torch, Triton, cgraph or Python's own library."""
     if file.startswith(("<frozen ", "<eval_with_key>", "<built-in")) or file.startswith(_OF_TORCH):
         return True
     return file.startswith(_STANDARD) and not any(part in file for part in _SITE)
@@ -50,24 +50,24 @@ _classes: weakref.WeakKeyDictionary[type, bool] = weakref.WeakKeyDictionary()
 
 
 def is_library_class(kind: type) -> bool:
-    """Whether a class is of a library."""
+    """Return whether a class belongs to a library."""
     known = _classes.get(kind)
     if known is None:
         name = str(getattr(kind, "__module__", None) or "")
         module = sys.modules.get(name)
-        # The base of what extensions in C++ define is of no module.
+        # The base of classes that C++ extensions define belongs to no module.
         is_base = name.startswith("pybind11_")
         known = _classes[kind] = is_base or (module is not None and is_library_module(module))
     return known
 
 
 def is_library_module(module: types.ModuleType) -> bool:
-    """Whether a module is of a library."""
+    """Return whether a module belongs to a library."""
     name = vars(module).get("__name__")
     if name == "__main__":
         return False
     file = vars(module).get("__file__")
     if not isinstance(file, str):
-        # Somebody has made one that nothing imports.
+        # A module that was made by hand has no spec.
         return vars(module).get("__spec__") is not None
     return is_library(file) or str(name).partition(".")[0] == "numpy"

@@ -1,4 +1,4 @@
-"""What a function could read, by the names in its code alone: nothing runs."""
+"""The objects that a function could read, by the names in its code alone: nothing runs."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def named_by(
     *,
     callees: bool = False,
 ) -> Places:
-    """What a function could read by all names in its own code, and what it is given.
+    """Return the places that a function could read by all names in its code, and its arguments.
 
     Args:
         function: The function.
         objects: Objects among its arguments, with their names.
-        modules: Modules among them, likewise.
-        callees: By all names in the functions that it names, and in the methods of the objects that
-            it reaches, too.
+        modules: Modules among its arguments, with their names.
+        callees: Use also all names in the functions that it names, and in the methods of the
+            objects that it reaches.
     """
     called = inspect.getattr_static(type(function), "__call__", None)
     codes: dict[CodeType, dict[str, Any]] = {}
@@ -46,7 +46,7 @@ def named_by(
 
 
 def _add_codes(codes: dict[CodeType, dict[str, Any]], waiting: list[Any], *, callees: bool) -> None:
-    """Add the code of functions, and of those that they close over or name."""
+    """Add the code of functions, and of the functions that they close over or name."""
     while waiting:
         one = waiting.pop()
         one = getattr(one, "__func__", one)
@@ -67,7 +67,7 @@ def _add_codes(codes: dict[CodeType, dict[str, Any]], waiting: list[Any], *, cal
 
 
 def _methods_of(kinds: Iterable[type]) -> Iterator[types.FunctionType]:
-    """The functions in the user's classes."""
+    """Yield the functions in the user's classes."""
     for kind in kinds:
         for base in kind.__mro__:
             if not is_library_class(base):

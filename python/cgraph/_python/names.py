@@ -8,12 +8,12 @@ from typing import Any
 
 __all__ = ["names_in"]
 
-# By their numbers: to hash a code object takes longer than a call.
+# By ``id``: hashing a code object takes longer than a call.
 _known: dict[int, tuple[CodeType, frozenset[str]]] = {}
 
 
 def names_in(codes: Iterable[CodeType]) -> frozenset[str]:
-    """The names and literal strings that stand in code.
+    """Return the names and literal strings that stand in code.
 
     >>> def read(box):
     ...     return box.lid, box["size"]

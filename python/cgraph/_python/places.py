@@ -1,7 +1,7 @@
-"""The places of Python that a function reads: found by the names that stand in code that ran.
+"""The places in Python that a function reads, found by the names that stand in code that ran.
 
 A walk begins at the function, its object, the objects among its arguments and the globals of the
-code that ran, and goes on through attributes, cells, containers and modules. What it finds is
+code that ran, and goes on through attributes, cells, containers and modules. The values found are
 compared before each replay; see ``docs/graphed.md``.
 """
 
@@ -25,27 +25,27 @@ from cgraph._python.values import attributes_of, has_no_parts, is_array, is_plai
 __all__ = ["MOST_PLACES", "NOTHING", "Place", "Places", "found_at", "names_in"]
 
 MOST_PLACES = 4096
-"""So many places are compared at most; one warning says where a walk stopped."""
+"""The most places that are compared; one warning says where a walk stopped."""
 
 NOTHING: Any = object()
-"""What is found where nothing is."""
+"""The value that is found where nothing is."""
 
 _OF_MODULE = ("_parameters", "_buffers", "_modules")
 _CONTAINERS = (dict, list, tuple, deque, set, frozenset)
-# What they are made of is looked at, and not how they have been set up.
+# Their parts are looked at, and not their settings.
 _OF_OTHERS = (types.ModuleType, functools.partial, _core.Dispatcher)
 _TENSORS = (torch.Tensor,)
 
 
 class Place(NamedTuple):
-    """A place, and what was found there.
+    """A place, and the value that was found there.
 
     Attributes:
         parent: The number of the place that it is found in; -1 for a root.
-        step: How it is found there.
-        check: What must be there; see ``cgraph._core.Guards``.
-        name: What a person calls it, as ``self.layers[0].scale``.
-        value: What was there.
+        step: The way to find it there.
+        check: The condition on the value; see ``cgraph._core.Guards``.
+        name: Its readable name, as ``self.layers[0].scale``.
+        value: The value that was there.
     """
 
     parent: int
@@ -56,31 +56,31 @@ class Place(NamedTuple):
 
     @property
     def is_of_key(self) -> bool:
-        """Whether another value here makes another key."""
+        """True if another value here makes another key."""
         return bool(self.check[0] == "plain" or self.step[0] == "grad")
 
     @property
     def is_changing(self) -> bool:
-        """Whether a container can get other items."""
+        """True if the value is a container that can get other items."""
         return isinstance(self.value, list | dict | set | deque)
 
 
 class Places:
-    """A walk through what a function reads.
+    """A walk through the places that a function reads.
 
     Args:
         names: The names and literal strings that stand in code that ran.
-        codes: That code, and its globals.
-        is_taken: Whether an operator took a tensor, of which the place has this name.
-        gradients: The gradients of leaves when the call began, by the ``id`` of the leaf, of those
-            whose gradients matter. None for those that all leaves have now.
+        codes: The code that ran, and its globals.
+        is_taken: Returns whether an operator took a tensor, whose place has this name.
+        gradients: The gradients, when the call began, of the leaves whose gradients matter, by the
+            ``id`` of the leaf. None for the present gradients of all leaves.
         but: The dotted names of places that do not count.
 
     Attributes:
-        found: The places, each behind the one that it is found in.
-        stopped: The name of the first place that was left out, as there are too many.
+        found: The places, each after the one that it is found in.
+        stopped: The name of the first place that was left out because there are too many.
         addresses: The names of tensors, by the addresses of their storages.
-        tensors: Places of tensors that no operator took: what has them, the step, and the name.
+        tensors: Places of tensors that no operator took: the holder, the step, and the name.
         modules: The modules that were found.
         leaves: The tensors that may get gradients.
         refused: The name of an array, whose contents nothing compares; None if there is none.
@@ -108,7 +108,7 @@ class Places:
         self._gradients = gradients
         self._but = frozenset(but)
         self._count = 0
-        # What was walked through, by its ``id``; it stays alive as long as this.
+        # Objects already visited, by ``id``; they stay alive as long as the walk.
         self._seen: dict[int, Any] = {}
         self._globals_seen: set[tuple[int, str]] = set()
         self._absent: dict[tuple[str, ...], frozenset[str]] = {}
@@ -120,12 +120,12 @@ class Places:
         objects: Sequence[tuple[str, Any]],
         modules: Sequence[tuple[str, Any]],
     ) -> Places:
-        """Go through all that is reached.
+        """Go through all that is reached; return this walk.
 
         Args:
             function: The function.
             objects: The objects among the arguments with their names.
-            modules: The modules among them, likewise.
+            modules: The modules among the arguments with their names.
         """
         self._callable(function, "self")
         for number, (name, value) in enumerate(objects):
@@ -150,7 +150,7 @@ class Places:
                 self._look(root, ("item", name), name, scope[name])
 
     def _root(self, value: Any, name: str) -> int:
-        """The number of a root that stays what it is."""
+        """Return the number of a root, which stays the same object."""
         number = self._roots.get(id(value))
         if number is None:
             number = self._roots[id(value)] = len(self.found)
@@ -168,7 +168,7 @@ class Places:
         return len(self.found) - 1
 
     def _counted(self, name: str) -> bool:
-        """Whether there is room for one more place."""
+        """Count a place; return whether there is room for it."""
         self._count += 1
         if self._count > MOST_PLACES:
             self.stopped = self.stopped or name
@@ -176,7 +176,7 @@ class Places:
         return True
 
     def _look(self, parent: int, step: tuple[Any, ...], name: str, value: Any) -> None:
-        """Add the place of a value, and go on inside of it later."""
+        """Add the place of a value, and go on inside it later."""
         if name in self._but:
             return
         kind = type(value)
@@ -208,7 +208,7 @@ class Places:
             self._waiting.append((number, value, name))
 
     def _check(self, kind: type, value: Any) -> tuple[Any, ...]:
-        """What tells that a container or object has no other parts than its children."""
+        """Return the check that a container or object has no other parts than its children."""
         if isinstance(value, dict):
             # Its attributes, if it has some, are not looked at.
             return "dict", kind, dict.__len__(value), frozenset()
@@ -257,7 +257,7 @@ class Places:
             self._add(number, ("grad",), check, f"{name}.grad", grad)
 
     def _inside(self, number: int, value: Any, name: str) -> None:
-        """Add the places inside of a value."""
+        """Add the places inside a value."""
         if isinstance(value, torch.nn.Module):
             self._attributes(number, value, name)
             self._class(type(value))
@@ -283,7 +283,7 @@ class Places:
             self._look(number, ("item", key), its_name, one)
 
     def _key(self, key: Any, place: int) -> str:
-        """A key of a dictionary in words that stay, whatever the key holds."""
+        """Return a dictionary's key as text that stays the same, whatever the key holds."""
         if is_plain(key):
             return f"{key!r:.40}"
         if isinstance(key, torch.Tensor) and (memory := _torch.memory_of(key)) is not None:
@@ -308,7 +308,7 @@ class Places:
                     self._look(number, ("slot", slot), its_name, one)
 
     def _class(self, kind: type) -> None:
-        """Add what the user's classes of an object have under names."""
+        """Add the attributes with these names in the user's classes of an object."""
         if id(kind) in self._seen:
             return
         self._seen[id(kind)] = kind
@@ -327,7 +327,7 @@ class Places:
                 self._look(root, ("class", key), f"{kind.__qualname__}.{key}", one)
 
     def _callable(self, value: Any, name: str) -> None:
-        """Go on through what a function has, if its code ran."""
+        """Go on through the parts of a function, if its code ran."""
         if isinstance(value, functools.partial):
             self._callable(value.func, name)
             for place, one in enumerate(value.args):
@@ -390,7 +390,7 @@ class Places:
 
 
 def found_at(holder: Any, step: tuple[Any, ...]) -> Any:
-    """What is at a place now, found by no code of the user's; ``NOTHING`` if nothing is."""
+    """Return the value at a place now, without running user code; ``NOTHING`` if none is there."""
     kind, *rest = step
     if kind == "root":
         return rest[0]
@@ -428,7 +428,7 @@ _slots: weakref.WeakKeyDictionary[type, tuple[Any, ...]] = weakref.WeakKeyDictio
 
 
 def _slots_of(kind: type) -> tuple[Any, ...]:
-    """The descriptors of the slots of the user's classes."""
+    """Return the descriptors of the slots of the user's classes."""
     known = _slots.get(kind)
     if known is None:
         known = _slots[kind] = tuple(
@@ -441,7 +441,7 @@ def _slots_of(kind: type) -> tuple[Any, ...]:
     return known
 
 
-# Of a class's objects; they are what they are.
+# Descriptors of a class's objects, which do not change.
 _DESCRIPTORS = (types.MemberDescriptorType, types.GetSetDescriptorType)
 
 

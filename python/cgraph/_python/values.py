@@ -1,4 +1,4 @@
-"""Plain values: those that are compared by type and value, and belong to the key of a call."""
+"""Plain values, which are compared by type and value, and belong to the key of a call."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ __all__ = [
     "tensors_behind",
 ]
 
-# So many parts of an object are looked at.
+# The most parts of an object that are looked at.
 _MOST_PARTS = 1000
 
 _ATOMS = (
@@ -39,7 +39,7 @@ _ATOMS = (
     type(Ellipsis),
     range,
 )
-# Compared by identity: nothing in them can be compared.
+# Compared by identity: their contents cannot be compared.
 _WHOLE = (
     type,
     types.FunctionType,
@@ -65,10 +65,10 @@ _WHOLE = (
 
 
 def is_plain(value: Any) -> bool:
-    """Whether a value is compared by type and value.
+    """Return whether a value is compared by type and value.
 
-    None, bool, int, float, complex, str, bytes, enum members, dtypes, devices, NumPy scalars, and
-    tuples, slices and frozen sets of these.
+    Such values are None, bool, int, float, complex, str, bytes, enum members, dtypes, devices,
+    NumPy scalars, and tuples, slices and frozen sets of these.
     """
     kind = type(value)
     if kind in _ATOMS or isinstance(value, enum.Enum):
@@ -83,12 +83,12 @@ def is_plain(value: Any) -> bool:
 
 
 def is_atom(value: Any) -> bool:
-    """Whether a plain value is compared natively, where it is an argument."""
+    """Return whether a plain value is compared natively if it is an argument."""
     return (type(value) in _ATOMS and type(value) is not complex) or isinstance(value, enum.Enum)
 
 
 def as_key(value: Any) -> Hashable:
-    """What tells a plain value from others: ``1``, ``1.0`` and ``True`` are three."""
+    """Return a key that tells a plain value from others: ``1``, ``1.0`` and ``True`` differ."""
     kind = type(value)
     if isinstance(value, float | complex):
         # Zeros of both signs differ, and a NaN is equal to itself.
@@ -106,21 +106,21 @@ def as_key(value: Any) -> Hashable:
 
 
 def has_no_parts(value: Any) -> bool:
-    """Whether a value is compared by identity: functions, classes, generators, streams."""
+    """Return whether a value is compared by identity: functions, classes, generators, streams."""
     return isinstance(value, _WHOLE)
 
 
 def is_array(value: Any) -> bool:
-    """Whether a value is an array of NumPy's or a bytearray, whose contents nothing compares."""
+    """Return whether a value is a NumPy array or bytearray, whose contents nothing compares."""
     if isinstance(value, bytearray | memoryview):
         return True
     numpy = sys.modules.get("numpy")
-    # By its type: an object may stand for another one, and raise when it is asked.
+    # By its type: an object may be a proxy for another one, and raise when it is asked.
     return numpy is not None and issubclass(type(value), numpy.ndarray)
 
 
 def is_same(value: Any, other: Any) -> bool:
-    """Whether two values are the same: plain ones by type and value, others as they compare."""
+    """Return whether two values are the same: plain ones by type and value, others by ``==``."""
     if value is other:
         return True
     if type(value) is not type(other):
@@ -129,12 +129,12 @@ def is_same(value: Any, other: Any) -> bool:
         if is_plain(value):
             return as_key(value) == as_key(other)
         return bool(value == other)
-    except Exception:  # what cannot be compared is equal to itself alone
+    except Exception:  # a value that cannot be compared is equal only to itself
         return False
 
 
 def attributes_of(value: Any) -> dict[str, Any]:
-    """The attributes that an object has itself; none if it has no dictionary."""
+    """Return the attributes of an object itself; empty if it has no dictionary."""
     try:
         found = object.__getattribute__(value, "__dict__")
     except AttributeError:
@@ -143,7 +143,7 @@ def attributes_of(value: Any) -> dict[str, Any]:
 
 
 def tensors_behind(value: Any) -> Iterator[torch.Tensor]:
-    """The tensors in an object that pytree does not take apart, but for those of modules."""
+    """Yield the tensors in an object that pytree does not take apart, except those of modules."""
     waiting, seen, left = [value], {id(value)}, _MOST_PARTS
     while waiting:
         one = waiting.pop()

@@ -1,7 +1,7 @@
-"""Everything that is private in torch: names, where they exist, and a message when one is gone.
+"""All uses of torch's private names, and an error if one of them is missing.
 
-The rest of cgraph uses only torch's public names and this package: what its modules list in their
-``__all__``. The simulator's tests ran with torch 2.8, 2.9, 2.11 and 2.15, the GPU's with 2.11.
+The rest of cgraph uses only torch's public names and the names in the ``__all__`` of this package's
+modules. The simulator's tests ran with torch 2.8, 2.9, 2.11 and 2.15, the GPU's with 2.11.
 """
 
 from __future__ import annotations

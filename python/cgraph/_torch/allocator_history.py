@@ -1,4 +1,4 @@
-"""Torch's record of what its allocator does."""
+"""Torch's record of its allocator's actions."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ _is_ours = False
 
 
 class AllocatorHistory:
-    """A part of the record of one device, from its making to :meth:`close`.
+    """A part of one device's record, from construction to :meth:`close`.
 
-    The record is turned on for it, without stacks, unless it is on already.
+    It turns the record on, without stacks, unless the record is already on.
 
     Args:
         ordinal: The device's number.
@@ -41,7 +41,7 @@ class AllocatorHistory:
             raise
 
     def entries(self) -> list[dict[str, Any]] | None:
-        """What has happened since, in order; None if the record was too short to keep all of it."""
+        """Return the actions since construction, in order; None if the record was too short."""
         entries = self._entries()
         if self._last is None:
             return entries
@@ -51,7 +51,7 @@ class AllocatorHistory:
         return None
 
     def close(self) -> None:
-        """Turn the record off again, if it was turned on for this and no other part is open."""
+        """Turn the record off again if cgraph turned it on and no other part is open."""
         global _users
         with _lock:
             _users -= 1

@@ -1,4 +1,4 @@
-"""What others do with torch's allocator: captures of torch's own, and routing to pools."""
+"""Others' use of torch's allocator: torch's own captures, and routing to pools."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _marks: weakref.WeakKeyDictionary[Any, _core.CaptureMark] = weakref.WeakKeyDicti
 
 
 def is_quiet(ordinal: int) -> bool:
-    """Whether a device has no open capture and routes nothing to a pool, as far as can be known.
+    """True if a device has no open capture and routes nothing to a pool, as far as is known.
 
     Args:
         ordinal: The device's number; another one may be current.
@@ -49,7 +49,7 @@ def is_quiet(ordinal: int) -> bool:
 
 
 def is_routed(handle: Handle) -> bool:
-    """Whether some thread allocates from a pool now, through ``torch.cuda.use_mem_pool``."""
+    """True if some thread now allocates from a pool through ``torch.cuda.use_mem_pool``."""
     return _routed[handle[0], handle[1]] > 0
 
 
@@ -145,12 +145,12 @@ def _install() -> None:
             watcher(handle)
 
     _count_routes(module, tell)
-    # Inductor's trees of graphs call these directly; their pools are their own affair.
+    # Inductor's graph trees call these directly, and manage their pools themselves.
     _count_routes(torch._C, lambda device, handle: None)
 
 
 def _count_routes(module: Any, before: Callable[[int, Handle], None]) -> None:
-    """Count what a module's functions route to pools, and call ``before`` where they begin."""
+    """Count a module's routes to pools, and call ``before`` when one begins."""
     begin, end = getattr(module, _BEGIN), getattr(module, _END)
 
     def counted_begin(device: int, handle: Handle) -> None:

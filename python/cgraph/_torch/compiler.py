@@ -1,8 +1,8 @@
-"""``torch.compile`` and operators of higher order, as ``torch.cond``, under dispatch modes.
+"""``torch.compile`` and higher-order operators, as ``torch.cond``, under dispatch modes.
 
-A function that torch is to compile and that is called in a dispatch mode runs as it was written, so
-that the mode sees its operators. torch notes that with its code and never compiles it again, in no
-mode either; ``torch.cond`` cannot be called at all from then on.
+A function to be compiled that is called in a dispatch mode runs uncompiled, so that the mode sees
+its operators. torch notes that with the function's code and never compiles it again, even without a
+mode; from then on ``torch.cond`` cannot be called at all.
 """
 
 from __future__ import annotations
@@ -26,13 +26,14 @@ __all__ = ["Bystander", "Uncompiled", "is_compiled_code"]
 
 
 class Bystander(TorchDispatchMode):
-    """A mode that torch compiles in as in none. Of compiled code it sees only some operators.
+    """A mode that does not keep torch from compiling; it sees only some operators of compiled code.
 
-    It sees operators of higher order, as others do.
+    It sees higher-order operators, as other modes do.
 
     Attributes:
-        uncompiled: What keeps torch from compiling where the mode has to see all of them, also on
-            autograd's threads, which get the modes of the thread that waits for them.
+        uncompiled: The context that keeps torch from compiling where the mode must see all
+            operators, also on autograd's threads, which get the modes of the thread that waits for
+            them.
     """
 
     supports_higher_order_operators = True
@@ -51,24 +52,24 @@ class Bystander(TorchDispatchMode):
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
-        """Keep torch from loading its compiler, which takes seconds, to look away from each call.
+        """Keep torch from loading its compiler, which takes seconds, only to skip each call.
 
-        The compiler looks at no code of cgraph's anyway.
+        The compiler skips cgraph's code anyway.
         """
         return False
 
     @classmethod
     def is_infra_mode(cls) -> bool:
-        """The same for older torch."""
+        """Let older torch compile."""
         return True
 
 
-# torch 2.8 does not: it refuses such an operator in a mode of a class that it has no rule for.
+# False in torch 2.8, which refuses such an operator in a mode of a class without a rule for it.
 _ASKS_MODES = hasattr(TorchDispatchMode, "supports_higher_order_operators")
 
 
 def _show_operators(kind: type[Bystander]) -> None:
-    """Let modes of a class see all operators of higher order that there are."""
+    """Let modes of a class see all existing higher-order operators."""
     for operator in [*_ops._higher_order_ops.values()]:
         operator.python_key_table.setdefault(kind, functools.partial(_shown, operator))
 
@@ -79,16 +80,16 @@ def _shown(operator: Any, mode: Bystander, *args: Any, **kwargs: Any) -> Any:
 
 @functools.cache
 def is_compiled_code(file: str) -> bool:
-    """Whether a file has been written by torch's compiler."""
+    """Return whether torch's compiler wrote a file."""
     folder = os.environ.get("TORCHINDUCTOR_CACHE_DIR")
     is_there = folder is not None and file.startswith(os.path.join(folder, ""))
     return is_there or f"{os.sep}torchinductor_" in file
 
 
 class Uncompiled:
-    """A context in which what torch is to compile runs as it was written, which torch forgets.
+    """A context in which functions to be compiled run uncompiled; torch forgets that later.
 
-    This holds for the thread that enters, and where a mode is active that has this context.
+    It holds for the thread that enters it, and where a mode with this context is active.
     """
 
     def __init__(self) -> None:
@@ -98,7 +99,7 @@ class Uncompiled:
 
     @property
     def has_met(self) -> bool:
-        """Whether there was something that torch would have compiled."""
+        """True if there was something that torch would have compiled."""
         return self._has_met or (bool(self._entered) and not self._was_loaded and bool(_codes()))
 
     def __enter__(self) -> Uncompiled:
@@ -110,22 +111,22 @@ class Uncompiled:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Let torch go on, also where another thread leaves than has entered."""
+        """Let torch compile again, even if another thread leaves than the one that entered."""
         if not self._entered:
             return
         self._has_met = self.has_met
         self._entered.pop().remove(self)
         if not self._was_loaded and _codes():
-            # What has loaded the compiler in the block did not ask us.
+            # The compiler was loaded inside the block, and did not ask us.
             torch.compiler.reset()
 
     @property
     def is_entered(self) -> bool:
-        """Whether it holds."""
+        """True if the context is in force."""
         return bool(self._entered)
 
     def meets(self) -> None:
-        """Note that there was something."""
+        """Note that there was something that torch would have compiled."""
         self._has_met = True
 
 
@@ -140,18 +141,18 @@ _here = _Here()
 
 
 def _contexts() -> list[Uncompiled]:
-    """Those that hold for what this thread does."""
+    """Return the contexts that hold for this thread."""
     if _here.contexts or not torch._C._len_torch_dispatch_stack():
         return _here.contexts
     modes = python_dispatch._get_current_dispatch_mode_stack()
     contexts = [one.uncompiled for one in modes if isinstance(one, Bystander)]
-    # One that is over may have stayed, where another thread has left it.
+    # A context that is over may remain where another thread has left it.
     return [one for one in contexts if one is not None and one.is_entered]
 
 
 def _follow() -> bool:
-    """See that torch asks us before it runs what it is to compile; whether it can."""
-    # Whoever compiles has loaded it.
+    """Make torch ask us before it runs a function to be compiled; return whether it can."""
+    # Code that compiles has loaded it.
     frames: Any = sys.modules.get("torch._dynamo.eval_frame")
     asked = getattr(frames, "_callback_from_stance", None)
     if asked is None:
@@ -162,14 +163,14 @@ def _follow() -> bool:
 
 
 class _Asked:
-    """Stands in for the function by which torch finds the compiler for a call, or None."""
+    """A replacement for the function by which torch finds the compiler of a call, or None."""
 
     def __init__(self, real: Callable[[Any], Any]) -> None:
         self._real = real
         functools.update_wrapper(self, real)
 
     def __call__(self, callback: Any) -> Any:
-        """None where contexts hold."""
+        """Return the compiler; None where contexts hold."""
         found = self._real(callback)
         contexts = _contexts()
         if not contexts:
@@ -181,6 +182,6 @@ class _Asked:
 
 
 def _codes() -> Any:
-    """The code that torch has looked at to compile it."""
+    """Return the code that torch has examined to compile it."""
     frames: Any = sys.modules.get("torch._dynamo.convert_frame")
     return frames and frames.input_codes.seen

@@ -28,21 +28,21 @@ _HALVES = {torch.bfloat16, torch.float16}
 class CpuFakeMode(FakeTensorMode):
     """A fake mode for the CPU alone.
 
-    Without a GPU, torch's own replaces the guard of CUDA devices in each thread that enters it, by
-    one that is gone with the thread, and crashes later.
+    Without a GPU, torch's own fake mode replaces the guard of CUDA devices in each thread that
+    enters it. The replacement is gone with the thread, and torch crashes later.
     """
 
     @property
     def avoid_device_init(self) -> bool:
-        """Whether CUDA devices are imagined as well."""
+        """True if the mode imagines CUDA devices as well."""
         return False
 
 
 def as_computed(func: Any, args: Any, imagined: Any) -> Any:
-    """What an operator on tensors without contents gives, in the types of the CPU's kernels.
+    """Return an operator's results without contents, in the types of the CPU's kernels.
 
-    Norms of 16 bits with weights or statistics of 32 give statistics of 32, of which torch's fake
-    tensors know nothing.
+    Norms of 16 bits with weights or statistics of 32 return statistics of 32, which torch's fake
+    tensors do not.
     """
     name = getattr(func, "_opname", "")
     if name not in _NORMS or not isinstance(imagined, tuple) or args[0].dtype not in _HALVES:

@@ -1,4 +1,4 @@
-"""Where torch's tensors keep what they are, which takes least time to look at in each call."""
+"""The fields of torch's tensors in memory, which are fastest to read in each call."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch
 
 __all__ = ["tensor_fields"]
 
-# The headers of the first of these versions and of the last one, 2.11, were read.
+# The headers of the first of these versions, and of the last one, 2.11, were read.
 _FIRST, _BEYOND = (2, 8), (2, 12)
 
-# So many words of a ``c10::TensorImpl`` and a ``c10::StorageImpl`` are looked at: both have more.
+# The words of a ``c10::TensorImpl`` and a ``c10::StorageImpl`` that are read: both have more.
 _WORDS_OF_TENSOR, _WORDS_OF_STORAGE = 24, 8
 _WORD = 8
-# Extents of up to so many dimensions are in the tensor itself.
+# Extents of up to this many dimensions lie in the tensor itself.
 _MOST_DIMENSIONS = 5
 
 
 @functools.cache
 def tensor_fields() -> dict[str, int]:
-    """The offsets in bytes of fields of ``c10::TensorImpl`` and of its storage.
+    """Return the offsets in bytes of fields of ``c10::TensorImpl`` and of its storage.
 
-    With them a ``vtable``, and a mask, ``guard``, for the flag of storages whose memory torch must
-    be asked for. Sizes, storage and data are searched for; what comes after them in the headers is
-    computed. All are compared with what torch says of several tensors. Empty for other versions of
-    torch, or if one is elsewhere: then torch's own functions are asked, which takes longer. To be
-    called outside of all modes.
+    The result also has ``vtable``, and ``guard``, a mask for the flag of storages whose memory
+    torch must be asked for. Sizes, storage and data are searched for; the offsets of later fields
+    in the headers are computed. All are compared with torch's answers for several tensors. The
+    result is empty for other versions of torch, or if a field is elsewhere: then torch's own
+    functions are called, which takes longer. Call it outside of all modes.
     """
     version = tuple(int(part) for part in torch.__version__.split(".")[:2])
     if not _FIRST <= version < _BEYOND:
@@ -43,33 +43,33 @@ def tensor_fields() -> dict[str, int]:
 
 
 def _samples() -> Iterator[torch.Tensor]:
-    """Tensors with other extents, offsets, dtypes, keys, storages and histories."""
+    """Yield tensors with different extents, offsets, dtypes, keys, storages and histories."""
     floats = torch.empty(100, device="cpu")
     yield floats.as_strided((2, 3), (17, 5), 11)
     yield floats
     yield floats[3]
     yield torch.empty(2, 1, 3, 4, 5, dtype=torch.int64, device="cpu").transpose(1, 3)
-    # A storage whose memory is somebody else's.
+    # The memory of this storage belongs to another object.
     yield torch.frombuffer(bytearray(8), dtype=torch.uint8)[2:]
     yield torch.nn.Parameter(floats[7:])
     yield torch.empty(4, dtype=torch.complex64, device="cpu").conj()
-    # It shares memory until torch is asked where it lies.
+    # It shares memory until torch is asked for its address.
     yield torch._lazy_clone(torch.empty(6, device="cpu"))
     with warnings.catch_warnings():
-        # Named tensors are an experiment.
+        # Named tensors are experimental, and warn.
         warnings.simplefilter("ignore")
         yield floats[:4].rename("rows")
 
 
 def _fields_of(tensor: torch.Tensor) -> dict[str, int]:
-    """Where the fields of a tensor seem to be."""
+    """Return the offsets at which the fields of a tensor seem to be."""
     words = _words(tensor._cdata, _WORDS_OF_TENSOR)
     storage = tensor.untyped_storage()
     of_storage = _words(storage._cdata, _WORDS_OF_STORAGE)
     extents = [tensor.dim(), *tensor.shape]
     places = [i for i in range(len(words)) if words[i : i + len(extents)] == extents]
     owners = [i for i, word in enumerate(words) if word == storage._cdata]
-    # The first one: the next may be what frees the memory.
+    # Only the first: the next one may belong to the function that frees the memory.
     data = [i for i, word in enumerate(of_storage) if word == storage.data_ptr()][:1]
     sizes_of_storage = [i for i, word in enumerate(of_storage) if word == storage.nbytes()]
     if not len(places) == len(owners) == len(data) == len(sizes_of_storage) == 1:
@@ -99,7 +99,7 @@ _GUARD = 0xFF << 24
 
 
 def _agree(fields: dict[str, int], tensor: torch.Tensor) -> bool:
-    """Whether the fields of a tensor say of it what torch says."""
+    """Return whether the fields of a tensor agree with torch."""
     storage = tensor.untyped_storage()
 
     def at(name: str) -> int:
@@ -111,7 +111,7 @@ def _agree(fields: dict[str, int], tensor: torch.Tensor) -> bool:
     def in_storage(name: str) -> int:
         return _words(storage._cdata + fields[name], 1)[0]
 
-    # c10::ScalarType, then c10::Device with its index, and whether there is one.
+    # c10::ScalarType, then c10::Device with its index, and a flag for whether there is a device.
     kind = _NUMBERS[tensor.dtype] | 0xFF << 24 | 1 << 32
     of_torch: Any = torch._C
     is_guarded = of_torch._is_cow_tensor(tensor)
@@ -127,7 +127,7 @@ def _agree(fields: dict[str, int], tensor: torch.Tensor) -> bool:
         and at("kind") & 0xFF_FFFF_FFFF == kind
         and at("keys") == of_torch._dispatch_keys(tensor).raw_repr()
         and (in_storage("flags") & fields["guard"] != 0) == is_guarded
-        # Asked for last: where the storage is guarded, that changes it.
+        # Asked for last: where the storage is guarded, asking changes it.
         and (is_guarded or in_storage("data") == storage.data_ptr())
     )
 
@@ -136,5 +136,5 @@ _NUMBERS = {torch.uint8: 0, torch.int64: 4, torch.float32: 6, torch.complex64: 9
 
 
 def _words(address: int, count: int) -> list[int]:
-    """So many words of memory."""
+    """Return ``count`` words of memory."""
     return list((ctypes.c_uint64 * count).from_address(address))

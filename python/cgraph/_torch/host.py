@@ -1,4 +1,4 @@
-"""Torch's own graph object, and what it knows of captures."""
+"""Torch's own graph object, and torch's state during captures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = [
 
 
 def HostGraph() -> Any:
-    """Torch's own graph object, which opens the captures that torch work is part of."""
+    """Create torch's own graph object, which opens the captures that torch work is part of."""
     return _host_class()(True)
 
 
@@ -43,7 +43,7 @@ def _host_class() -> Any:
         return base
 
     class Host(base):  # type: ignore[misc]
-        """Takes what ``use_mem_pool`` hands to the graph that captures: a pool, not its token."""
+        """A graph that takes a pool, not its token, from ``use_mem_pool`` while it captures."""
 
         def _retain_pool(self, pool: Any) -> None:
             super()._retain_pool(getattr(pool, "id", pool))
@@ -52,14 +52,15 @@ def _host_class() -> Any:
 
 
 def is_torch_graph(graph: object) -> bool:
-    """Whether a graph is of torch's own class."""
+    """Return whether a graph is of torch's own class."""
     return isinstance(graph, torch._C._CUDAGraph)
 
 
 def current_graph_lookup() -> dict[str, Any]:
-    """What torch newer than 2.11 asks its ``CUDAGraph`` for the capture under way, if it does.
+    """Return the method by which torch newer than 2.11 finds the graph under capture, if any.
 
-    The answer is the host of that capture, which ``use_mem_pool`` and control flow then act on.
+    The method returns the host of that capture, on which ``use_mem_pool`` and control flow then
+    act.
     """
     name = "get_currently_capturing_graph"
     lookup = getattr(torch._C._CUDAGraph, name, None)
@@ -67,9 +68,9 @@ def current_graph_lookup() -> dict[str, Any]:
 
 
 def share_tracing_rules(pairs: Iterable[tuple[Any, Any]]) -> None:
-    """Let Dynamo trace the two functions of each pair alike, as it is told for one of them.
+    """Let Dynamo trace both functions of each pair by the rule that it has for one of them.
 
-    It knows some functions of torch by what their names meant when it was imported.
+    Dynamo knows some functions of torch by the meaning of their names when it was imported.
     """
     tracing = sys.modules.get("torch._dynamo.trace_rules")
     rules: dict[Any, Any] = getattr(tracing, "get_torch_obj_rule_map", dict)()
@@ -80,7 +81,7 @@ def share_tracing_rules(pairs: Iterable[tuple[Any, Any]]) -> None:
 
 
 def keep_from_tracing() -> None:
-    """Let Dynamo, once it is imported, trace nothing of cgraph, and compile what is around it."""
+    """Keep Dynamo, once it is imported, from tracing cgraph, but not the code around it."""
     tracing = sys.modules.get("torch._dynamo.trace_rules")
     if tracing is not None and tracing not in _told:
         _told.append(tracing)
@@ -95,9 +96,9 @@ _quiet_lock = threading.RLock()
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without torch's warning about an empty graph: cgraph gives its own.
+    """Suppress torch's warning about an empty graph: cgraph gives its own.
 
-    One thread at a time: Python's filters of warnings are the process's.
+    One thread at a time can do so: Python's warning filters belong to the process.
     """
     with _quiet_lock, warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -105,9 +106,9 @@ def quiet() -> Iterator[None]:
 
 
 def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
-    """A graph of one kernel that draws from a generator into a tensor, to be looked at.
+    """Return a graph of one kernel that draws from a generator into a tensor, for inspection.
 
-    The current stream is one that does not capture.
+    The current stream must not capture.
     """
     graph = HostGraph()
     graph.register_generator_state(generator)
@@ -122,7 +123,7 @@ def captured_draw(generator: torch.Generator, out: torch.Tensor) -> Any:
 
 @functools.cache
 def keeps_state_of_captures() -> bool:
-    """Whether each capture has a random state, and work at its end, that only its own object knows.
+    """Return whether only its own object knows a capture's random state and its work at the end.
 
     Up to torch 2.11 all captures of a generator share a state.
     """
@@ -130,9 +131,9 @@ def keeps_state_of_captures() -> bool:
 
 
 def end_draws(generators: Iterable[torch.Generator]) -> None:
-    """Let generators go on outside of captures, where a capture that drew from them cannot end.
+    """Let generators draw outside of captures again if a capture that drew from them cannot end.
 
-    The current stream is one that does not capture.
+    The current stream must not capture.
     """
     graph = HostGraph()
     for generator in generators:
@@ -143,7 +144,7 @@ def end_draws(generators: Iterable[torch.Generator]) -> None:
 
 
 def has_gpu() -> bool:
-    """Whether torch finds a GPU. torch asks the system at each call; one that was there stays."""
+    """Return whether torch finds a GPU. torch asks the system at each call; a found GPU stays."""
     global _has_gpu
     _has_gpu = _has_gpu or torch.cuda.is_available()
     return _has_gpu
@@ -153,24 +154,24 @@ _has_gpu = False
 
 
 class on_stream:
-    """Make a stream and its device current, at a tenth of ``torch.cuda.stream``'s cost.
+    """A block with a stream and its device current, at a tenth of ``torch.cuda.stream``'s cost.
 
-    No generator: one that was entered and is forgotten would set a stream when it is collected.
+    It is not a generator: one that was entered and forgotten would set a stream when collected.
     """
 
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
     def __enter__(self) -> None:
-        """Note what is current, and make the stream so."""
+        """Note the current stream and device, and make this stream current."""
         stream = self._stream
         self._device = torch.cuda.current_device()
         self._before = torch._C._cuda_getCurrentStream(stream.device_index)
         _set_stream(stream.stream_id, stream.device_index, stream.device_type)
 
     def __exit__(self, *_: object) -> None:
-        """Make current what was so."""
-        # Setting a stream also sets its device, which need not be the one of before.
+        """Make the earlier stream and device current again."""
+        # Setting a stream also sets its device, which may not be the earlier one.
         _set_stream(*self._before)
         if self._device != self._stream.device_index:
             torch.cuda.set_device(self._device)
@@ -181,27 +182,27 @@ def _set_stream(number: int, device_index: int, device_type: int) -> None:
 
 
 def is_capturing() -> bool:
-    """Whether torch's current stream captures; creates no context."""
+    """Return whether torch's current stream captures, without creating a context."""
     return torch.cuda.is_initialized() and bool(torch._C._cuda_isCurrentStreamCapturing())
 
 
 def current_stream_source() -> object:
-    """How the native half finds torch's current stream: DLPack's table, or a function."""
+    """Return the native half's source of torch's current stream: DLPack's table, or a function."""
     capsule = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     return torch._C._cuda_getCurrentRawStream if capsule is None else capsule
 
 
 def current_stream(ordinal: int) -> torch.cuda.Stream:
-    """Torch's current stream of a device that is in use, at a tenth of the cost."""
+    """Return torch's current stream of a device in use, at a tenth of the cost."""
     return _stream(*torch._C._cuda_getCurrentStream(ordinal))
 
 
 @functools.lru_cache(maxsize=64)
 def _stream(number: int, device_index: int, device_type: int) -> torch.cuda.Stream:
-    """The stream of a number, which stands for the same raw handle for good."""
+    """Return the stream of a number, which always stands for the same raw handle."""
     return torch.cuda.Stream(stream_id=number, device_index=device_index, device_type=device_type)
 
 
 def current_raw_stream(ordinal: int) -> int:
-    """Torch's current stream of a device, as a raw handle."""
+    """Return torch's current stream of a device as a raw handle."""
     return int(torch._C._cuda_getCurrentRawStream(ordinal))

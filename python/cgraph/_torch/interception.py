@@ -1,4 +1,4 @@
-"""Whether somebody has to see each operator of a call: transforms, modes, tracers."""
+"""Checks for transforms, modes and tracers, which must see each operator of a call."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from torch.overrides import _get_current_function_mode_stack
 __all__ = ["interception_keys", "is_intercepted", "is_traced_by_fx", "is_transformed"]
 
 is_transformed = torch._C._are_functorch_transforms_active
-# Of the user's and of torch's own, such as those of `torch.export` and of fake tensors.
+# The user's and torch's own, such as those of `torch.export` and of fake tensors.
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _tracing_state = torch._C._get_tracing_state
 # torch 2.8 has only the latter, which warns on newer torch.
@@ -23,9 +23,9 @@ _is_fx_tracing: Any = getattr(_symbolic_trace, "is_fx_symbolic_tracing", None) o
 
 
 def is_intercepted() -> bool:
-    """Whether a transform, a mode or ``torch.jit.trace`` has to see the operators of this thread.
+    """Return whether a transform, a mode or ``torch.jit.trace`` must see this thread's operators.
 
-    A default device is a mode as well, which only sees what makes tensors.
+    The mode of a default device does not count: it only sees functions that make tensors.
     """
     return (
         is_transformed()
@@ -36,26 +36,26 @@ def is_intercepted() -> bool:
 
 
 def is_traced_by_fx() -> bool:
-    """Whether ``torch.fx`` traces, whose values are no tensors."""
+    """Return whether ``torch.fx`` traces, whose values are not tensors."""
     return bool(_is_fx_tracing())
 
 
 @functools.cache
 def interception_keys() -> list[int]:
-    """The numbers of the dispatch keys of which one is included in a thread that is followed.
+    """Return the numbers of the dispatch keys; an intercepted thread includes one of them.
 
-    But for modes of functions, which have none.
+    Modes of functions have no dispatch key.
     """
     names = ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "Python", "Tracer")
     parse: Any = torch._C._dispatch_key_parse
     try:
         return [int(parse(name)) for name in names]
-    except RuntimeError:  # one is called otherwise
+    except RuntimeError:  # one has another name
         return []
 
 
 def _is_default_device(mode: object) -> bool:
-    """Whether a mode of functions is that of ``torch.set_default_device`` or ``with device``."""
-    # What nobody has imported has made no mode.
+    """Return whether ``torch.set_default_device`` or ``with device`` made a mode of functions."""
+    # A module that is not imported has made no mode.
     module = sys.modules.get("torch.utils._device")
     return module is not None and type(mode) is module.DeviceContext

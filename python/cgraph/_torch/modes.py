@@ -1,4 +1,4 @@
-"""What calls of graphed functions ask torch: modes, signatures, and who waits for whom."""
+"""Torch's modes, tensor signatures and waits of streams, for calls of graphed functions."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = [
 
 
 def is_any_autocast_enabled() -> bool:
-    """Whether autocast is on for a kind of device that is captured."""
+    """Return whether autocast is on for a kind of device that is captured."""
     return torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu")
 
 
 def autocast_state() -> tuple[Any, ...]:
-    """What autocast does on each kind of device that is captured."""
+    """Return the autocast settings of each kind of device that is captured."""
     return tuple(
         (torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind))
         for kind in ("cuda", "cpu")
@@ -39,10 +39,10 @@ def autocast_state() -> tuple[Any, ...]:
 
 @contextmanager
 def without_autocast_cache() -> Iterator[None]:
-    """Let autocast keep no copies of weights, which would lie in the graph's memory or be gone.
+    """Keep autocast from caching weights, whose copies would lie in the graph's memory or be gone.
 
-    An autocast that begins inside lets go of its copies where it ends. Where none is on, all stays
-    as it is: what torch has compiled is compiled anew for another setting.
+    An autocast that begins inside drops its copies at its end. If none is on, nothing changes:
+    torch compiles its code anew for another setting.
     """
     if not is_any_autocast_enabled():
         yield
@@ -59,7 +59,7 @@ def without_autocast_cache() -> Iterator[None]:
 
 @contextmanager
 def without_autocast(*kinds: str) -> Iterator[None]:
-    """Let operators of these kinds of device get what they are given, in its own dtype."""
+    """Turn autocast off for these kinds of device: operators get tensors in their own dtype."""
     cache = torch.is_autocast_cache_enabled()
     with ExitStack() as stack:
         for kind in filter(torch.is_autocast_enabled, kinds):
@@ -68,9 +68,9 @@ def without_autocast(*kinds: str) -> Iterator[None]:
 
 
 def without_gradients() -> AbstractContextManager[None]:
-    """A context that records no gradients and makes tensors that count who writes them.
+    """Return a context that records no gradients and makes tensors that count their writes.
 
-    Those of inference mode do not.
+    Tensors of inference mode do not count them.
     """
     return _outside_inference() if torch.is_inference_mode_enabled() else torch.no_grad()
 
@@ -82,21 +82,21 @@ def _outside_inference() -> Iterator[None]:
 
 
 def mode_functions() -> tuple[Any, Any, Any]:
-    """What tell gradient mode, inference mode and whether any autocast is on."""
+    """Return the functions that tell gradient mode, inference mode and whether autocast is on."""
     return torch.is_grad_enabled, torch.is_inference_mode_enabled, is_any_autocast_enabled
 
 
 def random_devices() -> list[int]:
-    """The CUDA devices whose random state a run may move."""
+    """Return the CUDA devices whose random state a run may move."""
     return [torch.cuda.current_device()] if torch.cuda.is_initialized() else []
 
 
 def signature(tensor: torch.Tensor) -> _core.Signature:
-    """What a tensor in its place has to be like."""
+    """Return the requirements on a tensor in this one's place."""
     return _core.Signature(tensor_reader(), tensor)
 
 
 def wait_between(last: int, now: int) -> None:
-    """Let a stream wait for what another one has now; both by their raw handles."""
+    """Let a stream wait for the present work of another; both are raw handles."""
     stream: Any = torch.cuda.ExternalStream
     stream(now).wait_stream(stream(last))

@@ -1,4 +1,4 @@
-"""What graphed functions ask torch about modules: their tensors and their hooks."""
+"""Modules of torch, as graphed functions see them: their tensors and their hooks."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ HooksOf = tuple[dict[str, Any], str]
 """A dictionary, and the name of its item that is a dictionary of hooks."""
 
 Follow = Callable[..., None]
-"""What is told of a module, its arguments and, after its forward, the result."""
+"""A callback for a module, its arguments and, after its forward, the result."""
 
 HOOKS_OF_LEAVES = ("_backward_hooks", "_post_accumulate_grad_hooks")
 """The attributes of tensors that :func:`hooks_of_leaf` looks at."""
@@ -48,17 +48,17 @@ _followers: list[tuple[Follow, Follow]] = []
 
 
 def knows_its_weights(module: torch.nn.Module) -> bool:
-    """Whether a module is one of torch's, whose code may keep tensors made of its parameters.
+    """Return whether a module is torch's own; these may keep tensors made of their parameters.
 
-    Recurrent ones keep lists of them, and a norm of weights what it has computed.
+    Recurrent ones keep lists of them, and a norm of weights keeps its result.
     """
     return isinstance(module, torch.nn.RNNBase) or type(module).__module__.startswith("torch.nn.")
 
 
 def note_weights(module: torch.nn.Module) -> None:
-    """Let a recurrent module take the parameters that it has for those of its last call.
+    """Let a recurrent module take its present parameters for those of its last call.
 
-    It would copy them to other memory, where a replay finds what they were at the capture.
+    Otherwise it copies them to other memory, where a replay finds their values at the capture.
     """
     if not isinstance(module, torch.nn.RNNBase):
         return
@@ -71,19 +71,19 @@ def note_weights(module: torch.nn.Module) -> None:
 
 
 def hooks_of(module: torch.nn.Module | None) -> list[HooksOf]:
-    """Where the hooks are that run around a module's passes, or around those of all modules."""
+    """Return the places of the hooks around a module's passes, or around those of all modules."""
     owner, names = (vars(torch_module), _GLOBAL_HOOKS) if module is None else (vars(module), _HOOKS)
     return [(owner, name) for name in names if isinstance(owner.get(name), dict)]
 
 
 def hooks_of_leaf(leaf: torch.Tensor) -> list[tuple[torch.Tensor, str, Any]]:
-    """Where a leaf has the hooks of its gradient, and the dictionary with them, or None."""
+    """Return where a leaf has the hooks of its gradient, and the dictionary with them or None."""
     return [(leaf, name, getattr(leaf, name)) for name in HOOKS_OF_LEAVES]
 
 
 @contextmanager
 def hooks_aside(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
-    """A context in which ``autograd.grad`` runs no hooks of these leaves, on no thread."""
+    """Keep ``autograd.grad`` from running hooks of these leaves, on any thread."""
     hooked = [(one, one._backward_hooks) for one in leaves if one._backward_hooks]
     try:
         for one, _ in hooked:
@@ -95,7 +95,7 @@ def hooks_aside(leaves: Iterable[torch.Tensor]) -> Iterator[None]:
 
 
 def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:
-    """The hooks that are not cgraph's own, by their numbers."""
+    """Return the hooks that are not cgraph's own, by their numbers."""
     owner, name = hooks
     if not owner.get(name):
         return {}
@@ -105,7 +105,7 @@ def hooks_of_users(hooks: HooksOf) -> dict[int, Any]:
 
 
 def follow_modules(enter: Follow, leave: Follow) -> Callable[[], None]:
-    """Call functions before and after the forward of each module; what is returned stops that."""
+    """Call functions before and after each module's forward; return a function to stop that."""
     _followers.append((enter, leave))
     hooks = [
         torch_module.register_module_forward_pre_hook(enter),
@@ -124,8 +124,8 @@ def follow_modules(enter: Follow, leave: Follow) -> Callable[[], None]:
 def steps_noted(note: Callable[..., None]) -> Iterator[None]:
     """Call ``note`` with each optimizer that begins a step inside the block, on any thread.
 
-    As a hook of torch's for all steps that is not counted: after each count hundreds of
-    dictionaries are looked at, to see that no module has another hook.
+    It is one of torch's hooks for all steps, but not counted: after each count torch searches
+    hundreds of dictionaries for other hooks of modules.
     """
     hooks = getattr(torch_optimizer, "_global_optimizer_pre_hooks", None)
     if not isinstance(hooks, dict):
@@ -135,7 +135,7 @@ def steps_noted(note: Callable[..., None]) -> Iterator[None]:
         finally:
             handle.remove()
         return
-    # torch's own are numbers.
+    # torch's own keys are numbers.
     own = object()
     hooks[own] = note
     try:
@@ -145,7 +145,7 @@ def steps_noted(note: Callable[..., None]) -> Iterator[None]:
 
 
 def call_forward(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
-    """Call the forward of a module, which only those who follow modules see begin and end."""
+    """Call the forward of a module; only followers of modules see it begin and end."""
     followers = list(_followers)
     for enter, _ in followers:
         enter(module, args)

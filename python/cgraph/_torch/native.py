@@ -1,4 +1,4 @@
-"""How the core reads torch without Python: addresses of torch's functions, and tensors."""
+"""The core's access to torch without Python: addresses of torch's functions, and tensors."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ __all__ = ["fresh_functions", "mode_addresses", "stable_functions", "tensor_read
 
 @functools.cache
 def tensor_reader() -> _core.TensorReader:
-    """What reads tensors natively.
+    """Return the native reader of tensors.
 
-    By their fields in a torch whose tensors are known, else through its stable C functions, or
-    through DLPack's table where it has one.
+    It reads the fields of tensors in a torch whose tensors are known, else it calls torch's stable
+    C functions, or uses DLPack's table if there is one.
     """
     api = getattr(torch.Tensor, "__dlpack_c_exchange_api__", None)
     with without_modes(), torch.inference_mode(False):
@@ -48,10 +48,10 @@ _STABLE = tuple(
 
 
 def stable_functions() -> dict[str, int]:
-    """The addresses of torch's stable C functions for what a tensor is; none if one is missing.
+    """Return the addresses of torch's stable C functions on tensors; empty if one is missing.
 
-    But for that of the layout, which torch 2.8 has not: there the fields of tensors tell it.
-    Those that are not stable are among them by names of ours.
+    The one for the layout may be missing, as in torch 2.8: there the fields of tensors tell it.
+    Functions that are not stable are included under names of ours.
     """
     stable = _addresses({name: (_CPU, name) for name in _STABLE})
     layout = _addresses({name: (_CPU, name) for name in ("aoti_torch_get_layout",)})
@@ -65,10 +65,10 @@ def stable_functions() -> dict[str, int]:
 
 @functools.cache
 def mode_addresses() -> dict[str, int]:
-    """The addresses of torch's functions that tell a thread's modes.
+    """Return the addresses of torch's functions that tell a thread's modes.
 
-    Those of all modes or none, and ``is_included``, which tells of a dispatch key, with that of
-    modes of functions, or neither.
+    The result has the functions for all modes or for none. It has ``is_included``, for dispatch
+    keys, together with the one for modes of functions, or neither.
     """
     followers = {
         "is_included": (_C10, "_ZN3c104impl28tls_is_dispatch_key_includedENS_11DispatchKeyE"),
@@ -86,7 +86,7 @@ def mode_addresses() -> dict[str, int]:
 
 @functools.cache
 def fresh_functions() -> dict[str, int]:
-    """The addresses of torch's C functions that make a new tensor; none if one is missing."""
+    """Return the addresses of torch's C functions that make a tensor; empty if one is missing."""
     found = _addresses(
         {
             "empty_strided": (_CPU, "aoti_torch_empty_strided"),
@@ -102,7 +102,7 @@ def fresh_functions() -> dict[str, int]:
 
 
 _CPU, _C10, _PYTHON = "libtorch_cpu.so", "libc10.so", "libtorch_python.so"
-# `THPVariable_Wrap` takes what it may take apart, a reference, or in older torch a value.
+# `THPVariable_Wrap` takes an rvalue reference, a reference, or in older torch a value.
 _WRAPS = tuple(
     f"_Z16THPVariable_Wrap{argument}"
     for argument in ("ON2at10TensorBaseE", "RKN2at10TensorBaseE", "N2at10TensorBaseE")
@@ -110,7 +110,7 @@ _WRAPS = tuple(
 
 
 def _addresses(wanted: dict[str, tuple[str, str]]) -> dict[str, int]:
-    """Where functions of torch's libraries are; none if one is missing."""
+    """Return the addresses of functions in torch's libraries; empty if one is missing."""
     folder = os.path.join(os.path.dirname(torch.__file__), "lib")
     found = {}
     try:

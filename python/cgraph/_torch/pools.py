@@ -38,7 +38,7 @@ __all__ = [
 
 
 def new_pool_handle() -> Handle:
-    """A token of a new memory pool."""
+    """Return the token of a new memory pool."""
     first, second = torch._C._graph_pool_handle()
     return first, second
 
@@ -46,7 +46,7 @@ def new_pool_handle() -> Handle:
 def empty_cache() -> None:
     """Give unused cached memory back, device and pinned.
 
-    The pinned allocator keeps some 50 KiB for each pool that ever was, until this is called.
+    The pinned allocator keeps some 50 KiB for each pool that ever existed, until this is called.
     """
     torch.cuda.empty_cache()
     host_empty_cache = getattr(torch._C, "_host_emptyCache", None)
@@ -55,18 +55,18 @@ def empty_cache() -> None:
 
 
 def takes_allocators() -> bool:
-    """Whether pools of torch can have segments of somebody else."""
+    """Return whether torch's pools can have segments of another allocator."""
     return torch.cuda.get_allocator_backend() == "native"
 
 
 @functools.cache
 def allocator(number: int, allocate: int, free: int) -> Any:
-    """What a ``torch.cuda.MemPool`` takes segments with.
+    """Return the allocator from which a ``torch.cuda.MemPool`` takes segments.
 
-    It is never let go: torch 2.8 calls it without keeping it, for as long as tensors are alive.
+    It is never released: torch 2.8 calls it without keeping it, as long as tensors are alive.
 
     Args:
-        number: One for each pair of functions.
+        number: A number for each pair of functions.
         allocate: The address of ``void* (ssize_t bytes, int device, cudaStream_t)``.
         free: The address of ``void (void*, size_t bytes, int device, cudaStream_t)``.
     """
@@ -75,9 +75,9 @@ def allocator(number: int, allocate: int, free: int) -> Any:
 
 @functools.cache
 def explain_refusals() -> None:
-    """Let torch raise what a pool of cgraph has against an allocation.
+    """Let torch raise the reason for which a pool of cgraph refuses an allocation.
 
-    An allocator can only say no, and torch would take the device for full.
+    An allocator can only refuse, and torch would report that the device is full.
     """
     torch._C._cuda_attach_out_of_memory_observer(_explain_refusal)  # type: ignore[attr-defined]
 
@@ -92,7 +92,7 @@ def _explain_refusal(device: int, asked: int, total: int, free: int) -> None:
 
 @functools.cache
 def _out_of_memory_class() -> type[OutOfMemoryError]:
-    """Callers that know torch's class shall catch ours."""
+    """Return a class of errors that callers catch as torch's or as cgraph's."""
 
     class OfPool(OutOfMemoryError, torch.OutOfMemoryError):
         __doc__ = OutOfMemoryError.__doc__
@@ -118,7 +118,7 @@ _handles_of_thread = threading.local()
 
 
 def clear_workspaces() -> None:
-    """Let the workspaces go that torch keeps for each cuBLAS handle and stream.
+    """Release the workspaces that torch keeps for each cuBLAS handle and stream.
 
     A capture that finds none takes one from its own pool.
     """
@@ -126,7 +126,7 @@ def clear_workspaces() -> None:
 
 
 def allocated(ordinal: int) -> tuple[int, int, int]:
-    """Of a device: bytes that torch has reserved, bytes in blocks in use, and blocks ever freed."""
+    """Return a device's reserved bytes, its bytes in blocks in use, and its blocks ever freed."""
     stats: dict[str, Any] = torch._C._cuda_memoryStats(ordinal)
     reserved = stats["reserved_bytes"]["all"]["current"]
     in_use = stats["allocated_bytes"]["all"]["current"]
@@ -140,10 +140,10 @@ def _snapshots_have_a_choice() -> bool:
 
 @functools.cache
 def _stolen_references() -> tuple[int, ...]:
-    """How many references a snapshot of one pool takes from each item of its argument.
+    """Return the references to each item of its argument that a snapshot of one pool takes away.
 
-    torch 2.11 treats items that it borrows as its own: after some thousand snapshots numbers are
-    freed that are in use, and the process crashes.
+    torch 2.11 treats borrowed items as its own: after some thousand snapshots it frees numbers in
+    use, and the process crashes.
     """
     key = _snapshot_key((1 << 40, 1 << 41))
     for item in key:
@@ -164,7 +164,7 @@ def _snapshot_key(handle: Handle) -> tuple[int, ...]:
 
 
 def pool_segments(handle: Handle) -> list[dict[str, Any]]:
-    """The segments of a pool as torch's allocator knows them, with their blocks."""
+    """Return the segments of a pool as torch's allocator knows them, with their blocks."""
     key = _snapshot_key(handle)
     for item, count in zip(key, _stolen_references(), strict=True):
         _give_references(item, count)
@@ -174,7 +174,7 @@ def pool_segments(handle: Handle) -> list[dict[str, Any]]:
 
 
 class PoolKeeper:
-    """Keeps a pool of torch's allocators, device and pinned, in use as a captured graph does.
+    """A user of a pool that torch's allocators, device and pinned, count like a captured graph.
 
     It is an empty graph, captured into the pool: both allocators count it as a user until it is
     reset. Without a user a pool can be freed, and can never be captured into again.
@@ -182,7 +182,7 @@ class PoolKeeper:
     Args:
         handle: The pool's token.
         side: A stream that does not capture.
-        owner: Kept alive too, such as the ``MemPool`` of the token.
+        owner: An object to keep alive too, such as the ``MemPool`` of the token.
     """
 
     def __init__(self, handle: Handle, side: torch.cuda.Stream, owner: object = None) -> None:
@@ -193,8 +193,8 @@ class PoolKeeper:
         try:
             self._graph = _empty_graph(handle, side)
         except RuntimeError as error:
-            # A capture that began badly leaves the random state capturing; one that goes well
-            # ends that.
+            # A capture that failed to begin leaves the random state capturing; a good one ends
+            # that.
             _empty_graph(None, side)
             raise ForeignError(
                 f"pool {tuple(handle)} cannot be captured into: its last user is gone, or another"
@@ -204,10 +204,10 @@ class PoolKeeper:
             ) from error
 
     def __del__(self) -> None:
-        """Let graph and owner go in an order in which torch can bear it."""
+        """Release the graph and the owner in an order that torch tolerates."""
         graph = self._graph
         if graph is not None and not sys.is_finalizing() and is_quiet(self._ordinal):
-            # The owner is the last user then, and gives the memory back at once.
+            # The owner is then the last user, and gives the memory back at once.
             graph.reset()
         self._owner = None
 
@@ -221,15 +221,15 @@ def _empty_graph(handle: Handle | None, side: torch.cuda.Stream) -> Any:
 
 
 def outlive(ordinal: int, handle: Handle, *also: object) -> None:
-    """Keep a pool in use until after the ``MemPool`` object, which is about to die.
+    """Keep a pool in use beyond its ``MemPool`` object, which is about to die.
 
     torch's destructor ends the process if it finds itself the last user while :func:`is_quiet` is
-    false: it waits for events then, and its exception has nowhere to go.
+    false: it then waits for events, and nothing can catch its exception.
 
     Args:
         ordinal: The device's number.
         handle: The pool's token.
-        *also: Kept alive as long.
+        *also: Objects to keep alive as long.
     """
     _outliving.append((PoolLease(ordinal, handle), also))
 
@@ -240,7 +240,7 @@ def leave_to_process(one: object) -> None:
 
 
 def release_outliving() -> None:
-    """Let the pools go whose objects are gone by now; torch's next emptying gives them back."""
+    """Release the pools whose objects are gone; torch's next emptying gives them back."""
     with suppress(IndexError):
         while True:
             _outliving.pop()[0].release()
@@ -250,7 +250,7 @@ _outliving: list[tuple[PoolLease, object]] = []
 
 
 class PoolLease:
-    """Keeps a pool in use that torch's device allocator routes to already.
+    """A user of a pool to which torch's device allocator already routes.
 
     Args:
         ordinal: The device's number.
@@ -268,7 +268,7 @@ class PoolLease:
         self._held = True
 
     def release(self) -> None:
-        """Let the pool go; once is enough."""
+        """Release the pool; a second call does nothing."""
         if self._held:
             self._held = False
             torch._C._cuda_releasePool(self.ordinal, self.handle)
@@ -279,5 +279,5 @@ class PoolLease:
 
 
 def end_routing(ordinal: int, handle: Handle) -> None:
-    """End the allocator's routing to a pool where a failed capture has left it."""
+    """End the allocator's routing to a pool after a failed capture has left it on."""
     torch._C._cuda_endAllocateToPool(ordinal, handle)

@@ -1,4 +1,4 @@
-"""What is private of tensors, modes, autograd and optimisers."""
+"""Private parts of torch's tensors, modes, autograd and optimisers."""
 
 from __future__ import annotations
 
@@ -63,80 +63,80 @@ __all__ = [
 
 Mode = TypeVar("Mode")
 
-# In as few launches as may be.
+# In as few launches as possible.
 copy_each = torch._foreach_copy_
 zero_each = torch._foreach_zero_
-# Its ``_current_level`` is from 0 on inside ``dual_level()``.
+# Its ``_current_level`` is 0 or more inside ``dual_level()``.
 forward_ad = vars(torch.autograd.forward_ad)
 
 
 def apply(function: type[torch.autograd.Function], *args: Any) -> Any:
-    """``function.apply(*args)``, without a search for what functorch left where it is not used."""
+    """Call ``function.apply(*args)``, without a search for functorch's traces if it is not used."""
     if is_transformed():
         return function.apply(*args)
     return super(torch.autograd.Function, function).apply(*args)  # type: ignore[misc]
 
 
 def leaf_names(arguments: tuple[tuple[Any, ...], dict[str, Any]]) -> list[str]:
-    """How the leaves of positional and keyword arguments are found, as ``args[0]['x']``."""
+    """Return the names of leaves of positional and keyword arguments, as ``args[0]['x']``."""
     args, kwargs = arguments
     return names_in("args", args) + names_in("kwargs", kwargs)
 
 
 def in_class(tensor: torch.Tensor, kind: type[torch.Tensor]) -> torch.Tensor:
-    """A tensor of the same memory, of a class that is derived from torch's as parameters are."""
+    """Return a tensor on the same memory, of a class derived from torch's as parameters are."""
     made: torch.Tensor = torch.Tensor._make_subclass(kind, tensor)
     return made
 
 
 def autograd_sequence() -> int:
-    """The number that the next autograd node of this thread gets."""
+    """Return the number of this thread's next autograd node."""
     return int(torch._C._autograd._get_sequence_nr())
 
 
 def sequence_of(node: Any) -> int:
-    """The number of an autograd node among those of its thread; the largest for that of a leaf."""
+    """Return the number of an autograd node in its thread; the largest number for a leaf's."""
     return int(node._sequence_nr())
 
 
 def evaluating_node() -> Any:
-    """The autograd node whose backward runs on this thread; None outside a backward pass."""
+    """Return the autograd node that runs backward on this thread; None outside a backward pass."""
     return torch._C._current_autograd_node()
 
 
 def backward_pass() -> int:
-    """The number of the backward pass that this thread is in; -1 outside of any."""
+    """Return the number of this thread's backward pass; -1 outside of any."""
     return torch._C._current_graph_task_id()
 
 
 def at_end_of_backward(call: Callable[[], None]) -> None:
-    """Call something when the backward pass that this thread is in is through."""
+    """Call a function at the end of this thread's backward pass."""
     torch.autograd.Variable._execution_engine.queue_callback(call)
 
 
 def living(reference: weakref.ref[torch.Tensor]) -> torch.Tensor | None:
-    """The tensor of a weak reference of Python's own, which is made in half the time of torch's."""
+    """Return the tensor of a weak reference of Python, made in half the time of torch's."""
     tensor = reference()
     if tensor is not None:
-        # Where autograd alone had it, Python has it again.
+        # If only autograd held it, Python holds it again.
         tensor._fix_weakref()  # type: ignore[attr-defined]
     return tensor
 
 
 def keeps_history() -> bool:
-    """Whether the backward pass that this thread is in leaves what it has come through."""
+    """Return whether this thread's backward pass keeps the history that it has run through."""
     return bool(torch._C._autograd._get_current_graph_task_keep_graph())
 
 
 def is_autograds_thread() -> bool:
-    """Whether this thread is one of autograd's own, in a backward pass."""
-    # Python has not started those.
+    """Return whether this thread is one of autograd's own, in a backward pass."""
+    # Python did not start these.
     kind: type = threading._DummyThread
     return backward_pass() != -1 and isinstance(threading.current_thread(), kind)
 
 
 def demangled(name: str) -> str:
-    """A C++ name as a person would write it; the name itself where torch cannot tell."""
+    """Return a C++ name in readable form; the name itself if torch cannot demangle it."""
     demangle = getattr(torch._C, "_demangle", None)
     return name if demangle is None else str(demangle(name))
 
@@ -153,10 +153,10 @@ def enter_mode(mode: Any) -> None:
 
 
 def leave_mode(mode: Any) -> None:
-    """Leave a dispatch mode, also where the user has entered others inside it and not left them.
+    """Leave a dispatch mode, even if the user has entered others inside it and not left them.
 
-    Only the thread that entered it can. In another one it stays, and goes when that thread enters
-    the next mode; torch does not keep it alive until then.
+    Only the thread that entered it can. From another one the mode stays until that thread enters
+    its next mode; torch does not keep it alive until then.
     """
     if mode not in python_dispatch._get_current_dispatch_mode_stack():
         _stranded.append(mode)
@@ -166,12 +166,12 @@ def leave_mode(mode: Any) -> None:
 
 
 def take_mode_away(mode: Any) -> None:
-    """Let a dispatch mode that was left be active no more, if autograd has put it back."""
+    """Remove a dispatch mode that was left, if autograd has put it back."""
     if mode not in python_dispatch._get_current_dispatch_mode_stack():
         return
     with _modes_inside_aside(mode):
         if mode in _stranded:
-            # It was to be left while one of its operators ran.
+            # It should have been left while one of its operators ran.
             _stranded.remove(mode)
             mode.__exit__(None, None, None)
         else:
@@ -180,7 +180,7 @@ def take_mode_away(mode: Any) -> None:
 
 @contextmanager
 def _modes_inside_aside(mode: Any) -> Iterator[None]:
-    """A context in which an active mode is the innermost one."""
+    """Make an active mode the innermost one in a ``with`` block."""
     inner = []
     while (top := python_dispatch._get_current_dispatch_mode_stack()[-1]) is not mode:
         inner.append(python_dispatch._pop_mode())
@@ -193,19 +193,19 @@ def _modes_inside_aside(mode: Any) -> Iterator[None]:
 
 
 def mode_count() -> int:
-    """How many dispatch modes are active."""
+    """Return the number of active dispatch modes."""
     return len(python_dispatch._get_current_dispatch_mode_stack())
 
 
 def modes_inside_out(kind: type[Mode]) -> list[Mode]:
-    """The active dispatch modes of a class, the innermost first."""
+    """Return the active dispatch modes of a class, the innermost first."""
     modes = reversed(python_dispatch._get_current_dispatch_mode_stack())
     return [mode for mode in modes if isinstance(mode, kind)]
 
 
 @contextmanager
 def modes_aside(count: int) -> Iterator[None]:
-    """A context without the innermost dispatch modes, in which only so many are left."""
+    """Set all but the outermost ``count`` dispatch modes aside in a ``with`` block."""
     inner = []
     while mode_count() > count:
         inner.append(python_dispatch._pop_mode())
@@ -217,7 +217,7 @@ def modes_aside(count: int) -> Iterator[None]:
 
 
 def without_modes() -> Any:
-    """A context in which no dispatch mode is active."""
+    """Return a context in which no dispatch mode is active."""
     stacks = _ops._len_torch_dispatch_stack_pre_dispatch, torch._C._len_torch_dispatch_stack
     if not any(count() for count in stacks):
         return nullcontext()
@@ -225,12 +225,12 @@ def without_modes() -> Any:
 
 
 def without_functions() -> Any:
-    """A context in which derived classes do not see what is done with their tensors."""
+    """Return a context in which derived classes do not see the functions on their tensors."""
     return torch._C.DisableTorchFunctionSubclass()
 
 
 class WeakStorage:
-    """A tensor's storage, not kept alive.
+    """A weak reference to a tensor's storage.
 
     Args:
         tensor: The tensor.
@@ -242,7 +242,7 @@ class WeakStorage:
         self._pointer = storage._weak_ref()
 
     def get(self) -> torch.UntypedStorage | None:
-        """The storage, if it is alive."""
+        """Return the storage; None if it is gone."""
         storage: torch.UntypedStorage | None
         storage = torch.UntypedStorage._new_with_weak_ptr(self._pointer)
         return storage
@@ -252,10 +252,10 @@ class WeakStorage:
 
 
 def memory_of(tensor: torch.Tensor) -> torch.UntypedStorage | None:
-    """The storage of a tensor that has one with memory: not sparse, meta, fake or a wrapper."""
+    """Return a tensor's storage; None without memory: if sparse, meta, fake or a wrapper."""
     try:
         storage = tensor.untyped_storage()
-        # That of a wrapper is on no device; to ask it takes longer.
+        # The storage of a wrapper is on no device; to ask it takes longer.
         if tensor.is_meta or (type(tensor) not in _PLAIN and storage.device.type == "meta"):
             return None
         storage.data_ptr()
@@ -282,12 +282,12 @@ def saved_by(node: Any) -> Iterator[torch.Tensor]:
 
 
 def memories_of(tensors: Iterable[torch.Tensor]) -> Iterator[torch.UntypedStorage]:
-    """The storages with memory of tensors; one without bytes is false, but is one."""
+    """Return the tensors' storages with memory, also those without bytes, which are false."""
     return (memory for memory in map(memory_of, tensors) if memory is not None)
 
 
 def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """Where a tensor lies, in which form; two without a storage are never the same."""
+    """Return a tensor's place and layout; two tensors without a storage never share one."""
     memory = memory_of(tensor)
     if memory is None:
         return (id(tensor),)
@@ -295,7 +295,7 @@ def place_of(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 
 def span_of(tensor: torch.Tensor) -> tuple[int, int]:
-    """The addresses of the first byte and of the one after the last."""
+    """Return the addresses of the first byte and of the one after the last."""
     if tensor.numel() == 0:
         return 0, 0
     steps = zip(tensor.shape, tensor.stride(), strict=True)
@@ -305,9 +305,9 @@ def span_of(tensor: torch.Tensor) -> tuple[int, int]:
 
 
 def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The bytes from the first to the last one of a tensor, with those in between: [bytes].
+    """Return the bytes from the first to the last of a tensor, with those in between: [bytes].
 
-    They are no view to autograd, and have no version in common with the tensor.
+    To autograd they are not a view, and they do not share the tensor's version.
     """
     begin, end = span_of(tensor)
     storage = tensor.untyped_storage()
@@ -316,7 +316,7 @@ def bytes_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def overlaps_itself(tensor: torch.Tensor) -> bool:
-    """Whether elements may share memory, as those of an expanded tensor."""
+    """Return whether elements may share memory, as in an expanded tensor."""
     if tensor.is_contiguous():
         return False
     end = 0
@@ -328,7 +328,7 @@ def overlaps_itself(tensor: torch.Tensor) -> bool:
 
 
 def form_of(tensor: torch.Tensor) -> str | None:
-    """What a tensor is if it is more than its elements side by side: sparse, nested, quantized."""
+    """Return the form of a sparse, nested or quantized tensor; None for others."""
     if tensor.is_nested:
         return "nested"
     if tensor.is_quantized:
@@ -337,22 +337,22 @@ def form_of(tensor: torch.Tensor) -> str | None:
 
 
 def layout_of(tensor: torch.Tensor) -> tuple[Any, ...]:
-    """How the elements of a strided tensor are to be read from where it lies."""
+    """Return the layout by which a strided tensor's elements are read from its memory."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.is_conj(), tensor.is_neg()
 
 
 def storage_id(storage: torch.UntypedStorage) -> int:
-    """A number that no other living storage has; it stays where memory is resized."""
+    """Return a number that no other living storage has; it stays when memory is resized."""
     return int(storage._cdata)
 
 
 def base_of(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor that autograd knows this one as a view of; itself if it is none."""
+    """Return the tensor that autograd knows as the base of this view; itself if not a view."""
     return tensor if tensor._base is None else tensor._base
 
 
 def wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors inside a wrapper, however deep; a tensor itself if it is none."""
+    """Yield the tensors inside a wrapper at any depth; a tensor itself if it is not one."""
     if python_dispatch.is_traceable_wrapper_subclass(tensor):
         for name in tensor.__tensor_flatten__()[0]:
             yield from wrapped(getattr(tensor, name))
@@ -361,25 +361,25 @@ def wrapped(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def lazy_view(tensor: torch.Tensor, conjugate: bool, negative: bool) -> torch.Tensor:
-    """A view whose elements are conjugated or negated when they are read."""
+    """Return a view whose elements are conjugated or negated when they are read."""
     if conjugate:
         tensor = tensor.conj()
     return torch._neg_view(tensor) if negative else tensor
 
 
 def generator_among(args: Sequence[Any], kwargs: dict[str, Any]) -> torch.Generator | None:
-    """The generator among the arguments of an operator, some of which take it by its place."""
+    """Return the generator among an operator's arguments, also where it is positional."""
     values = (*args, kwargs.get("generator"))
     return next((one for one in values if isinstance(one, torch.Generator)), None)
 
 
 def is_same(first: torch.Generator, second: torch.Generator) -> bool:
-    """Whether two Python objects are one generator."""
+    """Return whether two Python objects are one generator."""
     return int(first._cdata) == int(second._cdata)  # type: ignore[attr-defined]
 
 
 def wants_gc() -> bool:
-    """Whether a collection is asked for before each capture (``TORCH_CUDAGRAPH_GC``)."""
+    """Return whether the user wants a collection before each capture (``TORCH_CUDAGRAPH_GC``)."""
     config = getattr(torch.compiler, "config", None)
     default = os.environ.get("TORCH_CUDAGRAPH_GC", "0") == "1"
     return bool(getattr(config, "force_cudagraph_gc", default))
@@ -412,7 +412,7 @@ _SUPPORTED_DEVICES = "_get_capturable_supported_devices"
 
 
 def _allow_cpu() -> list[tuple[Any, Any]]:
-    """Add the CPU to the devices of every optimiser; returns what to put back."""
+    """Add the CPU to the devices of every optimiser; return the functions to put back."""
     modules = [m for key, m in sys.modules.items() if key.startswith("torch.optim.")]
     before = [
         (m, getattr(m, _SUPPORTED_DEVICES)) for m in modules if hasattr(m, _SUPPORTED_DEVICES)

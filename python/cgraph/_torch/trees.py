@@ -1,7 +1,7 @@
-"""Trees of containers, as pytree has them but for two things.
+"""Trees of containers, as in pytree with two exceptions.
 
-A ``torch.Size`` is a value, of which torch makes a tuple. A dataclass that has tensors is a
-container of its attributes, without being registered.
+A ``torch.Size`` is a value, where torch makes a tuple. A dataclass that has tensors is a container
+of its attributes, without registration.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ __all__ = [
 
 tree_unflatten = _pytree.tree_unflatten
 
-# What pytree calls the parts of by their keys and numbers.
+# Containers whose parts pytree names by their keys and numbers.
 _MAPPINGS = (dict, OrderedDict, defaultdict)
 _SEQUENCES = (list, tuple, deque)
-# What has more values is of data, or is all of a program.
+# A dataclass that has more values is data, or a whole program.
 _MOST_VALUES = 4096
 
 
 def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
-    """The leaves of a tree, and how they are put together."""
+    """Return the leaves of a tree and its structure."""
     leaves, spec = _pytree.tree_flatten(tree, is_leaf=_is_size)
     if any(map(is_record, leaves)):
         leaves, spec = _pytree.tree_flatten(tree_with_records(tree), is_leaf=_is_size)
@@ -42,7 +42,7 @@ def tree_flatten(tree: Any) -> tuple[list[Any], Any]:
 
 
 def tree_iter(tree: Any) -> Iterator[Any]:
-    """The leaves of a tree."""
+    """Yield the leaves of a tree."""
     for leaf in _pytree.tree_iter(tree, is_leaf=_is_size):
         if is_record(leaf):
             yield from _pytree.tree_iter(tree_with_records(leaf), is_leaf=_is_size)
@@ -51,16 +51,16 @@ def tree_iter(tree: Any) -> Iterator[Any]:
 
 
 def tree_map(function: Callable[[Any], Any], tree: Any) -> Any:
-    """A tree of the same containers, with what the function returns for each leaf."""
+    """Return a tree of the same containers, with the function's result for each leaf."""
     leaves, spec = tree_flatten(tree)
     return tree_unflatten(map(function, leaves), spec)
 
 
 def names_in(name: str, tree: Any) -> list[str]:
-    """How the leaves of a tree are found, as ``result[0]['x']``.
+    """Return the names of a tree's leaves, as ``result[0]['x']``.
 
     Args:
-        name: What the tree is called.
+        name: The name of the tree.
         tree: The tree.
     """
     kind = type(tree)
@@ -83,16 +83,17 @@ def names_in(name: str, tree: Any) -> list[str]:
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Whether a class is just what ``typing.NamedTuple`` makes, with no ways of its own."""
+    """Return whether a class is as ``typing.NamedTuple`` makes it, without code of its own."""
     is_plain = kind.__bases__ == (tuple,) and not kind.__dictoffset__
     return is_plain and {"_fields", "_make"} <= vars(kind).keys() and not _is_known(kind)
 
 
 def is_record(value: Any) -> bool:
-    """Whether a value is a dataclass that has tensors, and is no container that pytree knows.
+    """Return whether a value is a dataclass that has tensors and that pytree does not know.
 
-    It has its attributes in a dictionary, no code of its class runs when it is made or goes, and
-    nobody can tell a copy from it. None of what it has leads back to it, or to another one twice.
+    It has its attributes in a dictionary, no code of its class runs when it is made or dies, and
+    nothing can tell it from a copy. None of its values leads back to it, or to another dataclass
+    twice.
     """
     if not _may_be_record(type(value)):
         return False
@@ -102,14 +103,14 @@ def is_record(value: Any) -> bool:
 
 
 def record_of(kind: type, attributes: Iterable[tuple[str, Any]]) -> Any:
-    """A dataclass that has these attributes, and was not initialised."""
+    """Create a dataclass with these attributes, without initialising it."""
     made: Any = object.__new__(kind)
     vars(made).update(attributes)
     return made
 
 
 def tree_with_records(tree: Any) -> Any:
-    """A tree with something that pytree knows in the place of each dataclass that has tensors."""
+    """Return a tree with a container of pytree in place of each dataclass that has tensors."""
 
     def stands_for(leaf: Any) -> Any:
         return _Record(leaf) if is_record(leaf) else leaf
@@ -118,11 +119,11 @@ def tree_with_records(tree: Any) -> Any:
 
 
 class _Record:
-    """What stands for a dataclass in a tree; another dataclass is made of it."""
+    """A stand-in for a dataclass in a tree; unflattening makes another dataclass of it."""
 
     def __init__(self, record: Any) -> None:
         self.kind = type(record)
-        # Also what it has besides its fields.
+        # Also the attributes besides its fields.
         self.attributes = {name: tree_with_records(one) for name, one in vars(record).items()}
 
 
@@ -144,12 +145,12 @@ _pytree.register_pytree_node(_Record, _taken_apart, _put_together, flatten_with_
 
 
 def _has_tensors(value: Any, found: dict[int, Any], again: list[Any]) -> bool:
-    """Whether there is a tensor in a dataclass, or in others that it leads to.
+    """Return whether there is a tensor in a dataclass, or in others that it leads to.
 
     Args:
         value: The dataclass.
-        found: Gets all of them, by their ``id``.
-        again: Gets those that it leads to more than once.
+        found: Receives all these dataclasses, by their ``id``.
+        again: Receives the dataclasses that it leads to more than once.
     """
     has_tensor, left = False, _MOST_VALUES
     waiting = [value]
@@ -173,14 +174,14 @@ def _may_be_record(kind: type) -> bool:
         return False
     has_own_ways = any(getattr(kind, name) is not getattr(object, name) for name in _WAYS)
     has_slots = any(vars(base).get("__slots__") for base in kind.__mro__)
-    # Who compares by identity may look for it.
+    # An object that compares by identity may be searched for.
     hashed: Any = kind.__hash__
     is_itself = hashed is object.__hash__ or hasattr(kind, "__del__")
     is_module = issubclass(kind, torch.nn.Module)
     return not (has_own_ways or has_slots or is_itself or is_module or _is_known(kind))
 
 
-# How objects are made and asked.
+# The methods by which objects are made and read.
 _WAYS = ("__new__", "__getattribute__")
 
 
