@@ -1,4 +1,4 @@
-"""Lets a key of a graphed function be replayed for debugging."""
+"""Debug replays of a key of a graphed function."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["debug"]
 
 
 def debug(answers: Answers, key: Key, call: Call, recorded: Recorded | Trained) -> None:
-    """Let a key be replayed for debugging; captures it in steps of one operator.
+    """Let a key be replayed for debugging, and capture it in steps of one operator.
 
     Args:
-        answers: The function's.
+        answers: The answers of the function.
         key: The key.
         call: The call that was captured.
-        recorded: Its capture, which goes if this fails.
+        recorded: Its capture, which is dropped if this fails.
     """
 
     def may_poison() -> bool:
-        # A backward pass reads what its forward pass left in memory that counts as free.
+        # A backward pass reads tensors that its forward pass left in memory that counts as free.
         return not any(isinstance(one.recorded, Trained) for one in answers.keys)
 
     options = answers.options

@@ -1,4 +1,4 @@
-"""What a replay left and what eager left, compared and put in words."""
+"""The differences between the effects of a replay and of eager, as text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Leaf(NamedTuple):
     """One value of a result.
 
     Attributes:
-        name: How it is found, as ``result[0]``.
+        name: The path to it, such as ``result[0]``.
         value: The value.
     """
 
@@ -41,7 +41,7 @@ class ValueDifference(NamedTuple):
 
     Attributes:
         name: Its name.
-        text: Name and values in words.
+        text: Name and values as text.
     """
 
     name: str
@@ -53,17 +53,17 @@ def difference(
     expected: Sequence[Leaf],
     check: Callable[[torch.Tensor, torch.Tensor], Wrong | None],
 ) -> ValueDifference | None:
-    """The first leaf that is not what it should be.
+    """Find the first leaf that differs from eager.
 
     Args:
-        found: What a replay left.
-        expected: What eager left.
+        found: The leaves that a replay left.
+        expected: The leaves that eager left.
         check: Compares two tensors.
     """
     names, right = [one.name for one in found], [one.name for one in expected]
     if names != right:
         return ValueDifference(
-            "result", f"it has {', '.join(names)}, and eager has {', '.join(right)}"
+            "result", f"it has {', '.join(names)}, but eager has {', '.join(right)}"
         )
     for (name, value), (_, wanted) in zip(found, expected, strict=True):
         wrong: str | None
@@ -79,7 +79,7 @@ def difference(
 
 
 def wrong_value(found: torch.Tensor, expected: torch.Tensor) -> Wrong | None:
-    """How a tensor differs from the right one, beyond rounding. NaN equals NaN.
+    """Describe how a tensor differs from the right one, beyond rounding. NaN equals NaN.
 
     >>> wrong_value(torch.tensor([1.0, 2.0]), torch.tensor([1.0, 4.0])).text
     'it is 2 at [1], in eager 4; 1 of 2 elements differ, by 2 at most'
@@ -97,7 +97,7 @@ def wrong_value(found: torch.Tensor, expected: torch.Tensor) -> Wrong | None:
 
 
 def wrong_nan(found: torch.Tensor, expected: torch.Tensor) -> Wrong | None:
-    """Where a tensor has NaN and the right one has not.
+    """Describe where a tensor has NaN and the right one does not.
 
     >>> wrong_nan(torch.tensor([1.0, torch.nan]), torch.tensor([1.0, 4.0])).text
     'it is NaN at [1], in eager 4; 1 of 2 elements are NaN that should not be'
@@ -119,15 +119,15 @@ def wrong_nan(found: torch.Tensor, expected: torch.Tensor) -> Wrong | None:
 
 
 def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
-    """Copy results to where a graph's own are.
+    """Copy results to a graph's own results.
 
     Raises:
-        CompareError: They are of other shapes or types.
+        CompareError: Their number, shapes or types differ.
     """
     if len(leaves) != len(outputs):
         raise CompareError(
-            f"{title} has returned {len(leaves)} values, at the capture {len(outputs)}: a graph"
-            " cannot do that. Return as many each time, or call it without a graph"
+            f"{title} returned {len(leaves)} values, but {len(outputs)} at the capture, which a"
+            " graph cannot do. Return as many each time, or call it without a graph"
         )
     with torch.no_grad():
         for leaf, own in zip(leaves, outputs, strict=True):
@@ -135,10 +135,10 @@ def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
                 continue
             if not is_tensor(leaf) or (leaf.shape, leaf.dtype) != (own.shape, own.dtype):
                 raise CompareError(
-                    f"{title} has returned {_brief(leaf)}, at the capture {_brief(own)}: a graph"
-                    " cannot do that. Return tensors of fixed shape, or call it without a graph"
+                    f"{title} returned {_brief(leaf)}, but {_brief(own)} at the capture, which a"
+                    " graph cannot do. Return tensors of fixed shape, or call it without a graph"
                 )
-            # What a stride of zero repeats is written once.
+            # Elements that a stride of zero repeats are written once.
             strides = own.stride() if own.layout is torch.strided else own.shape
             for dim, (size, stride) in enumerate(zip(own.shape, strides, strict=True)):
                 if size > 1 and stride == 0:
@@ -147,7 +147,7 @@ def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
 
 
 def named(result: Any) -> list[Leaf]:
-    """Copies of a result's leaves, by name."""
+    """Copy a result's leaves, with their names."""
     leaves = tree_flatten(result)[0]
     names = _torch.names_in("result", result)
     copies = [one.detach().clone() if is_tensor(one) else one for one in leaves]
@@ -155,12 +155,12 @@ def named(result: Any) -> list[Leaf]:
 
 
 def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor."""
+    """Return whether a value is a tensor."""
     return isinstance(value, torch.Tensor)
 
 
 def _words(found: torch.Tensor, expected: torch.Tensor) -> str | None:
-    """The element that differs most; None where there is no such thing."""
+    """Describe the element that differs most; None if elements cannot be compared."""
     if found.shape != expected.shape or found.dtype != expected.dtype:
         return f"it is {_brief(found)}, in eager {_brief(expected)}"
     if found.layout is not torch.strided or found.numel() == 0:
@@ -177,12 +177,12 @@ def _words(found: torch.Tensor, expected: torch.Tensor) -> str | None:
 
 
 def _comparable(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor that operators compare: those for floats of one byte are missing."""
+    """Return a tensor that operators can compare: they cannot for floats of one byte."""
     return tensor.float() if tensor.is_floating_point() and tensor.element_size() == 1 else tensor
 
 
 def _has_nan(tensor: torch.Tensor) -> bool:
-    """Whether a tensor's type has NaN, in a layout that can be looked at."""
+    """Return whether a tensor's type has NaN, in a layout that can be read."""
     return tensor.layout is torch.strided and (tensor.is_floating_point() or tensor.is_complex())
 
 

@@ -1,4 +1,4 @@
-"""The first operator of a graph that computes something else than eager."""
+"""The search for the first operator of a graph that computes other values than eager."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ from cgraph.segments import SegmentedGraph
 __all__ = ["RandomSnapshot", "Search", "differs", "in_steps", "run_in_steps", "written_by"]
 
 _PYTHON = (
-    "Python ran only at the capture: pass as an argument what it reads and what changes, or keep it"
+    "Python ran only at the capture: pass changing values that it reads as arguments, or keep them"
     " in a tensor that is written in place; reset() captures anew"
 )
 _UNWRITTEN = (
     "The graph reads memory that nothing has written in this replay: write all of it, as with"
-    " torch.zeros for torch.empty, and let no tensor of an earlier call be read that is gone"
+    " torch.zeros instead of torch.empty, and do not read freed tensors of earlier calls"
 )
 _UNKNOWN = (
-    "No operator differs when they run one by one: the graph reads memory that other work"
-    " overwrites, streams do not wait for each other, it is a number that Python computes, or a"
-    " backward pass inside the function, whose operators are not looked at"
+    "No operator differs when they run one by one. Possible causes: the graph reads memory that"
+    " other work overwrites, streams do not wait for each other, Python computes a number, or a"
+    " backward pass inside the function differs, whose operators are not compared"
 )
 
 
@@ -46,15 +46,15 @@ def in_steps(
     """Capture a key once more, in steps of one operator.
 
     Args:
-        plan: How the key was captured.
-        name: What errors call the function.
+        plan: The plan by which the key was captured.
+        name: The name of the function in errors.
         call: A call of the key.
-        statics: What the graph reads.
+        statics: The tensors that the graph reads.
         keep: Keep the results of operators, to be compared.
     """
     steps = Steps(plan.function, name, keep=keep)
     args, kwargs = call.arguments(statics)
-    # The segments of a capture run, and what they write is put back.
+    # The segments of a capture run, and the memory that they write is restored.
     written = plan.before.trace.written()
     written += [(one.untyped_storage(), one.dtype) for one in statics]
     before = [storage_snapshot(*one) for one in written]
@@ -86,11 +86,11 @@ def in_steps(
 def written_by(
     function: Callable[..., Any], arguments: tuple[tuple[Any, ...], dict[str, Any]]
 ) -> Rollback:
-    """What a call writes and draws from, found by one, which is put back.
+    """Find what a call writes and which generators it draws from; make it, and restore all.
 
     Args:
-        function: What is called.
-        arguments: With what, by place and by name.
+        function: The function to call.
+        arguments: The arguments, by place and by name.
     """
     random, written = RandomSnapshot(), Rollback()
     args, kwargs = arguments
@@ -104,15 +104,15 @@ def written_by(
 
 
 def run_in_steps(steps: Steps, written: Rollback, tensors: tuple[torch.Tensor, ...]) -> None:
-    """See that each operator of a call goes well; all that it writes is put back.
+    """Check that each operator of a call succeeds, and restore all that it writes.
 
     Args:
         steps: The operators.
-        written: Knows what they write.
-        tensors: What they are fed with.
+        written: The memory that they write.
+        tensors: The tensors that they are fed with.
 
     Raises:
-        Exception: What one has raised, with a note that names it.
+        Exception: An operator raised it; a note names the operator.
     """
     own = [one for kind in ("cpu", "cuda") for one in written.generators_of(kind)]
     random = RandomSnapshot(own)
@@ -125,14 +125,14 @@ def run_in_steps(steps: Steps, written: Rollback, tensors: tuple[torch.Tensor, .
 
 
 class Search:
-    """Runs a call eagerly and in steps, to see where they part.
+    """A search that runs a call eagerly and in steps, to find where they differ.
 
     Args:
-        function: What was captured.
-        steps: The same in steps.
+        function: The captured function.
+        steps: The function in steps.
         wrong: Compares two tensors.
-        poisons: Fill what no operator writes with NaN before.
-        has_breaks: The function has breaks of the user's.
+        poisons: Fill memory that no operator writes with NaN first.
+        has_breaks: The function has breaks of the user.
     """
 
     def __init__(
@@ -158,13 +158,13 @@ class Search:
         random: RandomSnapshot,
         before: Callable[[], None] = lambda: None,
     ) -> tuple[str | None, str]:
-        """The operator in words, None if there is none, and what to do. All state is put back.
+        """Find the operator, None if there is none, and what to do, as text; restore all state.
 
         Args:
-            arguments: Those of the call, with tensors of its own.
-            tensors: What the graph is fed with.
-            rollback: Knows what the call writes.
-            random: The random states before it.
+            arguments: The arguments of the call, with tensors of its own.
+            tensors: The tensors that the graph is fed with.
+            rollback: The memory that the call writes.
+            random: The random states before the call.
             before: Called before the steps run.
         """
         args, kwargs = arguments
@@ -194,13 +194,13 @@ class Search:
 
 
 def differs(title: str, found: ValueDifference, operator: str | None, why: str) -> CompareError:
-    """The error of a replay that differs from eager.
+    """Make the error of a replay that differs from eager.
 
     Args:
         title: The function and its key.
-        found: What differs.
-        operator: The first operator that does; None if it is not known.
-        why: What to do.
+        found: The difference.
+        operator: The first operator that differs; None if it is not known.
+        why: The remedy.
     """
     error = CompareError(f"a replay of {title} differs from eager: {found.text}. {why}")
     error.output, error.operator = found.name, operator

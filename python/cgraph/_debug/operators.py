@@ -1,4 +1,4 @@
-"""Sees the operators of a function that compute something, and where they come from."""
+"""The operators of a function that compute something, and where they come from."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _UNWRITTEN = {
     aten.new_empty.default,
     aten.new_empty_strided.default,
 }
-# Results that are no values: random states, and what only a backward pass reads.
+# Results that are not values: random states, and tensors that only a backward pass reads.
 _NO_VALUES = {"philox_seed", "philox_offset", "rng_state", "unused", "debug_attn_mask"}
 
 
@@ -39,13 +39,13 @@ class SeenOperator:
     """An operator that was seen.
 
     Attributes:
-        label: Where it comes from.
-        segment: How many breaks of the user's came before it.
+        label: The place it comes from.
+        segment: Number of breaks of the user before it.
         results: The tensors that it returned, or copies.
         kernels: The names of its kernels.
         node: The number of its first node.
-        is_behind_backward: Whether a backward pass ran just before, whose operators are not seen.
-        numbers: What it got besides tensors, by type and value.
+        is_behind_backward: True if a backward pass ran just before, whose operators are not seen.
+        numbers: Its non-tensor arguments, by type and value.
     """
 
     label: Label
@@ -57,7 +57,7 @@ class SeenOperator:
     numbers: tuple[Any, ...] = ()
 
     def __str__(self) -> str:
-        """Operator, node, line, module and scopes in words."""
+        """Return operator, node, line, module and scopes as text."""
         label = self.label
         text = str(label.operator)
         names = [name for name in dict.fromkeys(self.kernels) if name != label.operator]
@@ -73,12 +73,12 @@ class SeenOperator:
 
 
 class Watch(_torch.Bystander):
-    """Sees the operators of a function that compute something, but not those of its breaks."""
+    """A mode that sees the operators of a function that compute something, except in breaks."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._place = threading.get_ident(), _torch.backward_pass()
-        # Whether a backward pass has run since the last operator.
+        # True if a backward pass has run since the last operator.
         self._has_backward = False
         self._in_break = False
         self._modules: Modules | None = None
@@ -86,7 +86,7 @@ class Watch(_torch.Bystander):
         self._device_type = _driver.current().device_type
 
     def watching(self) -> ExitStack:
-        """A context in which operators are seen."""
+        """Return a context in which operators are seen."""
         context = ExitStack()
         self._modules = Modules(_nothing)
         context.callback(self._modules.remove)
@@ -115,7 +115,7 @@ class Watch(_torch.Bystander):
     ) -> Any:
         """Run the operator."""
         result = func(*args, **(kwargs or {}))
-        # A backward pass has a stack of modes of its own, which nothing can divide there.
+        # A backward pass has its own stack of modes, so that no capture can be divided there.
         place = threading.get_ident(), _torch.backward_pass()
         if self._in_break or place != self._place:
             self._has_backward |= not self._in_break
@@ -135,20 +135,20 @@ class Watch(_torch.Bystander):
         return result
 
     def seen(self, operator: SeenOperator) -> None:
-        """Take note of an operator that has just run."""
+        """Note an operator that has just run."""
         raise NotImplementedError
 
     def unwritten(self, tensor: torch.Tensor) -> None:
-        """Take note of uninitialised memory."""
+        """Note uninitialised memory."""
 
 
 def _is_view(func: Any) -> bool:
-    """Whether an operator computes nothing."""
+    """Return whether an operator computes nothing."""
     return getattr(func, "is_view", False) or torch.Tag.inplace_view in getattr(func, "tags", ())
 
 
 def _values(func: Any, result: Any) -> Sequence[torch.Tensor]:
-    """The tensors among the results of an operator, less those that are no values."""
+    """Return the tensors among an operator's results, without those that are not values."""
     names: list[str | None] = []
     if hasattr(func, "_schema"):
         names = [one.name for one in func._schema.returns]
@@ -159,4 +159,4 @@ def _values(func: Any, result: Any) -> Sequence[torch.Tensor]:
 
 
 def _nothing() -> None:
-    """Nobody asks where a module begins."""
+    """Ignore the beginning of a module."""

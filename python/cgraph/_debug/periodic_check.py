@@ -1,4 +1,4 @@
-"""Compares one replay in so many with an eager call."""
+"""The comparison of one replay in so many with an eager call."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ __all__ = ["PeriodicCheck"]
 
 
 class PeriodicCheck:
-    """Calls one function in so many calls, and another one in all others.
+    """A callable that checks one call in so many, and replays all others.
 
     Args:
         count: The number of calls of which one is checked.
-        checked: Called for that one.
+        checked: Called for the checked call.
         replay: Called for the others.
-        reset: Lets go of what checks need.
+        reset: Frees the resources of checks.
     """
 
     def __init__(

@@ -1,7 +1,7 @@
-"""Debug replays of graphed functions: in steps, eagerly, compared with eager, on poisoned memory.
+"""Debug replays of graphs: in steps, eagerly, compared with eager, or on poisoned memory.
 
-The native entry of a key that is debugged calls :class:`Debugged` instead of the graph. What the
-words mean stands at the option ``debug`` of :func:`cgraph.graphed`.
+The native entry of a key that is debugged calls :class:`Debugged` instead of the graph. The option
+``debug`` of :func:`cgraph.graphed` explains the words.
 """
 
 from __future__ import annotations
@@ -53,19 +53,19 @@ def debugged(
     """Capture a key once more, in steps of one operator if they are needed, to debug its replays.
 
     Args:
-        words: As for :class:`Debugged`, as the others.
-        plan: How the key was captured.
-        name: What errors call the function.
-        key: The key in words.
+        words: As for :class:`Debugged`.
+        plan: The plan by which the key was captured.
+        name: The name of the function in errors.
+        key: The key as text.
         call: A call of the key.
         recorded: The capture.
-        may_poison: Whether the pool's free memory may be overwritten now.
+        may_poison: Tells whether the pool's free memory may be overwritten now.
     """
     checks = "compare" in words or "poison" in words
     steps = Steps(plan.function, name, keep=checks)
     if checks or "eager" not in words:
         steps = in_steps(plan, name, call, recorded.statics, keep=checks)
-    # With tensors of its own: the caller's are not kept.
+    # With tensors of its own, so as not to keep the caller's.
     like = call.replaced(recorded.statics)
     written = None
     if checks and "sync" in words and "eager" not in words:
@@ -80,18 +80,18 @@ def debugged(
 
 
 class Debugged:
-    """Replays a key, and looks at what that does.
+    """A replay of a key that checks its effects.
 
     Args:
-        words: What to do, of ``sync``, ``eager``, ``compare`` and ``poison``.
-        function: What was captured.
-        title: What errors call it, and what the calls have in common.
+        words: Some of ``sync``, ``eager``, ``compare`` and ``poison``.
+        function: The captured function.
+        title: Its name in errors, and its key.
         call: A call of the key, with the static tensors.
         recorded: The capture.
         outside: The tensors that the function reads where they lie, with their names.
-        steps: The same in steps of one operator, captured where they are needed.
-        written: Knows what they write, where each is to go well before eager is called.
-        may_poison: Whether the pool's free memory may be overwritten now.
+        steps: The function in steps of one operator, captured if they are needed.
+        written: The memory that they write, if each must succeed before eager is called.
+        may_poison: Tells whether the pool's free memory may be overwritten now.
     """
 
     def __init__(
@@ -121,11 +121,11 @@ class Debugged:
         self._wrong = wrong_value if "compare" in words else wrong_nan
 
     def __call__(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Replay with these tensors, write to them what the function writes, and raise or return.
+        """Replay with these tensors, and write to them what the function writes.
 
         Raises:
             CompareError: The replay differs from eager; all state is as before the call.
-            Exception: What an operator or the device has raised.
+            Exception: An operator or the device raised it.
         """
         if self._checks:
             self._replay_checked(tensors)
@@ -134,7 +134,7 @@ class Debugged:
         leave(self._recorded, tensors, self._recorded.statics)
 
     def reset(self) -> None:
-        """Let the capture in steps go."""
+        """Drop the capture in steps."""
         self._steps.reset()
 
     def _replay(self, tensors: tuple[torch.Tensor, ...]) -> None:
@@ -167,9 +167,9 @@ class Debugged:
         put(leaves, self._recorded.outputs, self._title)
 
     def _replay_checked(self, tensors: tuple[torch.Tensor, ...]) -> None:
-        """Run eagerly, put back what that has written, replay and compare."""
+        """Run eagerly, restore the memory that this wrote, replay and compare."""
         if self._written is not None:
-            # An eager call would fail, too, and not say in which operator.
+            # An eager call would fail, too, without naming the operator.
             run_in_steps(self._steps, self._written, tensors)
         random = RandomSnapshot()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
@@ -203,7 +203,7 @@ class Debugged:
         raise differs(self._title, found, operator, why)
 
     def _require_as_many(self, leaves: list[Any], spec: Any) -> None:
-        # By names: contexts of the user's classes may compare as objects.
+        # By names, as contexts of the user's classes may compare by identity.
         now = _torch.names_in("result", _torch.tree_unflatten(leaves, spec))
         known = self._recorded
         then = _torch.names_in("result", _torch.tree_unflatten(known.outputs, known.spec))
@@ -213,9 +213,9 @@ class Debugged:
                 pair = next(pair for pair in zip(now, then, strict=True) if pair[0] != pair[1])
                 found = f"{pair[0]}", f"{pair[1]}"
             error = CompareError(
-                f"a replay of {self._title} differs from eager: that returns {found[0]}, and the"
-                f" capture returned {found[1]}. What the function returns depends on something"
-                " besides its arguments: pass that as an argument, or call reset() when it changes"
+                f"a replay of {self._title} differs from eager: eager returns {found[0]}, but the"
+                f" capture returned {found[1]}. The result of the function depends on more than"
+                " its arguments: pass the rest as an argument, or call reset() when it changes"
             )
             error.output = "result"
             raise error
@@ -223,7 +223,7 @@ class Debugged:
     def _leaves(
         self, leaves: Sequence[Any], arguments: Sequence[torch.Tensor], rollback: Rollback
     ) -> list[Leaf]:
-        """Copies of a result's leaves and of all that was written, by name."""
+        """Copy a result's leaves and all tensors that were written, with their names."""
         tree = _torch.tree_unflatten(list(leaves), self._recorded.spec)
         found = list(zip(_torch.names_in("result", tree), leaves, strict=True))
         names = self._call.names
@@ -235,7 +235,7 @@ class Debugged:
         ]
 
     def _outside(self) -> Iterator[tuple[str, torch.Tensor]]:
-        """The tensors that are read where they lie, by name."""
+        """Iterate over the tensors that are read where they lie, with their names."""
         yield from ((one.name, one.value) for one in self._call.statics)
         yield from self._outside_tensors
 

@@ -1,7 +1,7 @@
 """A captured function in steps of one operator each, to find the one that fails or differs.
 
-Behind each operator the capture is divided as by a break, so that a replay can stop there, wait for
-the device and look at what the operator has computed. All intermediate results stay alive for that.
+After each operator the capture is divided as by a break, so that a replay can stop there, wait for
+the device and check what the operator has computed. All intermediate results stay alive for that.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ _OTHER_WAY = "Python goes another way"
 
 
 class Wrong(NamedTuple):
-    """What is wrong with a tensor.
+    """The difference between a tensor and the right one.
 
     Attributes:
-        text: In words.
-        is_nan: Whether it is NaN where the right one is not.
+        text: The difference as text.
+        is_nan: True if the tensor is NaN where the right one is not.
     """
 
     text: str
@@ -43,16 +43,16 @@ class Wrong(NamedTuple):
 
 
 Check = Callable[[torch.Tensor, torch.Tensor], Wrong | None]
-"""What is wrong with a tensor, given the right one; None if nothing is."""
+"""Compares a tensor with the right one; returns the difference, or None."""
 
 
 class FoundError(Exception):
-    """Stops a replay at the first operator that differs.
+    """The error that stops a replay at the first operator that differs.
 
     Attributes:
-        place: Its number, from 0 on.
-        text: What is wrong.
-        is_nan: Whether something is NaN that should not be.
+        place: The number of the operator, from 0 on.
+        text: The difference as text.
+        is_nan: True if an element is NaN that should not be.
     """
 
     def __init__(self, place: int, text: str, is_nan: bool = False) -> None:
@@ -63,16 +63,16 @@ class FoundError(Exception):
 
 
 class Steps:
-    """A function that divides its capture behind each operator.
+    """A function that divides its capture after each operator.
 
     Args:
-        function: What is captured. Outside of a capture it is just called.
-        name: What errors call it.
+        function: The function to capture. Outside of a capture it is just called.
+        name: Its name in errors.
         keep: Keep the results of operators, to be compared.
 
     Attributes:
-        operators: Those of the capture, in order.
-        recorded: The capture, once there is one.
+        operators: The operators of the capture, in order.
+        recorded: The capture; None before there is one.
     """
 
     def __init__(self, function: Callable[..., Any], name: str, keep: bool) -> None:
@@ -85,11 +85,11 @@ class Steps:
         self._driver = _driver.current()
         self._nodes = self._done = 0
         self._look: Callable[[int], None] | None = None
-        # What a break of the user's raised last.
+        # The last error of a break of the user.
         self._own: Exception | None = None
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the function; inside a capture that can be divided, divide it."""
+        """Call the function; divide the capture under way, if there is one."""
         capture = breaks.innermost()
         if capture is None:
             return self._function(*args, **kwargs)
@@ -105,12 +105,12 @@ class Steps:
         look: Callable[[int], None] | None = None,
         poison: bool = False,
     ) -> None:
-        """Replay, and wait for the device behind each operator.
+        """Replay, and wait for the device after each operator.
 
         Args:
-            tensors: What is copied to the static tensors.
-            look: Called behind each operator with its number.
-            poison: Fill what no operator writes with NaN before.
+            tensors: The tensors to copy to the static tensors.
+            look: Called after each operator with its number.
+            poison: Fill memory that no operator writes with NaN first.
 
         An exception gets a note that names the operator.
         """
@@ -132,13 +132,13 @@ class Steps:
             self._look = self._own = None
 
     def reset(self) -> None:
-        """Let the capture go."""
+        """Drop the capture."""
         self.operators, self._unwritten = [], []
         if self.recorded is not None:
             self.recorded.reset()
 
     def cut(self, capture: Breakable, operator: SeenOperator) -> None:
-        """Divide the capture behind an operator."""
+        """Divide the capture after an operator."""
         place = len(self.operators)
         nodes = _Nodes(threading.get_ident())
         handle = register_graph_capture_end_hook(nodes)
@@ -158,7 +158,7 @@ class Steps:
         self._nodes += nodes.count
 
     def call_break(self, fn: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a break of the user's, whose errors are no operator's."""
+        """Call a break of the user, whose errors are not those of an operator."""
         try:
             return fn(*args, **kwargs)
         except Exception as error:
@@ -166,7 +166,7 @@ class Steps:
             raise
 
     def note_unwritten(self, tensor: torch.Tensor) -> None:
-        """Note memory that nothing has written to."""
+        """Note memory that no operator has written."""
         if self._keep:
             self._unwritten.append(tensor)
 
@@ -177,23 +177,23 @@ class Steps:
             self._look(place)
 
     def _blame(self, error: Exception, operator: SeenOperator | None) -> None:
-        """Name the operator that was under way; None behind the last one."""
+        """Name the operator under way in the error; None after the last one."""
         if error is self._own:
             return
         count = len(self.operators)
         before = "no operator" if self._done == 0 else f"{self._done} of its operators"
-        what = "what comes behind the last one, such as a backward pass"
+        what = "work after the last operator, such as a backward pass"
         if operator is not None:
             what = f"operator {self._done} of {self._name}, {operator}"
             what += ", or the backward pass before it" if operator.is_behind_backward else ""
         add_note(
             error,
-            f"cgraph: {what}, has failed; {before} ran well before it, of {count} that are known",
+            f"cgraph: {what}, has failed; {before} ran well before it, of {count} known ones",
         )
 
 
 class _Cutter(Watch):
-    """Divides a capture behind each operator."""
+    """A watch that divides a capture after each operator."""
 
     def __init__(self, steps: Steps, capture: Breakable) -> None:
         super().__init__()
@@ -201,7 +201,7 @@ class _Cutter(Watch):
         self._capture = capture
 
     def call_break(self, work: breaks.Work, args: Any, kwargs: Any) -> Any:
-        """Let the break of the user's divide the capture, too."""
+        """Let a break of the user divide the capture, too."""
         called = partial(self._steps.call_break, work.fn)
         return self._capture.run(replace(work, fn=called), args, kwargs)
 
@@ -210,12 +210,12 @@ class _Cutter(Watch):
         self._steps.cut(self._capture, operator)
 
     def unwritten(self, tensor: torch.Tensor) -> None:
-        """Remember it, to be poisoned."""
+        """Note memory to be poisoned."""
         self._steps.note_unwritten(tensor)
 
 
 class ValueTrace(Watch):
-    """What the operators of an eager run have computed.
+    """The values that the operators of an eager run have computed.
 
     Attributes:
         operators: The operators, with copies of their results.
@@ -233,10 +233,10 @@ class ValueTrace(Watch):
         self.operators.append(operator)
 
     def compare(self, steps: Steps, check: Check, place: int) -> None:
-        """Raise if an operator of a replay is another one or has computed something else.
+        """Raise if an operator of a replay is another one or has computed other values.
 
-        Operators of eager's alone are passed over: a library may set up in eager what it does not
-        set up in a capture.
+        Operators that only eager runs are skipped: a library may do set-up in eager that it does
+        not do in a capture.
         """
         mine = steps.operators[place]
         there = self._place_of(mine.label)
@@ -248,31 +248,31 @@ class ValueTrace(Watch):
         self._next = there + 1
         for one, other in zip(mine.numbers, self.operators[there].numbers, strict=False):
             if one != other:
-                also += f"; it was captured with {_value(one)}, and eager has {_value(other)}"
+                also += f"; it was captured with {_value(one)}, but eager has {_value(other)}"
         for result, expected in zip(mine.results, self.operators[there].results, strict=True):
             wrong = check(result, expected)
             if wrong is not None:
                 raise FoundError(place, wrong.text + also, wrong.is_nan)
 
     def finish(self, steps: Steps) -> None:
-        """Raise if eager goes on behind the last operator of a replay."""
+        """Raise if eager goes on after the last operator of a replay."""
         if self._next < len(self.operators) and steps.operators:
-            text = f"{self._passed(self._next)} behind it, which the graph does not: {_OTHER_WAY}"
+            text = f"{self._passed(self._next)} after it, which the graph does not: {_OTHER_WAY}"
             raise FoundError(len(steps.operators) - 1, text)
 
     def _place_of(self, label: Label) -> int | None:
-        """Where eager runs the same operator next: at once, or further on the same line."""
+        """Find where eager runs the same operator next: at once, or later on the same line."""
         for place, operator in enumerate(self.operators[self._next :], self._next):
             eager = operator.label
             if (eager.operator, eager.module) != (label.operator, label.module):
                 continue
-            # Inside torch's modules the user's line is that of the call, which may be another one.
+            # Inside torch's modules the user's line is the line of the call, which may differ.
             if place == self._next or label.module is not None or eager.source == label.source:
                 return place
         return None
 
     def _passed(self, place: int) -> str:
-        """What eager runs."""
+        """Name the operator that eager runs."""
         if place >= len(self.operators):
             return "eager runs nothing more"
         label = self.operators[place].label
@@ -298,7 +298,7 @@ class _Nodes:
 
 
 def _fill_with_nan(tensor: torch.Tensor) -> None:
-    """Set all bytes of a tensor's memory, which are NaN of each type of floats then."""
+    """Set all bits of a tensor's memory, which makes NaN of every floating-point type."""
     with torch.no_grad(), _torch.without_modes():
         whole = torch.empty(0, dtype=torch.uint8, device=tensor.device)
         whole.set_(tensor.untyped_storage()).fill_(0xFF)

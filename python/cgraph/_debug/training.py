@@ -1,4 +1,4 @@
-"""Debug calls of keys with gradients: in steps, eagerly, both passes compared with eager."""
+"""Debug calls of keys with gradients: in steps, eagerly, or both passes compared with eager."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from cgraph._torch import tree_flatten, tree_unflatten
 __all__ = ["DebuggedCall", "debugged_call"]
 
 _BACKWARD = (
-    "The forward passes are alike, so it is the backward pass: a hook or a function of autograd"
-    " reads what changes, or something has overwritten what the forward pass left for it"
+    "The forward passes are alike, so it is the backward pass: a hook or an autograd function reads"
+    " changing values, or something has overwritten what the forward pass left for it"
 )
 
 
@@ -46,19 +46,20 @@ def debugged_call(
     """Capture the forward pass of a key in steps of one operator, if they are needed.
 
     Args:
-        words: What to do; the memory is not poisoned, as backward passes read what is free of it.
-        plan: How the key was captured.
-        name: What errors call the function.
-        key: What the calls have in common, in words.
+        words: The words of the option ``debug``; memory is not poisoned, as backward passes read
+            memory that counts as free.
+        plan: The plan by which the key was captured.
+        name: The name of the function in errors.
+        key: The key as text.
         call: A call of the key.
         trained: The captured passes.
         taken: Takes the arguments of a call apart.
     """
     if "eager" in words or not {"compare", "sync"} & set(words):
         return DebuggedCall(words, plan.function, f"{name} ({key})", trained, None)
-    # Of their own: a backward pass that is still to come may read the graph's.
+    # Copies, as a backward pass that is still to come may read the graph's.
     statics = [copied(static) for static in trained.statics]
-    # Stand-ins, as the results have a history as long as the steps are there.
+    # Stand-ins, as the results have a history as long as the steps are alive.
     with stand_ins(trained.modules):
         steps = in_steps(plan, name, call, statics, keep="compare" in words)
     try:
@@ -75,7 +76,7 @@ class _Forward(NamedTuple):
 
     Attributes:
         steps: The steps.
-        written: Knows what they write.
+        written: The memory that they write.
         taken: Takes the arguments of a call apart.
     """
 
@@ -85,14 +86,14 @@ class _Forward(NamedTuple):
 
 
 class DebuggedCall:
-    """Calls a key with gradients, and looks at what both passes do.
+    """A call of a key with gradients that checks both passes.
 
     Args:
-        words: What to do.
-        function: What was captured.
-        title: What errors call it.
+        words: The words of the option ``debug``.
+        function: The captured function.
+        title: Its name in errors, and its key.
         trained: The captured passes.
-        forward: The forward pass in steps; None where it is not needed.
+        forward: The forward pass in steps; None if it is not needed.
     """
 
     def __init__(
@@ -114,8 +115,8 @@ class DebuggedCall:
         """Call, and raise if a pass differs from eager or the device has failed.
 
         Raises:
-            CompareError: The forward pass differs; all state is as before the call. The error of a
-                backward pass comes out of the backward pass.
+            CompareError: The forward pass differs; all state is as before the call. The backward
+                pass raises its own error.
         """
         if "eager" in self._words:
             with busy():
@@ -129,12 +130,12 @@ class DebuggedCall:
         return self._replayed(args, kwargs)
 
     def reset(self) -> None:
-        """Let the capture in steps go."""
+        """Drop the capture in steps."""
         if self._forward is not None:
             self._forward.steps.reset()
 
     def _compared(self, forward: _Forward, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Run eagerly, put back what that has written, replay and compare."""
+        """Run eagerly, restore the memory that this wrote, replay and compare."""
         call = forward.taken(args, kwargs)
         random = RandomSnapshot()
         rollback = Rollback(is_capturing=self._driver.is_capturing)
@@ -160,7 +161,7 @@ class DebuggedCall:
         return result
 
     def _watch_backward(self, result: Any, eager: _Eager) -> None:
-        """Compare the gradients that the backward pass will give with eager's."""
+        """Let the backward pass compare its gradients with eager's."""
         nodes = (one.grad_fn for one in tree_flatten(result)[0] if is_tensor(one))
         node = next((node for node in nodes if node is not None), None)
         if node is None:
@@ -193,9 +194,9 @@ class DebuggedCall:
 
 
 class _Eager:
-    """A call without a graph, which keeps what its backward pass needs.
+    """A call without a graph that keeps the state its backward pass needs.
 
-    Parameters have stand-ins: hooks of the real ones are called with what the graph gives.
+    Parameters have stand-ins: hooks of the real ones are called with the graph's gradients.
 
     Attributes:
         leaves: Copies of its result's leaves.
@@ -213,7 +214,7 @@ class _Eager:
         names = {id(leaf.value): leaf.name for leaf in call.leaves}
         for module in trained.modules:
             names |= {id(one): name for name, one in module.named_parameters()}
-        # In the order of the node's gradients.
+        # In the order of the autograd node's gradients.
         values, spec = tree_flatten((args, dict(sorted(kwargs.items()))))
         given = [value for value in values if is_tensor(value)]
         inputs = [_again(one) if id(one) in fixed else copied(one) for one in given]
@@ -230,9 +231,10 @@ class _Eager:
         self._inputs = [*inputs, *(instead.get(id(one), one) for one in trained.parameters)]
 
     def gradients(self, given: Sequence[torch.Tensor | None], driver: _driver.Driver) -> list[Leaf]:
-        """Those of the tensors of the call and of parameters, for these of the results.
+        """Compute the gradients of the call's tensors and parameters from these of the results.
 
-        What the backward pass writes and draws is put back. The second time there are none.
+        Memory and random states that the backward pass changes are restored. A second call
+        returns none.
         """
         if not self._outputs:
             return []
@@ -266,7 +268,7 @@ class _Eager:
 
 
 def _or_zeros(gradient: torch.Tensor | None, other: torch.Tensor | None) -> torch.Tensor:
-    """A gradient; none is one of zeros."""
+    """Return the gradient; zeros if there is none."""
     if gradient is not None:
         return gradient
     assert other is not None
@@ -274,5 +276,5 @@ def _or_zeros(gradient: torch.Tensor | None, other: torch.Tensor | None) -> torc
 
 
 def _again(tensor: torch.Tensor) -> torch.Tensor:
-    """Another tensor of the same memory, without history and hooks."""
+    """Return another tensor of the same memory, without history and hooks."""
     return tensor.detach().requires_grad_(tensor.requires_grad)

@@ -1,1 +1,1 @@
-"""Behind ``graphed``: keys, guards, captures and replays of one function."""
+"""The parts of ``graphed``: keys, guards, captures and replays of one function."""

@@ -1,9 +1,10 @@
 """The containers among the arguments of a call.
 
-An argument is None here for a value, or the name of a kind of container with what it consists of:
+An argument is None here for a value, or the name of a kind of container with its parts:
 ``("tuple", [part, …])``, ``("list", [part, …])``, ``("dict", [(key, part), …])``, for a named tuple
 ``("named", (class, [part, …]))``, for a dataclass ``("record", (class, [(name, part), …]))``, or
-``("other", (specification, count))`` for what pytree takes apart. The values come in order.
+``("other", (specification, count))`` for other types that pytree takes apart. The values come in
+order.
 """
 
 from __future__ import annotations
@@ -18,11 +19,11 @@ from cgraph._torch import tree_unflatten
 __all__ = ["Pattern", "pattern_of", "put_together", "structure_of"]
 
 Pattern = tuple[Any, ...]
-"""What a native entry matches; see ``cgraph._core.Entry``."""
+"""The pattern that a native entry matches; see ``cgraph._core.Entry``."""
 
 
 def structure_of(one: Any) -> Hashable:
-    """What tells arguments with other containers apart."""
+    """Return the structure of an argument, which differs between arguments of other containers."""
     if isinstance(one, list):
         return tuple(structure_of(part) for part in one)
     if one is None:
@@ -42,7 +43,7 @@ def structure_of(one: Any) -> Hashable:
 
 
 def put_together(one: Any, values: Iterator[Any]) -> Any:
-    """An argument of these values, in containers of its own."""
+    """Build an argument of these values, in containers of its own."""
     if one is None:
         return next(values)
     kind, parts = one
@@ -62,7 +63,7 @@ def put_together(one: Any, values: Iterator[Any]) -> Any:
 
 
 def pattern_of(one: Any, leaves: Iterator[Pattern]) -> Pattern:
-    """What a native entry matches, of patterns for the values."""
+    """Build the pattern that a native entry matches from patterns for the values."""
     if one is None:
         return next(leaves)
     kind, parts = one

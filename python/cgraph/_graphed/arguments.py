@@ -1,4 +1,4 @@
-"""How a function's arguments are called, and which of them are declared to stay where they lie."""
+"""The names of a function's arguments, and which of them are declared static."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Arguments:
     """
 
     def __init__(self, function: Callable[..., Any], static: Collection[str]) -> None:
-        # Those that may be given by place come first.
+        # Parameters that may be given by place come first.
         self._names: list[str] = []
         self._places = 0
         self._rest = "args"
@@ -47,7 +47,7 @@ class Arguments:
         self.require_names("static_args", static)
 
     def fit(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Whether the function can be called with these arguments, as far as is known."""
+        """Return whether the function can be called with these arguments, as far as is known."""
         for signature in self._signatures:
             with suppress(TypeError):
                 signature.bind(*args, **kwargs)
@@ -55,34 +55,34 @@ class Arguments:
         return not self._signatures
 
     def require_names(self, option: str, given: Collection[str]) -> None:
-        """Refuse an option that names arguments which the function does not have."""
+        """Refuse an option that names arguments that the function does not have."""
         if self._takes_any["name"]:
             return
         for name in given:
             if name not in self._names:
                 raise ArgumentError(
-                    f"{option} is {given!r}, expected names of arguments, and {name!r} is none of"
-                    f" {', '.join(self._names) or 'no arguments'}"
+                    f"{option} is {given!r}, expected names of arguments, and {name!r} is not one:"
+                    f" it has {', '.join(self._names) or 'no arguments'}"
                 )
 
     def are_in_order(self, names: Collection[str]) -> bool:
-        """Whether the function sees the order of these keyword arguments, as in ``**kwargs``."""
+        """Return whether the function sees the order of these keywords, as in ``**kwargs``."""
         return sum(name not in self._keywords for name in names) > 1
 
     def name(self, place: int) -> str:
-        """The name of a positional argument."""
+        """Return the name of a positional argument."""
         count = self._places
         return self._names[place] if place < count else f"{self._rest}[{place - count}]"
 
     def is_static(self, name: str) -> bool:
-        """Whether the tensors of an argument are read where they lie."""
+        """Return whether the tensors of an argument are read where they lie."""
         return name in self._static
 
 
 def _signatures_of(function: Callable[..., Any]) -> list[inspect.Signature]:
-    """How a function may be called, its names first; empty if nobody knows.
+    """Return the signatures of a function, the one with names first; empty if none is known.
 
-    A wrapper that takes anything hands it to what it wraps, maybe with more of its own.
+    A wrapper that takes anything passes it to the wrapped function, perhaps with more of its own.
     """
     try:
         own = inspect.signature(function, follow_wrapped=False)
@@ -94,7 +94,7 @@ def _signatures_of(function: Callable[..., Any]) -> list[inspect.Signature]:
 
 
 def _keywords_of(function: Callable[..., Any]) -> frozenset[str]:
-    """The names that a function has parameters for; a wrapper of another one as it is itself."""
+    """Return the names of a function's parameters; of a wrapper its own, not the wrapped one's."""
     try:
         parameters = inspect.signature(function, follow_wrapped=False).parameters.values()
     except (TypeError, ValueError):  # some functions of C have none

@@ -1,4 +1,4 @@
-"""The keys of a graphed function: which one a call has, and which graphs stay."""
+"""The keys of a graphed function: the key of each call, and which graphs stay."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from cgraph._text import shown
 
 __all__ = ["Family", "Keys"]
 
-# A place that held a new value in so many calls in a row is no part of keys any more.
+# A place that held a new value in so many calls in a row is not part of keys any longer.
 _NEW_IN_A_ROW = 8
-# So many keys without a graph are remembered.
+# Number of keys without a graph that are remembered.
 _WITHOUT_GRAPH = 256
-# So many calls in flight for their backward passes have a graph each.
+# Number of calls whose backward passes are to come that have a graph each.
 _OPEN = 4
 
 
@@ -28,12 +28,12 @@ class Family:
     """The keys of calls whose arguments are alike; they differ in guarded values.
 
     Attributes:
-        keys: They, the one that was used last first.
-        static: The places of leaves that are read where they lie, as calls have shown.
-        moved: Those that have moved since, and are inputs.
-        lay: Where the tensors lay that calls have written.
-        is_passing: Whether its first call is not worth to be observed: many before were of families
-            of their own.
+        keys: The keys, the one used last first.
+        static: The places of leaves that are read where they lie, as calls found them unmoved.
+        moved: The places of leaves that have moved since, and are inputs.
+        lay: The addresses of the tensors that calls have written, by place.
+        is_passing: True if its first call is not worth observing, as many previous calls had
+            families of their own.
     """
 
     def __init__(self) -> None:
@@ -44,7 +44,7 @@ class Family:
         self.is_passing = False
 
     def with_statics(self, call: Call) -> Call:
-        """A call, of which the tensors are read where they lie that calls have shown to stay."""
+        """Return the call with the written tensors that have not moved as statics."""
         for place, at in self.lay.items():
             if place in self.moved:
                 continue
@@ -57,7 +57,7 @@ class Family:
         return call.with_statics(self.static)
 
     def note(self, call: Call, written: Collection[str], options: Options) -> None:
-        """Note where tensors lie that are written: in a call that finds them there they stay."""
+        """Note where written tensors lie: a call that finds them there reads them in place."""
         if options.sizes is not None:
             # The rows of padded calls are found in all tensors.
             return
@@ -66,7 +66,7 @@ class Family:
                 self.lay[place] = leaf.value.data_ptr()
 
     def first(self, key: Key) -> None:
-        """Let a key be asked first from now on."""
+        """Move a key to the front."""
         if self.keys[0] is not key:
             self.keys.remove(key)
             self.keys.insert(0, key)
@@ -77,10 +77,10 @@ class Keys:
 
     Args:
         options: The function's options.
-        dispatcher: Finds native entries.
+        dispatcher: The dispatcher that finds native entries.
 
     Attributes:
-        various: The names of what held too many values, with the reason.
+        various: The names of places and arguments with too many values, with the reason.
     """
 
     def __init__(self, options: Options, dispatcher: _core.Dispatcher) -> None:
@@ -91,13 +91,13 @@ class Keys:
         self._values: dict[str, set[Hashable]] = {}
         self._new_in_a_row: Counter[str] = Counter()
         self._new_families = 0
-        # By the reason.
+        # Keys by the reason.
         self._eager: dict[str, Key] = {}
-        # What calls have in common but for plain arguments, and these of the last new family.
+        # The plain arguments of the last new family, by all else that its calls have in common.
         self._last_arguments: dict[Hashable, dict[str, Any]] = {}
 
     def count_eager(self, call: Call, reason: Reason) -> None:
-        """Count a call that runs eagerly, whatever its key."""
+        """Count a call that runs eagerly whatever its key is."""
         key = self._eager.get(reason.text)
         if key is None:
             key = self._eager[reason.text] = Key(", ".join(call.words()) or "no arguments")
@@ -108,19 +108,19 @@ class Keys:
 
     @property
     def reported(self) -> Iterator[Key]:
-        """All keys, and one for each reason for which calls run eagerly whatever their keys."""
+        """All keys, and one for each reason why calls run eagerly whatever their keys are."""
         yield from self
         yield from list(self._eager.values())
 
     def __iter__(self) -> Iterator[Key]:
-        """All of them, those beside open calls included."""
+        """Iterate over all keys, those beside open calls included."""
         for family in list(self._families.values()):
             for key in list(family.keys):
                 yield key
                 yield from key.beside
 
     def family(self, call: Call) -> tuple[Family, str | None]:
-        """The family of a call, and the name of an argument that has too many values, if one has.
+        """Return the family of a call, and the name of an argument with too many values, if any.
 
         A call whose argument has too many values gets a family that is not remembered.
         """
@@ -148,18 +148,18 @@ class Keys:
         return found, None
 
     def find(self, family: Family, call: Call) -> tuple[Key | None, list[Change], str | None]:
-        """The key of a call; None if it would be a new one.
+        """Find the key of a call; None if it needs a new one.
 
         Args:
             family: The call's family.
             call: The call.
 
         Returns:
-            The key and what has changed of what its graph reads; or None, what tells the call from
-            the key that is nearest, and the name of a place that has too many values, if one has.
+            The key and the changes of what its graph reads; or None, the differences between the
+            call and the nearest key, and the name of a place with too many values, if any.
         """
         nearest: list[Change] | None = None
-        # One that is about to be captured has not noted yet which gradients it begins with.
+        # A key about to be captured has not noted yet which gradients it begins with.
         for key in sorted(family.keys, key=lambda key: key.recorded is None):
             changes = [] if key.shown is None else key.shown.guards.changes(call.objects)
             if key.recorded is not None and key.shown is None:
@@ -182,9 +182,9 @@ class Keys:
         self._forget_old()
 
     def free(self, key: Key) -> Key | None:
-        """The key, or where its last call waits for its backward pass, one beside it.
+        """Return the key, or one beside it if its last call waits for its backward pass.
 
-        None if all of them wait.
+        Return None if all of them wait.
         """
         if not key.is_open:
             return key
@@ -202,11 +202,11 @@ class Keys:
         return other
 
     def evict(self, served: Key) -> None:
-        """Let the graphs go that were not used for longest, as long as there are too many."""
+        """Drop the least recently used graphs while there are too many."""
         captured = [key for key in self if key.recorded is not None]
         if len(captured) <= self._options.most_graphs:
             return
-        # One that is replayed may have called the function in a break.
+        # A replay under way may have called the function in a break.
         captured = [key for key in captured if not key.is_running and key is not served]
         captured.sort(key=lambda key: key.last_use, reverse=True)
         while len(captured) + 1 > self._options.most_graphs and captured:
@@ -215,8 +215,8 @@ class Keys:
             self.drop(oldest)
 
     def drop(self, key: Key) -> None:
-        """Let the graph of a key go."""
-        # First, so that no call finds a graph that is gone, whatever hooks of it raise.
+        """Drop the graph of a key."""
+        # First, so that no call finds a graph that is gone, even if its hooks raise.
         for entry in key.entries:
             self._dispatcher.remove(entry)
         key.drop()
@@ -234,7 +234,7 @@ class Keys:
             self.drop(key)
 
     def _is_various(self, name: str, value: Any) -> bool:
-        """Whether a place or an argument has too many values; notes this one."""
+        """Note a value; return whether its place or argument has too many values."""
         if name in self.various:
             return True
         values = self._values.setdefault(name, set())
@@ -242,12 +242,12 @@ class Keys:
             identity: Hashable = as_key(value)
             is_new = identity not in values
             values.add(identity)
-        except TypeError:  # what cannot be hashed
+        except TypeError:  # it cannot be hashed
             is_new = True
         self._new_in_a_row[name] = self._new_in_a_row[name] + 1 if is_new else 0
         if self._new_in_a_row[name] >= _NEW_IN_A_ROW:
             self.various[name] = (
-                f"{name} had a new value in {_NEW_IN_A_ROW} calls in a row, {shown(value):.40} now"
+                f"{name} had a new value in {_NEW_IN_A_ROW} calls in a row (now {shown(value):.40})"
             )
         elif len(values) > self._options.most_graphs:
             self.various[name] = (
@@ -256,7 +256,7 @@ class Keys:
         return name in self.various
 
     def _forget_old(self) -> None:
-        """Forget the oldest keys that have no graph, as far as these are too many."""
+        """Forget the oldest keys without a graph if there are too many."""
         without = [
             (identity, key)
             for identity, family in self._families.items()

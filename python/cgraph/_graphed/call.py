@@ -1,4 +1,4 @@
-"""The arguments of a call, taken apart: what is copied, what stays, what belongs to the key."""
+"""The arguments of a call, taken apart into values to copy, to read in place and to compare."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from cgraph._torch import tree_flatten
 
 __all__ = ["ArgumentLeaf", "Call", "Mode", "as_argument", "copied", "dense_like"]
 
-# So many letters of a value are shown.
+# Number of letters of a value that are shown.
 _LONG = 40
 
 Kind = Literal["tensor", "static", "plain", "module", "object", "whole"]
-"""What becomes of a value: it is copied, is read where it lies, is compared by value, by identity,
-by its parts, or by identity without anything to look into."""
+"""The treatment of a value: it is copied, read where it lies, compared by value, by identity, by
+its parts, or by identity without anything to look into."""
 
 
 class Mode(NamedTuple):
-    """The modes of torch's that a capture depends on.
+    """The modes of torch that a capture depends on.
 
     Attributes:
-        grad: Whether gradients are recorded.
-        inference: Whether it is inference mode.
-        autocast: What autocast does; None while it is off.
+        grad: True if gradients are recorded.
+        inference: True in inference mode.
+        autocast: The state of autocast; None while it is off.
     """
 
     grad: bool
@@ -42,20 +42,20 @@ class Mode(NamedTuple):
 
     @classmethod
     def now(cls) -> Mode:
-        """Those of this thread."""
+        """Return the modes of this thread."""
         grad = torch.is_grad_enabled()
         autocast = _torch.autocast_state() if _torch.is_any_autocast_enabled() else None
         return cls(grad, not grad and torch.is_inference_mode_enabled(), autocast)
 
     def __str__(self) -> str:
-        """Those that are not torch's default for inference."""
+        """Name the modes that are not torch's default for inference."""
         names = ["grad"] if self.grad else ["inference mode"] if self.inference else []
         kinds = [str(dtype).removeprefix("torch.") for is_on, dtype in self.autocast or () if is_on]
         return ", ".join([*names, *(f"autocast {kind}" for kind in kinds)])
 
 
 class Same:
-    """An object as part of a key that does not keep it alive. It is equal to itself alone."""
+    """An object as part of a key that does not keep it alive; it equals only itself."""
 
     def __init__(self, value: object) -> None:
         self._value = weakref.ref(value)
@@ -74,11 +74,12 @@ class ArgumentLeaf:
     """A value among the arguments.
 
     Attributes:
-        name: How it is found, as ``x`` or ``batch['ids'][0]``.
+        name: The path to it, such as ``x`` or ``batch['ids'][0]``.
         value: The value.
-        kind: What becomes of it.
-        by_name: Whether its argument was given by name.
-        is_declared: Whether it was said to stay where it lies, so that its address is in the key.
+        kind: The treatment of the value.
+        by_name: True if its argument was given by name.
+        is_declared: True if it is declared to stay where it lies, so that its address is in the
+            key.
     """
 
     name: str
@@ -88,7 +89,7 @@ class ArgumentLeaf:
     is_declared: bool = False
 
     def key(self) -> Hashable:
-        """What two calls of one graph have in common here."""
+        """Return the part of the key that calls of one graph have in common here."""
         if self.kind == "plain":
             return as_key(self.value)
         if self.kind == "object":
@@ -101,7 +102,7 @@ class ArgumentLeaf:
         place = tensor.data_ptr() if self.is_declared else None
         strides = None
         if not tensor.is_contiguous():
-            # What is copied is read without gaps, whatever it had.
+            # A copied tensor is read without gaps, whatever gaps it had.
             strides = (tensor if self.kind == "static" else dense_like(tensor)).stride()
         of_elements = tensor.shape, tensor.dtype, strides, tensor.device
         lazy = tensor.is_conj(), tensor.is_neg()
@@ -109,22 +110,22 @@ class ArgumentLeaf:
 
     @property
     def _is_leaf(self) -> bool | None:
-        """Whether it has no history, where a function may take a gradient of it."""
+        """True if it has no history; None if no function may take a gradient of it."""
         return self.value.is_leaf if self.value.requires_grad else None
 
     @property
     def is_lazy(self) -> bool:
-        """Whether its bytes are not its values."""
+        """True if its bytes are not its values."""
         return bool(self.value.is_conj() or self.value.is_neg())
 
     def __str__(self) -> str:
-        """Name and value in words, as they are given."""
+        """Return name and value as text, as they are given."""
         is_tensor = self.kind in ("tensor", "static")
         return f"{self.name}{'=' if self.by_name or not is_tensor else ': '}{self.words}"
 
     @property
     def words(self) -> str:
-        """The value in words."""
+        """The value as text."""
         if self.kind not in ("tensor", "static"):
             text = shown(self.value) if self.kind == "plain" else type(self.value).__qualname__
             return text if len(text) <= _LONG else text[:_LONG] + "…"
@@ -139,20 +140,20 @@ class ArgumentLeaf:
 
 
 class Call:
-    """One call's arguments.
+    """The arguments of one call.
 
     Args:
-        arguments: Those of the function.
+        arguments: The arguments of the function.
         args: The positional arguments.
         kwargs: The keyword arguments.
 
     Attributes:
         leaves: All values, in the order of the patterns.
-        mode: torch's modes.
-        is_native: Whether native entries can match it: it has no containers of other kinds than
-            tuples, lists and dictionaries, and nothing that only Python can compare or read.
-        is_in_order: Whether the function sees the order of its keyword arguments.
-        also: A plain value that belongs to the key, besides the arguments.
+        mode: The modes of torch.
+        is_native: True if native entries can match it: all its containers are tuples, lists and
+            dictionaries, and it has nothing that only Python can compare or read.
+        is_in_order: True if the function sees the order of its keyword arguments.
+        also: A plain value that belongs to the key besides the arguments.
     """
 
     also: Any = None
@@ -161,10 +162,10 @@ class Call:
         self.mode = Mode.now()
         self.leaves: list[ArgumentLeaf] = []
         self.is_native = True
-        # Containers of other kinds, each with how many leaves come before, and arguments by name.
+        # Containers of other kinds, each after the number of leaves that come before it.
         self._others: list[tuple[int, str]] = []
         self._is_by_name = False
-        # The dataclasses that were taken apart: who finds one twice would find two copies.
+        # The dataclasses that were taken apart: one that is found twice would become two copies.
         self._records: set[int] = set()
         self._args = [
             self._taken(value, name := arguments.name(place), arguments.is_static(name))
@@ -184,7 +185,7 @@ class Call:
 
     @property
     def names(self) -> list[str]:
-        """The names of those."""
+        """The names of the tensors that are copied."""
         return [leaf.name for leaf in self.leaves if leaf.kind == "tensor"]
 
     @property
@@ -199,7 +200,7 @@ class Call:
 
     @property
     def named_objects(self) -> list[tuple[str, Any]]:
-        """The same, with their names."""
+        """The objects that guards look into, with their names."""
         return [(leaf.name, leaf.value) for leaf in self.leaves if leaf.kind == "object"]
 
     @property
@@ -208,7 +209,7 @@ class Call:
         return [(leaf.name, leaf.value) for leaf in self.leaves if leaf.kind == "module"]
 
     def on_device(self) -> AbstractContextManager[object]:
-        """A ``with`` block in which the device of the tensors is current, as captures want it."""
+        """Return a ``with`` block that makes the tensors' device current, as captures need it."""
         for leaf in self.leaves:
             if leaf.kind in ("tensor", "static") and leaf.value.device.type == "cuda":
                 return torch.cuda.device(leaf.value.device)
@@ -216,18 +217,18 @@ class Call:
 
     @property
     def needs_grad(self) -> bool:
-        """Whether a tensor among the arguments gets a gradient."""
+        """True if a tensor among the arguments gets a gradient."""
         tensors = (one.value for one in self.leaves if one.kind in ("tensor", "static"))
         return self.mode.grad and any(tensor.requires_grad for tensor in tensors)
 
     def key(self) -> Hashable:
-        """What all calls have in common that one graph can serve, but for guarded values."""
+        """Return the key of all calls that one graph can serve, without guarded values."""
         structure = (structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs))
         leaves = tuple(leaf.key() for leaf in self.leaves)
         return structure, leaves, self.mode, as_key(self.also)
 
     def without_plain(self) -> Hashable:
-        """The same without plain values."""
+        """Return the key without plain values."""
         structure = (structure_of(self._args), tuple((n, structure_of(p)) for n, p in self._kwargs))
         leaves = tuple(None if one.kind == "plain" else one.key() for one in self.leaves)
         return structure, leaves, self.mode
@@ -240,18 +241,18 @@ class Call:
     def arguments(
         self, tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor] | None = None
     ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        """The arguments with other tensors in the places of those that are copied.
+        """Return the arguments with other tensors in place of those that are copied.
 
         Args:
-            tensors: They.
-            statics: Likewise for those that are read where they lie; None for themselves.
+            tensors: The other tensors.
+            statics: Tensors in place of those that are read where they lie; None to keep these.
         """
         values = self._values(tensors, statics)
         args = tuple(put_together(one, values) for one in self._args)
         return args, {name: put_together(one, values) for name, one in self._kwargs}
 
     def replaced(self, tensors: Sequence[torch.Tensor]) -> Call:
-        """The same call with other tensors in the places of those that are copied."""
+        """Return the same call with other tensors in place of those that are copied."""
         others = iter(tensors)
         return self._with(
             replace(leaf, value=next(others)) if leaf.kind == "tensor" else leaf
@@ -259,7 +260,7 @@ class Call:
         )
 
     def with_statics(self, places: Collection[int]) -> Call:
-        """The same call, of which leaves at these places are read where they lie."""
+        """Return the same call, in which the leaves at these places are read where they lie."""
         if not places:
             return self
         return self._with(
@@ -270,9 +271,9 @@ class Call:
     def patterns(
         self, signatures: Sequence[_core.Signature]
     ) -> tuple[list[Pattern], list[tuple[str, Pattern]]]:
-        """What a native entry matches: these signatures for the tensors that are copied.
+        """Return the patterns for a native entry, with these signatures for copied tensors.
 
-        For a call that none can match, there is nothing to compare.
+        They are empty for a call that no entry can match.
         """
         if not self.is_native:
             return [], []
@@ -282,20 +283,20 @@ class Call:
         return args, [(name, pattern_of(one, leaves)) for name, one in self._kwargs]
 
     def words(self, *, by_name: bool = True) -> list[str]:
-        """Each argument in words, and the modes.
+        """Return each argument as text, and the modes.
 
         Args:
-            by_name: Tell what was given by name from what was given by place.
+            by_name: Tell arguments given by name from those given by place.
         """
         leaves = [str(one if by_name else replace(one, by_name=False)) for one in self.leaves]
-        # The last one first, as those before it stay where they are.
+        # The last one first, so that the places of the others stay right.
         for place, other in reversed(self._others):
             leaves.insert(place, other)
         also = "" if self.also is None else f"guards={shown(self.also):.40}"
         return [*leaves, *filter(None, [str(self.mode), also])]
 
     def __str__(self) -> str:
-        """The arguments in words."""
+        """Return the arguments as text."""
         return ", ".join(self.words()) or "no arguments"
 
     def _with(self, leaves: Iterator[ArgumentLeaf] | Any) -> Call:
@@ -307,7 +308,7 @@ class Call:
     def _values(
         self, tensors: Sequence[torch.Tensor], statics: Sequence[torch.Tensor] | None
     ) -> Iterator[Any]:
-        """All values, with other tensors in the places of those of the call."""
+        """Iterate over all values, with other tensors in place of the call's."""
         of_kind = {"tensor": iter(tensors)}
         if statics is not None:
             of_kind["static"] = iter(statics)
@@ -316,7 +317,7 @@ class Call:
         )
 
     def _taken(self, value: Any, name: str, static: bool) -> Any:
-        """What a value consists of: its container, or None for a leaf."""
+        """Take a value apart; return its container, or None for a leaf."""
         kind = type(value)
         if kind is tuple or kind is list:
             parts = [
@@ -357,7 +358,7 @@ class Call:
         kind: Kind = "object"
         is_declared = False
         if isinstance(value, torch.Tensor):
-            # Nothing native knows where it lies, or what is in it.
+            # Native code does not know where it lies, or what is in it.
             self.is_native &= _torch.memory_of(value) is not None
             self.is_native &= _torch.form_of(value) is None
             is_declared = static or isinstance(value, torch.nn.Parameter)
@@ -374,14 +375,14 @@ class Call:
 
 
 def as_argument(copy: torch.Tensor, tensor: torch.Tensor, requires_grad: bool) -> torch.Tensor:
-    """Let what a function is given instead of a tensor be of its class."""
+    """Turn a copy into what a function gets instead of a tensor: one of its class."""
     if type(copy) is not type(tensor):
         copy = _torch.in_class(copy, type(tensor))
     return copy.requires_grad_(requires_grad)
 
 
 def copied(tensor: torch.Tensor) -> torch.Tensor:
-    """A copy that is a leaf or has a history as the tensor, and requires a gradient likewise."""
+    """Return a copy that is a leaf if the tensor is one, and requires a gradient if it does."""
     copy = as_argument(tensor.detach().clone(), tensor, tensor.requires_grad)
     if tensor.is_leaf:
         return copy
@@ -390,14 +391,14 @@ def copied(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def dense_like(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without memory whose strides are those of a copy."""
+    """Return a tensor without memory that has the strides of a copy."""
     return torch.empty_like(tensor, device="meta", requires_grad=False)
 
 
 def _identity(value: Any) -> Hashable:
     try:
         return Same(value)
-    except TypeError:  # what has no weak references
+    except TypeError:  # it has no weak references
         return "whole", id(value)
 
 

@@ -1,4 +1,4 @@
-"""Captures ahead of a call, which leave nothing but the graph."""
+"""Captures ahead of a call, which leave only the graph."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ __all__ = ["capture_ahead", "put_back"]
 def capture_ahead(
     answers: Answers, family: Family, key: Key, call: Call, *, like: Observation | None
 ) -> None:
-    """Capture a key, and put back tensors and random states that this wrote.
+    """Capture a key, and restore the tensors and random states that this wrote.
 
     Args:
-        answers: The function's.
+        answers: The answers of the function.
         family: The call's family.
         key: Its key, which has no graph.
         call: The call.
-        like: What a call has shown that differs in numbers of rows alone; None if there is none.
-            What its capture writes is not put back.
+        like: The observation of a call that differs only in numbers of rows; None if there is
+            none. With one, the tensors that the capture writes are not restored.
 
     Raises:
         CaptureError: The function cannot be captured, or makes state in its first call.
-        Exception: What the function has raised.
+        Exception: The function raised it.
     """
     try:
         if like is None:
@@ -88,7 +88,7 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
     before = Guards(
         named_by(answers.function, call.named_objects, call.named_modules, callees=True)
     )
-    # What is put back is copied on another stream than the one that may still write it.
+    # Snapshots are copied on another stream than the one that may still write.
     driver.synchronize()
     try:
         with rollback, busy():
@@ -112,9 +112,9 @@ def _observe(answers: Answers, key: Key, call: Call) -> None:
 
 @contextmanager
 def put_back(shown: Observation, *, copies: bool = True) -> Iterator[None]:
-    """A block behind which random states, and the tensors that captures write, are as before.
+    """Restore random states, and the tensors that captures write, at the end of a block.
 
-    Without ``copies`` nothing is written, or somebody else puts it back.
+    Without ``copies`` nothing is written, or another block restores it.
     """
     before = [storage_snapshot(*one) for one in (shown.trace.written() if copies else ())]
     gradients = LeafGradients(shown.guards.leaves if shown.uses_gradients else ())

@@ -1,4 +1,4 @@
-"""How a call of a graphed function is to be captured."""
+"""The plan for capturing a call of a graphed function."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ __all__ = ["CapturePlan"]
 
 @dataclass(frozen=True)
 class CapturePlan:
-    """How a call is to be captured.
+    """The plan for one capture.
 
     Attributes:
-        function: What is captured.
-        name: What errors call it.
+        function: The function to capture.
+        name: Its name in errors.
         options: The function's options.
         driver: The driver in force.
         pool: The pool of the capture.
-        stream: The stream that it is made on.
+        stream: The stream of the capture.
         call: The call.
-        before: What the call before has shown.
-        lines: Whether the lines of operators are noted.
+        before: The observation of the previous call.
+        lines: True if the lines of operators are noted.
     """
 
     function: Callable[..., Any]

@@ -1,4 +1,4 @@
-"""Native entries: the calls that are replays of a captured graph, and what they return."""
+"""Native entries: the calls that replay a captured graph, and the results they return."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ def entry_of_graph(
     is_fresh: bool,
     warn: Callable[[], None],
 ) -> _core.Entry:
-    """The entry of a captured key.
+    """Build the entry of a captured key.
 
     Args:
         recorded: The capture.
         call: A call of the key.
-        guards: What its function reads of Python.
-        turn: What lets one thread at a time replay.
-        lane: The stream that the pool was used on last; None where there is just one.
-        is_fresh: Whether results get memory of their own.
-        warn: OneTimeWarnings of a static result that is still held.
+        guards: The guards of the key.
+        turn: The lock that lets one thread at a time replay.
+        lane: The stream that the pool was used on last; None if there is only one.
+        is_fresh: True if results get memory of their own.
+        warn: Warns that a static result is still held.
     """
     work: Any = recorded.graph
     if recorded.debugged is not None:
@@ -61,11 +61,11 @@ def entry_of_graph(
 def entry_of_passes(
     trained: Trained, call: Call, guards: Guards, turn: _core.Turn, lane: _core.Lane | None
 ) -> _core.Entry:
-    """The entry of a key with gradients, whose calls are handed on as they are.
+    """Build the entry of a key with gradients, which passes calls on as they are.
 
     Args:
-        trained: What it replays.
-        call: As for :func:`entry_of_graph`, as the others.
+        trained: The captured passes.
+        call: As for :func:`entry_of_graph`.
         guards: Likewise.
         turn: Likewise.
         lane: Likewise.
@@ -88,7 +88,7 @@ def entry_of_passes(
 def returned(
     recorded: Recorded, result: Result, *, is_fresh: bool, warn: Callable[[], None]
 ) -> tuple[list[tuple[Any, ...]], Any, Callable[[], None]]:
-    """What a native entry returns for the leaves of a result, and who is told of held ones."""
+    """Describe what a native entry returns: leaves, how to build the result, and ``warn``."""
     fresh = result.fresh if is_fresh and recorded.debugged is None else []
     copies = recorded.copies
     maker = copies.cut(fresh) if fresh and copies is not None else None

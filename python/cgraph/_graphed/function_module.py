@@ -1,4 +1,4 @@
-"""A function as a module whose passes are captured, and what stands in for its parameters."""
+"""A function as a module whose passes are captured, and stand-ins for its parameters."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ __all__ = [
 
 
 class NoGradientError(Exception):
-    """No result has a backward pass to come: those are inside the function, if anywhere."""
+    """No result has a backward pass to come; if there is one, it is inside the function."""
 
 
 class FunctionModule(torch.nn.Module):
-    """A function as a module, whose parameters are those that it reaches.
+    """A function as a module that has the parameters the function reaches.
 
     Args:
         function: The function.
         modules: The modules that it reaches.
-        watched: Gives a block in which a call of it is observed.
+        watched: Returns a block in which a call of it is observed.
     """
 
     def __init__(
@@ -41,12 +41,12 @@ class FunctionModule(torch.nn.Module):
         super().__init__()
         self._watched = watched
         self.reached = torch.nn.ModuleList(modules)
-        # As a tuple: a module would become a part of this one.
+        # As a tuple: a module would become a part of this module.
         self._function = (function,)
         self.__qualname__ = getattr(function, "__qualname__", type(function).__qualname__)
 
     def let_go(self) -> None:
-        """Forget what looks at captures: there is none to come."""
+        """Let the observer of captures go, as no more are to come."""
         self._watched = nullcontext
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
@@ -64,18 +64,18 @@ class FunctionModule(torch.nn.Module):
         for one in outputs:
             if not one.is_leaf and one.retains_grad:
                 raise CallableError(
-                    "retain_grad() of a result, which replays do not call: call it on what the"
-                    " function returns"
+                    "retain_grad() was called on a result, but replays do not call it: call it on"
+                    " what the function returns"
                 )
         return result
 
 
 @contextmanager
 def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn.Parameter]]:
-    """Let modules have other parameters, of the same memory; the real ones by the others' ``id``.
+    """Give modules other parameters of the same memory; yield the real ones by the others' ``id``.
 
     While the result of an earlier call is alive, its parameters have autograd nodes that belong to
-    the stream of that call. Nodes of a capture must not have to wait for them.
+    the stream of that call. The nodes of a capture must not wait for them.
     """
     parts = [part for module in modules for part in module.modules()]
     places = [
@@ -91,7 +91,7 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
     for _, _, real in places:
         if id(real) not in made:
             made[id(real)] = _stand_in(real)
-    # The function sees whether there are gradients; one that it changes is another one then.
+    # The function sees whether there are gradients; a gradient that it changes is another object.
     standing = {number: _gradient_of(one, reals[number]) for number, one in made.items()}
     try:
         for owner, name, real in places:
@@ -101,8 +101,8 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
         yield {id(made[id(real)]): real for _, _, real in places}
         if any(made[number].grad is not one for number, one in standing.items()):
             raise CallableError(
-                "the function changes gradients, as by backward() or zero_grad(), and returns what"
-                " a backward pass is still to come for: do that around the call, or all of it"
+                "the function changes gradients, as backward() and zero_grad() do, and its result"
+                " has a backward pass to come: do that outside of the call, or all of it"
                 " inside"
             )
     finally:
@@ -118,9 +118,9 @@ def stand_ins(modules: Sequence[torch.nn.Module]) -> Iterator[dict[int, torch.nn
 def require_in_place(
     modules: Sequence[torch.nn.Module], parameters: Mapping[int, torch.nn.Parameter]
 ) -> None:
-    """Refuse a function that has let stand-ins lie elsewhere than the parameters.
+    """Refuse a function that moved stand-ins to other memory than the parameters'.
 
-    What it has then read is a copy, in which replays find the weights of the capture.
+    It has then read a copy, in which replays would find the weights of the capture.
     """
     for module in modules:
         for name, made in module.named_parameters():
@@ -129,25 +129,25 @@ def require_in_place(
                 continue
             if _torch.place_of(made) != _torch.place_of(real):
                 raise CaptureError(
-                    f"the function lets {name} lie elsewhere, as .data = ... does, where replays"
+                    f"the function moves {name} to other memory, as .data = ... does, where replays"
                     " would not find it: write to it in place, with copy_()"
                 )
 
 
 def _gradient_of(stand_in: torch.nn.Parameter, real: torch.nn.Parameter) -> torch.Tensor | None:
-    """A gradient without memory to speak of, which nobody is to change; None if there is none."""
+    """Give a stand-in a gradient of one element, not to be changed; None if there is none."""
     if real.grad is None or stand_in.layout is not torch.strided:
         return None
-    with suppress(RuntimeError, TypeError):  # a class that wants others
+    with suppress(RuntimeError, TypeError):  # a class that requires another gradient
         stand_in.grad = stand_in.detach().new_zeros(()).expand(stand_in.shape)
     return stand_in.grad
 
 
 def _stand_in(real: torch.nn.Parameter) -> torch.nn.Parameter:
-    """A parameter of the same memory and class, with the same attributes."""
+    """Make a parameter of the same memory and class, with the same attributes."""
     made: Any = real.detach()
     if type(made) is not type(real):
         made = _torch.in_class(made, type(real))
-    # The very same: what is set on one is set on the other.
+    # The same dictionary: an attribute set on one is set on the other.
     made.__dict__ = vars(real)
     return made.requires_grad_(real.requires_grad)  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""What stands for a function or a module, and has its attributes."""
+"""A stand-in for a function or a module, with its attributes."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ __all__ = ["FunctionProxy"]
 
 
 class FunctionProxy(_core.Dispatcher):
-    """A dispatcher whose attributes are those of what it stands for, where it has none itself."""
+    """A dispatcher that forwards attributes it does not have to its function or module."""
 
     _fn: Callable[..., Any]
 
     def __setattr__(self, name: str, value: object) -> None:
-        """Set an attribute of a module where it has one of that name, as its flag ``training``."""
+        """Set an attribute of the module if it has one of that name, such as ``training``."""
         is_public = not name.startswith("_") and not hasattr(type(self), name)
         if is_public and isinstance(self._fn, torch.nn.Module) and hasattr(self._fn, name):
             setattr(self._fn, name, value)
@@ -27,7 +27,7 @@ class FunctionProxy(_core.Dispatcher):
             object.__setattr__(self, name, value)
 
     def __delattr__(self, name: str) -> None:
-        """Delete an attribute where :meth:`__setattr__` would set it."""
+        """Delete an attribute from where :meth:`__setattr__` would set it."""
         is_own = name.startswith("_") or name in vars(self) or hasattr(type(self), name)
         if not is_own and isinstance(self._fn, torch.nn.Module):
             delattr(self._fn, name)
@@ -42,6 +42,6 @@ class FunctionProxy(_core.Dispatcher):
         return functools.partial(self._itself, found) if is_method else found
 
     def _itself(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a module's method; this one stands where it returns the module."""
+        """Call a module's method; return this proxy if it returns the module."""
         result = method(*args, **kwargs)
         return self if result is self._fn else result

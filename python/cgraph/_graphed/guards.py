@@ -1,4 +1,4 @@
-"""``Guards``: what a key's function reads, compared before each replay."""
+"""``Guards``: the values that a key's function reads, compared before each replay."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class Change(NamedTuple):
     """A guarded place that holds something else.
 
     Attributes:
-        name: What a person calls the place.
-        makes_key: Whether calls with what is there now have another key.
-        before: What was there.
-        now: What is there; ``NOTHING`` if nothing is.
-        is_gradient: Whether it is the gradient of a leaf.
+        name: The name of the place, for people.
+        makes_key: True if calls with the present value have another key.
+        before: The previous value.
+        now: The present value; ``NOTHING`` if there is none.
+        is_gradient: True if it is the gradient of a leaf.
     """
 
     name: str
@@ -33,19 +33,19 @@ class Change(NamedTuple):
     is_gradient: bool = False
 
     def __str__(self) -> str:
-        """Say it in words."""
+        """Return the change as text."""
         return f"{self.name} {self.verb}"
 
     @property
     def value_in_words(self) -> str:
-        """The place and what is there now."""
+        """The place and its present value, as text."""
         if self.is_gradient:
             return f"{self.name} {'is there' if self.now is not None else 'is not there'}"
         return f"{self.name}={shown(self.now):.40}"
 
     @property
     def verb(self) -> str:
-        """What has become of it, in words behind its name."""
+        """The change as a verb phrase to follow the name."""
         if self.now is NOTHING:
             return "is gone"
         if is_plain(self.before) and is_plain(self.now):
@@ -61,16 +61,15 @@ class Guards:
     """The places that one key guards.
 
     Args:
-        places: What a walk has found.
+        places: The places that a walk has found.
 
     Attributes:
-        native: What compares them.
-        plain: The plain values by the names of their places.
+        native: The native guards, which compare them.
         names: The names of all places.
         unread: Places of tensors that no operator took.
-        taken_names: The names of the places of those that operators took.
-        taken: The addresses of the storages of those that operators took.
-        requiring: Whether each of them requires a gradient.
+        taken_names: The names of the places of tensors that operators took.
+        taken: The addresses of the storages of tensors that operators took.
+        requiring: For each tensor that operators took, True if it requires a gradient.
     """
 
     def __init__(self, places: Places) -> None:
@@ -99,42 +98,42 @@ class Guards:
         return [(one.name, one.value) for one in self._places if one.is_of_key]
 
     def memories_at(self, matches: Callable[[str], bool]) -> list[int]:
-        """The numbers of the storages at places that no operator took, of matching names."""
+        """Return the numbers of the storages that no operator took, at places of matching names."""
         found = [found_at(holder, step) for holder, step, name in self.unread if matches(name)]
         memories = _torch.memories_of(one for one in found if isinstance(one, torch.Tensor))
         return [_torch.storage_id(one) for one in memories]
 
     def name_beside(self, tensor: torch.Tensor) -> str | None:
-        """The place of another tensor in the memory of one; None if there is none."""
+        """Return the place of a guarded tensor in the same memory; None if there is none."""
         memory = _torch.memory_of(tensor)
         return None if memory is None else self.addresses.get(memory.data_ptr())
 
     @property
     def named_tensors(self) -> list[tuple[str, torch.Tensor]]:
-        """The tensors at the places, and those that no operator took."""
+        """The tensors at guarded places, and those that no operator took, with their names."""
         found = [(one.name, one.value) for one in self._places if one.check[0] == "tensor"]
         unread = ((name, found_at(holder, step)) for holder, step, name in self.unread)
         return [*found, *((name, one) for name, one in unread if isinstance(one, torch.Tensor))]
 
     @property
     def values(self) -> Iterator[tuple[Any, tuple[Any, ...], Any]]:
-        """What holds each value, how it is found there, and the value."""
+        """The holder of each value, the step from it to the value, and the value."""
         for place in self._places:
             if place.parent >= 0:
                 yield self._places[place.parent].value, place.step, place.value
 
     @property
     def containers(self) -> list[Any]:
-        """The lists, dictionaries and sets that are guarded, but for those of modules."""
+        """The lists, dictionaries and sets that are guarded, except those of modules."""
         kinds = ("list", "dict", "set")
         return [one.value for one in self._places if one.check[0] in kinds and one.is_changing]
 
     def fit(self, objects: Sequence[Any]) -> bool:
-        """Whether all is as it was."""
+        """Return whether every guard still holds."""
         return self.native.fits(objects)
 
     def changes(self, objects: Sequence[Any]) -> list[Change]:
-        """All places that hold something else now."""
+        """Return all places that hold something else now."""
         found = []
         for number, now, is_there in self.native.changed(objects, all=True):
             place = self._places[number]

@@ -1,4 +1,4 @@
-"""``Key``: what became of the calls that share one graph."""
+"""``Key``: the state and the counts of the calls that share one graph."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ from cgraph.reports import KeyReport, Rerecording, State
 
 __all__ = ["Key", "Reason"]
 
-# So many calls in a row that could not be captured, or whose captures differed, and a key is eager.
+# Number of misses in a row after which a key is eager.
 _MISSES = 3
-# So many captures in a row that served few replays each, and a key is eager.
+# Number of captures in a row, each with few replays, after which a key is eager.
 _FRUITLESS = 5
 _FEW_REPLAYS = 8
-# For so many calls; then it is tried again.
+# Number of calls for which a key is eager; then it is tried again.
 _PAUSE = 256
 
 
 class Reason:
-    """Why calls run eagerly.
+    """The reason why calls run eagerly.
 
     Args:
-        text: Why.
-        where: The line that is the reason.
-        fix: What to do about it, where that is known.
+        text: The reason as text.
+        where: The line that causes it.
+        fix: The remedy, if one is known.
     """
 
     def __init__(self, text: str, where: str | None = None, fix: str | None = None) -> None:
@@ -44,7 +44,7 @@ class Reason:
         self.fix = fix
 
     def __str__(self) -> str:
-        """Say the place first, then what to do there, and why."""
+        """Return the place, the remedy and the reason, in this order."""
         where = "" if self.where is None else f"{self.where}: "
         return f"{where}{self.text}" if self.fix is None else f"{where}{self.fix}. Why: {self.text}"
 
@@ -53,21 +53,20 @@ class Key:
     """One key of a graphed function.
 
     Args:
-        text: What its calls have in common.
-        words: The same in parts, each argument one, in an order of their own.
-        values: The guarded plain values that belong to it, in words.
+        text: The arguments and values that its calls have in common, as text.
+        words: The same in parts, one for each argument or value, in an order of their own.
 
     Attributes:
-        state: What calls of it do: they run eagerly until they are captured (``"observed"``), are
-            replays (``"captured"``), or run eagerly (``"eager"``).
-        reason: Why they run eagerly, or why the last one did.
-        shown: What the call before has shown; None before the first one.
-        observed: How many calls were observed since the key began, or was tried again.
+        state: The state of its calls: they run eagerly until they are captured (``"observed"``),
+            are replays (``"captured"``), or run eagerly (``"eager"``).
+        reason: The reason why they run eagerly, or why the last one did.
+        shown: The observation of the previous call; None before the first one.
+        observed: Number of calls observed since the key began, or was tried again.
         recorded: The capture; None without one.
-        entry: What replays it natively.
-        padded: The entries of calls that are padded to it, by what such calls have in common.
-        checked: Where the rows of results are, by those of calls whose padding was compared.
-        beside: Keys for the same calls while the backward pass of one of this key is to come.
+        entry: The entry that replays it natively.
+        padded: The entries of calls that are padded to it, by the keys of such calls.
+        checked: The dimensions of rows in results, by the rows of calls with compared padding.
+        beside: Keys for the same calls while the backward pass of a call of this key is to come.
     """
 
     def __init__(self, text: str, words: Sequence[str] = ()) -> None:
@@ -88,7 +87,7 @@ class Key:
         self.capture_seconds = 0.0
         self.used = 0
         self._past_replays = 0
-        # Calls that were replays of what no native entry serves, and of captures themselves.
+        # Replays that no native entry counts, and calls whose work captures did.
         self._own_replays = 0
         self._fruitless = 0
         self._replays_at_capture = 0
@@ -99,29 +98,29 @@ class Key:
 
     @property
     def replays(self) -> int:
-        """How many calls were replays of its graphs, captures included."""
+        """Number of calls that were replays of its graphs, captures included."""
         found = self._past_replays + self._own_replays
         return found + sum(one.replays for one in self.entries)
 
     @property
     def entries(self) -> list[_core.Entry]:
-        """Those of its own rows and of fewer."""
+        """The entries for its own rows and for fewer."""
         entry = self.entry
         return [*([] if entry is None else [entry]), *self.padded.values()]
 
     @property
     def last_use(self) -> int:
-        """When it was captured or replayed last; the later, the larger."""
+        """The time of its last capture or replay: the later, the larger."""
         return max((one.last_use for one in self.entries), default=0)
 
     @property
     def is_open(self) -> bool:
-        """Whether a backward pass may still read what its graph's last call left."""
+        """True if a backward pass may still read what its graph's last call left."""
         return isinstance(self.recorded, Trained) and self.recorded.is_open()
 
     @property
     def is_running(self) -> bool:
-        """Whether a replay of it is under way, of which this may be part."""
+        """True if a replay of it is under way, of which the caller may be part."""
         return self.recorded is not None and self.recorded.is_running
 
     @property
@@ -130,7 +129,7 @@ class Key:
         return 0 if self.recorded is None else self.recorded.memory_bytes
 
     def is_eager(self) -> bool:
-        """Whether this call of it runs eagerly, unobserved; counts it if so."""
+        """Return whether this call runs eagerly, unobserved; count it if so."""
         if self.state != "eager":
             return False
         if self._pinned is not None:
@@ -147,11 +146,11 @@ class Key:
         return False
 
     def was_replayed(self) -> None:
-        """Count a call that was a replay, or the one that the capture itself has done."""
+        """Count a call that was a replay, or whose work the capture itself did."""
         self._own_replays += 1
 
     def miss(self, reason: Reason) -> bool:
-        """Count a call that could not be captured; whether calls run eagerly from now on."""
+        """Count a call that could not be captured; return whether calls run eagerly from now on."""
         self.misses += 1
         self.reason = reason
         if self.misses < _MISSES:
@@ -160,7 +159,7 @@ class Key:
         return True
 
     def is_first_in_thread(self) -> bool:
-        """Whether no capture on this thread has failed before at the first use of a library."""
+        """Return whether no earlier capture on this thread failed at a library's first use."""
         thread = threading.current_thread()
         is_first = thread not in self._threads
         self._threads.add(thread)
@@ -170,15 +169,15 @@ class Key:
         """Let calls run eagerly from now on, until the key is tried again.
 
         Args:
-            reason: Why.
-            pinned: What has to be gone before; None if only calls count.
+            reason: The reason.
+            pinned: The leaves whose history must go first; None if only calls count.
         """
         self.state, self.reason, self._pause = "eager", reason, _PAUSE
         self._pinned = pinned
         self.shown = None
 
     def hold(self, recorded: Recorded | Trained, entry: _core.Entry | None) -> None:
-        """Calls are replays of this from now on."""
+        """Let calls be replays of a capture from now on."""
         self.recorded, self.entry = recorded, entry
         self.is_simulated = _driver.current().device_type == "cpu"
         self.state, self.reason, self.misses = "captured", None, 0
@@ -186,11 +185,11 @@ class Key:
         self._replays_at_capture = self.replays
 
     def let_go(self, why: str, name: str | None, where: str | None) -> bool:
-        """Note that the graph goes, since something has moved; whether calls run eagerly now.
+        """Note that the graph goes, as something changed; return whether calls run eagerly now.
 
         Args:
-            why: What has happened, in a word.
-            name: What it happened to.
+            why: The change, as a verb phrase.
+            name: The name of the changed place or argument.
             where: The line of the call.
         """
         few = self.replays - self._replays_at_capture < _FEW_REPLAYS
@@ -203,14 +202,14 @@ class Key:
                 f"{name or why} {why} {plural(self._fruitless, 'time')} within"
                 f" {_FEW_REPLAYS} replays each",
                 where,
-                "write to it in place, with copy_(), so that it stays where it is; a number that"
-                " changes may be a tensor",
+                "write to it in place, with copy_(), so that it stays where it is; make a"
+                " changing number a tensor",
             )
         )
         return True
 
     def drop(self) -> None:
-        """Let the graph go. The caller has taken its entries out of the dispatcher."""
+        """Drop the graph. The caller has taken its entries out of the dispatcher."""
         self._past_replays += sum(one.replays for one in self.entries)
         self.eager_calls += sum(one.eager_calls for one in self.entries)
         if self.state == "captured":
@@ -221,7 +220,7 @@ class Key:
             recorded.reset()
 
     def report(self) -> KeyReport:
-        """All of it in numbers and words."""
+        """Return the report of this key."""
         recorded = self.recorded
         eager = self.eager_calls + sum(one.eager_calls for one in self.entries)
         again = [
@@ -230,7 +229,7 @@ class Key:
         ]
         facts: dict[str, Any] = {"nodes": None, "memory_bytes": None, "breaks": (), "frozen": ()}
         if recorded is not None:
-            # Another thread may let it go meanwhile.
+            # Another thread may drop it meanwhile.
             with suppress(StateError):
                 facts = {name: getattr(recorded, name) for name in facts}
         reason = self.reason

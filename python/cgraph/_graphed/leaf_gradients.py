@@ -14,17 +14,17 @@ __all__ = ["LeafGradients", "detached"]
 
 
 class LeafGradients:
-    """What a capture does to the gradients of leaves, for its replays to do.
+    """The changes of a capture to the gradients of leaves, for its replays to make.
 
-    A gradient that is there is added to in place, as by any backward pass. Where there is none, or
-    the function takes it away first, the leaf gets one in the graph's memory, which later replays
+    An existing gradient is added to in place, as by any backward pass. If there is none, or the
+    function removes it first, the leaf gets one in the graph's memory, which later replays
     overwrite.
 
     Args:
         leaves: The leaves, before the capture.
 
     Attributes:
-        at_begin: Their gradients then, by the ``id`` of the leaf.
+        at_begin: Their gradients before the capture, by the ``id`` of the leaf.
     """
 
     def __init__(self, leaves: Iterable[torch.Tensor] = ()) -> None:
@@ -33,31 +33,31 @@ class LeafGradients:
         self._given: list[tuple[torch.Tensor, torch.Tensor | None]] = []
 
     def __bool__(self) -> bool:
-        """Whether replays give some leaf another gradient."""
+        """True if replays give some leaf another gradient."""
         return bool(self._given)
 
     def end(self) -> None:
-        """The capture has ended: note which leaves have other gradients."""
+        """Note at the end of the capture which leaves have other gradients."""
         self._given = [(leaf, leaf.grad) for leaf, old in self._before if leaf.grad is not old]
         self._before = []
 
     def take(self, others: LeafGradients) -> None:
-        """Note which leaves of others that have not ended have other gradients now."""
+        """Note which leaves of others, not ended yet, have other gradients now."""
         self._given = [(leaf, leaf.grad) for leaf, old in others._before if leaf.grad is not old]
 
     def put_back(self) -> None:
-        """Let the leaves have what they had before the capture."""
+        """Restore the gradients that the leaves had before the capture."""
         for leaf, old in self._before:
             if leaf.grad is not old:
                 leaf.grad = old
 
     @property
     def computed(self) -> Sequence[tuple[torch.Tensor, torch.Tensor | None]]:
-        """The leaves that replays give another gradient, and the one that the graph computes."""
+        """The leaves that get another gradient in replays, and the one that the graph computes."""
         return self._given
 
     def at_break(self, fn: Callable[..., Any]) -> Callable[..., Any]:
-        """A break that finds in each replay the gradients that the graph has computed before it."""
+        """Wrap a break so that in each replay it finds the gradients computed before it."""
         made = [(leaf, leaf.grad) for leaf, old in self._before if leaf.grad is not old]
         if not made:
             return fn
@@ -72,14 +72,14 @@ class LeafGradients:
         return call
 
     def give(self) -> None:
-        """Give the leaves what a replay has computed."""
+        """Give the leaves the gradients that a replay has computed."""
         for leaf, own in self._given:
             if leaf.grad is not own:
                 leaf.grad = own
 
 
 def detached(result: Any) -> Any:
-    """A result without history, of a function that has run its backward pass."""
+    """Strip the history from the result of a function that has run its backward pass."""
     leaves, spec = tree_flatten(result)
     if not any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in leaves):
         return result

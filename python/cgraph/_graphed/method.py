@@ -1,4 +1,4 @@
-"""What a graphed function is as an attribute of a class: a method, with graphs for each object."""
+"""A graphed function as an attribute of a class: a method with graphs for each object."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Binding(FunctionProxy):
     """A graphed function that classes may have as a method."""
 
     _options: Options
-    # The name of the method, and what objects keep their graphs by.
+    # The name of the method, and the name under which objects keep their graphs.
     _attribute: str
     _kept_as: str
     _class: type | None = None
-    # What a class has, of which this is the method of one object.
+    # The binding in the class, if this is the method of one object.
     _bound_of: Binding | None = None
 
     @property
@@ -33,7 +33,7 @@ class Binding(FunctionProxy):
 
     @property
     def _is_method(self) -> bool:
-        """Whether it gets the object that it is called on."""
+        """True if it gets the object that it is called on."""
         is_bound = isinstance(self._fn, _BOUND)
         return hasattr(type(self._fn), "__get__") and not is_bound
 
@@ -42,18 +42,18 @@ class Binding(FunctionProxy):
         return bool(getattr(self._fn, "__isabstractmethod__", False))
 
     def _is_called_on(self, args: tuple[Any, ...]) -> bool:
-        """Whether it is called as an attribute of its class: the graphs are those of the object."""
+        """Return whether it is called through its class: then the object's graphs serve."""
         is_object = bool(args) and not isinstance(args[0], type)
         return is_object and self._is_method and isinstance(args[0], self._class or ())
 
     def __set_name__(self, owner: type, name: str) -> None:
-        """Learn the name of the method that this is."""
+        """Learn the name of this method."""
         self._attribute = name
         self._class = owner
         self._kept_as = f"{owner.__qualname__}.{name}"
 
     def __get__(self, instance: Any, owner: type | None = None) -> Any:
-        """The graphed method of an object, which has graphs of its own."""
+        """Return the graphed method of an object, which has graphs of its own."""
         if instance is None or not self._is_method:
             return self
         try:
@@ -67,10 +67,10 @@ class Binding(FunctionProxy):
         kept_as = self._kept_as
         bound = attributes.get(kept_as)
         while bound is not None and bound._bound_of is not self:
-            # Of another method of one name: that of a base that is called alike, for instance.
+            # It belongs to another method of the same name, as of a base class with the same name.
             kept_as += "'"
             bound = attributes.get(kept_as)
-        # A copy of an object has what the object had.
+        # A copy of an object has the attributes of the original.
         if bound is not None and bound.__wrapped__.__self__ is instance:
             return bound
         if isinstance(instance, type):
@@ -80,14 +80,14 @@ class Binding(FunctionProxy):
         method = bind.__get__(self._fn, instance, type(instance))
         bound = type(self)(method, self._options)  # type: ignore[call-arg, arg-type]
         bound._attribute, bound._kept_as, bound._bound_of = self._attribute, kept_as, self
-        # Of several threads that come here first, one is heard.
+        # If several threads come here first, one wins.
         kept = attributes.setdefault(kept_as, bound)
         if kept.__wrapped__.__self__ is not instance:
             attributes[kept_as] = kept = bound
         return kept
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """The graphs know only the original: a copy begins without any."""
+        """Copy without graphs, as these know only the original."""
         function = copy.deepcopy(self._fn, memo)
         if function is self._fn:
             return self
@@ -97,7 +97,7 @@ class Binding(FunctionProxy):
         return copied
 
     def __reduce__(self) -> Any:
-        """How it is pickled: by its name or by its function, without graphs and without pool."""
+        """Pickle by name or by function, without graphs and without pool."""
         if self._bound_of is not None:
             return getattr, (self._fn.__self__, self._attribute)  # type: ignore[attr-defined]
         found: Any = sys.modules.get(getattr(self._fn, "__module__", None) or "")
@@ -108,7 +108,7 @@ class Binding(FunctionProxy):
         return type(self), (self._fn, replace(self._options, pool=None))
 
 
-# What stays as it is as an attribute of a class. From Python 3.14 on partial functions are methods.
+# Callables that classes do not bind. From Python 3.14 on partial functions are methods.
 _BOUND: tuple[type, ...] = (staticmethod, types.MethodType)
 if sys.version_info < (3, 14):
     _BOUND = (*_BOUND, functools.partial)

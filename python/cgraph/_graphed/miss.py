@@ -1,4 +1,4 @@
-"""What a graphed function does with a call that no native entry fits."""
+"""The answers of a graphed function to calls that no native entry fits."""
 
 from __future__ import annotations
 
@@ -46,25 +46,25 @@ if TYPE_CHECKING:
 __all__ = ["Answers"]
 
 Answer = _core.Entry | Callable[[], Any]
-"""What answers a call: an entry whose work is to be done, or a callable."""
+"""The answer to a call: an entry whose work is to be done, or a callable."""
 
 
 class Answers:
-    """Answers the calls of one function.
+    """The answers to the calls of one function.
 
     Args:
         function: The function.
         name: Its name.
-        arguments: How its arguments are called.
+        arguments: The names of its arguments.
         options: Its options.
         keys: Its keys.
-        dispatcher: Finds native entries.
-        turn: What lets one thread at a time replay. Who calls a method here has it.
-        sizes: Makes what answers padded calls.
+        dispatcher: The dispatcher that finds native entries.
+        turn: The lock that lets one thread at a time replay; callers of methods here hold it.
+        sizes: Makes the object that answers padded calls.
         debug: Lets a key be replayed for debugging; None if nothing is debugged.
 
     Attributes:
-        warnings: Says what there is to say of calls.
+        warnings: The warnings about calls.
     """
 
     def __init__(
@@ -94,14 +94,14 @@ class Answers:
     def answer(
         self, call: Call, args: tuple[Any, ...], kwargs: dict[str, Any], frozen: bool
     ) -> Answer:
-        """What answers a call."""
+        """Find the answer to a call."""
 
         def eager() -> Any:
             return self.function(*args, **kwargs)
 
         driver = _driver.current()
         if not self.arguments.fit(args, kwargs):
-            # Python says what is wrong with them.
+            # Python reports what is wrong with them.
             return eager
         against = reason_against(call, driver.device_type)
         if against is not None:
@@ -140,18 +140,18 @@ class Answers:
         return self._anew(family, key, call, args, kwargs, eager)
 
     def tensors_of(self, call: Call) -> list[torch.Tensor]:
-        """The tensors of a call that its graph takes as inputs."""
+        """Return the tensors of a call that its graph takes as inputs."""
         family, _ = self.keys.family(call)
         return call.with_statics(family.static).tensors
 
     def replayed(
         self, key: Key, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any]
     ) -> Answer:
-        """What answers a call whose key has a graph."""
+        """Find the answer to a call whose key has a graph."""
         free = self.keys.free(key)
         if free is None:
             key.eager_calls += 1
-            key.reason = Reason("four calls before wait for their backward passes", user_line())
+            key.reason = Reason("four earlier calls wait for their backward passes", user_line())
             return eager
         if free.recorded is None:
             return self._captured(free, call, args, kwargs, eager)
@@ -170,7 +170,7 @@ class Answers:
         return self.memory.lane(_driver.current())
 
     def key_of(self, call: Call) -> tuple[Family, Key, Call]:
-        """The family of a call, its key, which may be new, and the call as its graph takes it."""
+        """Return a call's family, its key, which may be new, and the call as its graph takes it."""
         family, _ = self.keys.family(call)
         call = family.with_statics(call)
         key, changes, _ = self.keys.find(family, call)
@@ -179,32 +179,32 @@ class Answers:
         return family, key, call
 
     def require_fit(self, call: Call) -> None:
-        """Raise what Python says of arguments that the function cannot be called with."""
+        """Raise Python's error for arguments that the function cannot be called with."""
         args, kwargs = call.arguments(call.tensors)
         if not self.arguments.fit(args, kwargs):
             inspect.signature(self.function).bind(*args, **kwargs)
 
     def never(self, call: Call, eager: Callable[[], Any], text: str) -> Answer:
-        """Let a call run eagerly, as all like it do; it counts in the report."""
+        """Let a call run eagerly, as all calls like it do, and count it in the report."""
         reason = Reason(text, user_line(), fix_for(text))
         self.warnings.of_eager(Key(str(call)), reason, counts=False)
         self.keys.count_eager(call, reason)
         return eager
 
     def eagerly(self, key: Key, eager: Callable[[], Any]) -> Answer:
-        """Let a call of a key run eagerly, and say why if that is new."""
+        """Let a call of a key run eagerly, and warn if the reason is new."""
         key.eager_calls += 1
         self.warnings.of_eager(key, key.reason)
         return eager
 
     def add(self, call: Call, entry: _core.Entry, recorded: Recorded | Trained) -> None:
         """Let calls like this one find an entry natively, unless only Python can compare them."""
-        # What overlaps what is written is found out by Python.
+        # Only Python finds tensors that overlap written ones.
         if call.is_native and self.options.guard is None and not recorded.mutated:
             self._dispatcher.add(entry)
 
     def new_key(self, family: Family, call: Call, changes: Sequence[Change] = ()) -> Key:
-        """A new key for a call, which differs by these values from the one that is nearest."""
+        """Add a key for a call; with these changes it differs from the nearest key."""
         values = [one.value_in_words for one in changes if one.makes_key]
         text = ", ".join([*call.words(), *values]) or "no arguments"
         key = Key(text, sorted([*call.words(by_name=False), *values]))
@@ -212,7 +212,7 @@ class Answers:
         return key
 
     def plan(self, key: Key, call: Call, *, needs_grad: bool) -> CapturePlan:
-        """How a call of a key is to be captured."""
+        """Make the plan for capturing a call of a key."""
         driver = _driver.current()
         pool, stream = self.memory.place(driver, needs_grad)
         assert key.shown is not None
@@ -229,12 +229,12 @@ class Answers:
         )
 
     def capture(self, key: Key, call: Call, *, is_sized: bool = False) -> Capture:
-        """Capture a call of a key, whose work is done then unless gradients are recorded.
+        """Capture a call of a key; its work is then done unless gradients are recorded.
 
-        With ``is_sized`` it differs from the call before in numbers of rows alone.
+        With ``is_sized`` it differs from the previous call only in numbers of rows.
 
         Raises:
-            BrokenError: The capture could not go on, and Python is as before.
+            BrokenError: The capture failed, and Python's state is as before.
             PoolBusyError: Another thread captures into the pool.
         """
         assert key.shown is not None
@@ -275,10 +275,10 @@ class Answers:
         self.keys.evict(key)
 
     def taken(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Call:
-        """A call, taken apart.
+        """Take a call apart.
 
         Raises:
-            ArgumentError: What ``guards=`` returns for it is no plain value.
+            ArgumentError: The function in ``guards=`` returns a value that is not plain.
         """
         call = Call(self.arguments, args, kwargs)
         if self.options.guard is not None:
@@ -306,7 +306,7 @@ class Answers:
         kwargs: Any,
         eager: Callable[[], Any],
     ) -> Answer:
-        """What answers a call whose key has no graph: it is observed, or captured."""
+        """Find the answer to a call whose key has no graph: observe it, or capture it."""
         shown = key.shown
         is_known = shown is not None and shown.is_of_size and shown.reason_against is None
         if not is_known or key.observed < self.options.warmup:
@@ -322,8 +322,8 @@ class Answers:
             key.observed += 1
             family.note(call, shown.written, self.options)
             if shown.guards.refused is not None and shown.reason_against is None:
-                text = f"{shown.guards.refused} is an array, whose contents nothing compares"
-                key.pause(Reason(text, user_line(), "let it be a tensor, or take it out: guards="))
+                text = f"{shown.guards.refused} is an array, whose contents are not compared"
+                key.pause(Reason(text, user_line(), "make it a tensor, or exclude it: guards="))
                 self.warnings.of_eager(key, key.reason)
             elif (against := shown.reason_against) is not None:
                 text, where, kind = against
@@ -340,7 +340,7 @@ class Answers:
         eager: Callable[[], Any],
         family: Family | None = None,
     ) -> Answer:
-        """What answers a call that is captured: its work is done, and its result is ready."""
+        """Capture a call, and answer it with its result, as its work is done."""
         assert key.shown is not None
         before = key.shown
         written = before.written | before.written_in_place
@@ -363,7 +363,7 @@ class Answers:
         except BrokenError as error:
             return self._broken(key, error.cause, eager)
         except RuntimeError as error:
-            # Behind a break that has run: the call cannot be made again, later ones can.
+            # After a break that has run, this call cannot be made again; later ones can.
             key.pause(Reason(first_line(error), place_of(error), fix_of(error)))
             raise
         if captured.refusal is not None:
@@ -399,7 +399,7 @@ class Answers:
         kwargs: Any,
         eager: Callable[[], Any],
     ) -> Answer:
-        """The same with gradients: a replay does the call's work, or gives what there is."""
+        """Answer a captured call with gradients: a replay does its work, or returns its result."""
         recorded = captured.recorded
         assert isinstance(recorded, Trained)
         if captured.difference is not None:
@@ -416,7 +416,7 @@ class Answers:
         return key.entry
 
     def _differs(self, key: Key, captured: Capture) -> None:
-        """Note that a capture differs from the call before: its result stands, the graph goes."""
+        """Note that a capture differs from the previous call: its result stands, the graph goes."""
         recorded, difference = captured.recorded, captured.difference
         assert recorded is not None and difference is not None
         key.shown = captured.shown
@@ -429,19 +429,19 @@ class Answers:
             self.warnings.of_eager(key, key.reason)
 
     def _broken(self, key: Key, cause: Exception, eager: Callable[[], Any]) -> Answer:
-        """Answer a call whose capture broke: eagerly, and with a warning if that goes well."""
+        """Answer a call whose capture broke eagerly, and warn if that succeeds."""
         text, fix = broken_by(cause)
         where, is_first_use = place_of(cause), fix == KINDS["first use"].fix
         shown, is_pinned = key.shown, text == PINNED
         pinned = Pinned(shown.guards.leaves) if is_pinned and shown is not None else None
 
         def run() -> Any:
-            # What it raises here is its own affair.
+            # An error of the function itself goes to the caller.
             result = eager()
             with self.turn:
                 key.eager_calls += 1
                 if is_first_use and key.is_first_in_thread():
-                    # That is over: the eager call has been the first one.
+                    # The eager call has been the first use; later captures may succeed.
                     return result
                 key.pause(Reason(text, where, fix), pinned)
                 if self.options.on_fail == "raise":
@@ -453,7 +453,7 @@ class Answers:
         return run
 
     def _let_go(self, key: Key, changes: list[Change], call: Call) -> bool:
-        """Let a graph go that reads something else by now; whether the key is eager."""
+        """Drop a graph whose guards no longer hold; return whether the key is eager now."""
         name = changes[0].name if changes else "an argument"
         verb = changes[0].verb if changes else "lies elsewhere"
         is_eager = key.let_go(verb, name, user_line())
@@ -467,7 +467,7 @@ class Answers:
         """Refuse the capture of a key where captures are forbidden.
 
         Raises:
-            StateError: They are.
+            StateError: Captures are forbidden.
         """
         if not frozen:
             return
@@ -480,14 +480,14 @@ class Answers:
         )
 
     def _has_moved(self, key: Key, call: Call) -> bool:
-        """Whether tensors are read where they lie that a graph takes as inputs, or the reverse."""
+        """Return whether the call reads tensors in place that the graph copies, or vice versa."""
         recorded = key.recorded
         return recorded is not None and len(recorded.statics) != len(call.tensors)
 
     def _of_various(self, call: Call, name: str, eager: Callable[[], Any]) -> Answer:
-        """Answer a call with one of too many values: eagerly, and unobserved."""
+        """Answer a call with one of too many values eagerly, unobserved."""
         text = self.keys.various[name]
-        fix = f"let it be a tensor, or take it out of what counts: guards={{{name!r}: False}}"
+        fix = f"make it a tensor, or exclude it from the guards: guards={{{name!r}: False}}"
         reason = Reason(text, user_line(), fix)
         self.warnings.of_eager(Key(str(call)), reason)
         self.keys.count_eager(call, reason)

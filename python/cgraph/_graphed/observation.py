@@ -1,4 +1,4 @@
-"""What a call has shown: its operators, what it reads of Python, and why it cannot be captured."""
+"""The facts that a call has shown: its operators, its reads of Python, reasons against capture."""
 
 from __future__ import annotations
 
@@ -25,26 +25,26 @@ __all__ = ["Observation", "guards_of", "reads_gradients"]
 
 @dataclass
 class Observation:
-    """What a call has shown.
+    """The facts that a call has shown.
 
     Attributes:
         trace: Its operators.
         codes: The code that ran, with the globals of each.
-        guards: What it reads of Python, as that was at its end.
+        guards: The guards on what it reads of Python, as at its end.
         refusals: The operators that a capture refuses.
-        seeds: The line that seeds random numbers; None if none does.
-        has_breaks: Whether there was an eager break.
-        needs_grad: Whether its result has a backward pass to come.
-        is_backward: Whether a backward pass ran inside.
-        generators: What it drew from besides the default generators.
-        written: The names of arguments that it wrote, of which a graph gets copies.
-        written_in_place: Those of arguments that it wrote and that are read where they lie.
+        seeds: The line that seeds random numbers; None if there is none.
+        has_breaks: True if there was an eager break.
+        needs_grad: True if its result has a backward pass to come.
+        is_backward: True if a backward pass ran inside.
+        generators: The generators that it drew from besides the default ones.
+        written: The names of the copied arguments that it wrote.
+        written_in_place: The names of arguments that it wrote and that are read where they lie.
         writes: The ends of each piece of memory from outside that it wrote, in order.
         takes: The ends of all memory from outside that it worked on, in order.
         made: A place where it left a tensor that it made; None if there is none.
-        refused: Why no graph does what it did to its arguments, or returns what it returned.
-        restore: Puts guarded places back, where calls of many sizes share the guards.
-        is_of_size: Whether the call had the rows of its key, so that a capture can be compared.
+        refused: The reason why no graph can change its arguments or return its result as it did.
+        restore: Restores guarded places if calls of many sizes share the guards.
+        is_of_size: True if the call had the rows of its key, so that a capture can be compared.
     """
 
     trace: Trace
@@ -79,17 +79,17 @@ class Observation:
         before: Observation | None = None,
         gradients: Mapping[int, torch.Tensor | None] | None = None,
     ) -> Observation:
-        """That of a call that has just ended.
+        """Build the observation of a call that has just ended.
 
         Args:
-            observer: What has watched it.
-            function: What was called.
-            call: With what.
-            inputs: What the function was given for the tensors that are copied.
-            result: What it returned.
+            observer: The observer of the call.
+            function: The function that was called.
+            call: The arguments.
+            inputs: The tensors that the function got in place of those that are copied.
+            result: The result.
             options: The function's options.
-            has_breaks: Whether there was an eager break.
-            before: What the call before has shown.
+            has_breaks: True if there was an eager break.
+            before: The observation of the previous call.
             gradients: The gradients of leaves when the call began, if they matter.
         """
         codes = dict(observer.codes.globals)
@@ -100,7 +100,7 @@ class Observation:
             guards = before.guards
         else:
             if gradients is None and (observer.is_backward or not reads_gradients(codes)):
-                # Of a backward pass inside it is known only at a capture what it begins with.
+                # Only a capture knows which gradients a backward pass inside begins with.
                 gradients = {}
             outside = observer.trace.outside
             guards = guards_of(function, call, codes, taken_by(outside), options, gradients)
@@ -134,9 +134,9 @@ class Observation:
         )
 
     def now(self, function: Callable[..., Any], call: Call, options: Options) -> Observation | None:
-        """The same with guards as all is now, where something has changed since.
+        """Return this observation with guards for the present values.
 
-        None if other tensors require gradients: another call has to show what has a backward pass.
+        Return None if other tensors require gradients: another call has to be observed then.
         """
         names = self.guards.taken_names
 
@@ -147,7 +147,7 @@ class Observation:
         return replace(self, guards=guards) if guards.requiring == self.guards.requiring else None
 
     def covers(self, observer: Observer, call: Call) -> bool:
-        """Whether another call ran no other code, took the same tensors and changed nothing."""
+        """Return whether another call ran known code, took the same tensors and changed nothing."""
         if not self.codes.keys() >= observer.codes.globals.keys():
             return False
         if not self.guards.fit(call.objects):
@@ -159,11 +159,11 @@ class Observation:
     def difference(
         self, before: Observation, observer: Observer, call: Call, options: Options
     ) -> Difference | None:
-        """How a capture differs from the call before it; None if it may be replayed.
+        """Find how a capture differs from the previous call; None if it may be replayed.
 
         Args:
-            before: What that call has shown.
-            observer: What has watched the capture.
+            before: The observation of that call.
+            observer: The observer of the capture.
             call: The call that was captured.
             options: The function's options.
         """
@@ -179,12 +179,12 @@ class Observation:
 
     @property
     def uses_gradients(self) -> bool:
-        """Whether it may change or read the gradients of leaves."""
+        """True if it may change or read the gradients of leaves."""
         return self.is_backward or reads_gradients(self.codes)
 
     @property
     def reason_against(self) -> tuple[str, str | None, str | None] | None:
-        """Why it cannot be captured: the reason, the line, and the kind; None if it may be."""
+        """The reason against a capture, its line, and its kind; None if there is none."""
         if self.refused is not None:
             return self.refused, None, self.refused
         if self.seeds is not None:
@@ -194,7 +194,7 @@ class Observation:
         if self.needs_grad and self.written:
             text = f"{min(self.written)} is written while gradients are recorded"
             return text, None, "is written while"
-        # Where gradients are recorded the rest of a call cannot go on eagerly.
+        # If gradients are recorded, the rest of a call cannot go on eagerly.
         if self.refusals and self.needs_grad:
             refusal = self.refusals[0]
             return refused_in_words(refusal), refusal.line, refusal.kind
@@ -202,7 +202,7 @@ class Observation:
 
 
 def taken_by(outside: Container[int]) -> Callable[[torch.Tensor, str], bool]:
-    """Whether operators took a tensor, of whose memory these are the numbers."""
+    """Return a predicate: True if the tensor's storage is among those that operators took."""
 
     def is_taken(tensor: torch.Tensor, _: str) -> bool:
         memory = _torch.memory_of(tensor)
@@ -212,7 +212,7 @@ def taken_by(outside: Container[int]) -> Callable[[torch.Tensor, str], bool]:
 
 
 def reads_gradients(codes: Iterable[CodeType]) -> bool:
-    """Whether code that ran names ``.grad``."""
+    """Return whether code that ran names ``.grad``."""
     return "grad" in names_in(codes)
 
 
@@ -224,16 +224,16 @@ def guards_of(
     options: Options,
     gradients: Mapping[int, torch.Tensor | None] | None,
 ) -> Guards:
-    """What a call reads of Python, as it is now.
+    """Build guards on what a call reads of Python, with the present values.
 
     Args:
-        function: What was called.
-        call: With what.
+        function: The function that was called.
+        call: The arguments.
         codes: The code that ran.
-        is_taken: Whether an operator took a tensor, of which the place has this name.
+        is_taken: Tells whether an operator took a tensor, given the name of its place.
         options: The function's options.
-        gradients: The gradients of leaves when it began, of those that matter; None for those that
-            all leaves have now.
+        gradients: The gradients at the beginning, of the leaves that matter; None for the present
+            gradients of all leaves.
     """
     names = names_in(codes) | options.guarded_names
     walk = Places(names, codes, is_taken, gradients, options.unguarded)

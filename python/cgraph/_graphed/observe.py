@@ -1,4 +1,4 @@
-"""A call that runs eagerly, for real, while what it does is noted."""
+"""The observed call: it runs eagerly, for real, while its operators and reads are noted."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ def observe(
     kwargs: dict[str, Any],
     options: Options,
 ) -> tuple[Any, Observation]:
-    """Call a function, and note what that does.
+    """Call a function, and note what it does.
 
     Args:
         function: The function.
         call: The call.
         args: Its positional arguments.
-        kwargs: Those by name.
+        kwargs: Its keyword arguments.
         options: The function's options.
 
     Returns:
-        What the function returned, without a history that is spent, and what it has shown.
+        The result, without a history that is spent, and the observation.
     """
     device_type = _driver.current().device_type
     observer = observer_of(device_type, call.tensors, call.tensors, lines=False)
@@ -64,15 +64,15 @@ def observe(
     if (changed := containers.changed) is not None:
         shown.refused = f"the function changes an argument: {changed}"
     elif observer.codes.is_blind:
-        shown.refused = "a profiler is active, so that nobody sees which code runs"
+        shown.refused = "a profiler is active, which hides the code that runs"
     elif breaks.written is not None:
         shown.refused = (
-            f"the break {breaks.written} has returned its argument, and the code behind it writes"
-            " to that in place"
+            f"the break {breaks.written} has returned its argument, which later code writes"
+            " in place"
         )
     elif observer.draws and any(one.co_filename == checkpoint.__file__ for one in shown.codes):
         # Its recomputation sets the states of generators.
-        shown.refused = "checkpoint recomputes random numbers, of which replays draw others"
+        shown.refused = "checkpoint recomputes random numbers, and replays would draw others"
     elif shown.refused is None:
         named = shown.guards.name_beside
         is_new = functools.partial(observer.is_new, name_of_place=named)

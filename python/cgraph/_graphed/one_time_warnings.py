@@ -1,4 +1,4 @@
-"""``OneTimeWarnings``: says once why calls run eagerly, and what else goes wrong."""
+"""``OneTimeWarnings``: warnings, each given once, about eager calls and other problems."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["OneTimeWarnings"]
 
 
 class OneTimeWarnings:
-    """Warns of each thing once.
+    """The warnings of one function, each given once.
 
     Args:
         name: The name of the function.
@@ -27,19 +27,19 @@ class OneTimeWarnings:
         self._told: set[str] = set()
 
     def clear(self) -> None:
-        """Forget what was said."""
+        """Forget which warnings were given."""
         self._told.clear()
 
     def of_eager(self, key: Key, reason: Reason | None, *, counts: bool = True) -> None:
-        """Say that calls run eagerly, where, why, and what to do; or raise it each time.
+        """Warn that calls run eagerly, with place, reason and remedy; or raise it each time.
 
         Args:
-            key: Of these calls.
-            reason: Why; None says nothing.
-            counts: Whether it is a failure, which ``on_fail="raise"`` raises.
+            key: The key of these calls.
+            reason: The reason; None gives no warning.
+            counts: True if it is a failure, which ``on_fail="raise"`` raises.
 
         Raises:
-            CaptureError: It is to be raised.
+            CaptureError: It is a failure, and ``on_fail`` is ``"raise"``.
         """
         if reason is None:
             return
@@ -50,20 +50,21 @@ class OneTimeWarnings:
         )
 
     def of_places(self, stopped: str | None) -> None:
-        """Say that not all places are compared, if a first one is not; this is its name."""
+        """Warn that places from the one of this name on are not compared; not if it is None."""
         if stopped is None:
             return
         text = (
-            "keep large tables in a tensor, or take them out of what counts:"
+            "keep large tables in a tensor, or exclude them from the guards:"
             f" guards={{{stopped!r}: False}}. Why: {self._name} reads more than {MOST_PLACES:,}"
-            f" places, and those from {stopped} on are not compared: they stay as at the capture"
+            f" places, and those from {stopped} on are not compared: replays use their values at"
+            " the capture"
         )
         self._say("places", text, PlacesWarning)
 
     def of_held(self) -> None:
-        """Say that a static result is still held."""
+        """Warn that a static result is still held."""
         text = (
-            f'clone what is kept, or take outputs="fresh". Why: a result of {self._name} of the'
+            f'clone what is kept, or take outputs="fresh". Why: a result of {self._name} from the'
             " call before last is still held, and each call overwrites it"
         )
         self._say("held", str(Reason(text, user_line())), ResultWarning)

@@ -15,39 +15,39 @@ from cgraph.errors import ArgumentError
 __all__ = ["GONE", "Guarded", "Options", "Pad", "SideEffects", "checked_sizes"]
 
 DEBUG = ("sync", "eager", "compare", "poison")
-"""What debug replays may do."""
+"""The words of the option ``debug``."""
 
 Pad = Literal["zero", "repeat"] | Callable[[torch.Tensor, int], torch.Tensor]
-"""What padding rows contain: zeros, the last row again, or what a function of a tensor and a size
-returns."""
+"""The contents of padding rows: zeros, copies of the last row, or those that a function of a tensor
+and a size returns."""
 Guarded = Callable[..., Any] | str | Sequence[str] | Mapping[str, bool]
-"""What is guarded besides what the code names: a function of the arguments, or dotted names."""
+"""Guards besides those on names in the code: a function of the arguments, or dotted names."""
 SideEffects = Literal["refuse", "ignore"] | Sequence[str]
-"""What becomes of changes of Python's that replays do not make."""
+"""The treatment of changes in Python that replays do not make."""
 
 GONE = {
     "on_held": "results are the caller's own (outputs='fresh'), or are overwritten ('static')",
-    "static_argnums": "give static_args= the names of the arguments",
-    "static_argnames": "give static_args= the names of the arguments",
-    "max_bytes": "give the pool a limit, cgraph.MemPool(limit=...), or max_graphs=",
-    "keep_templates": "give max_graphs= room for all keys",
+    "static_argnums": "pass the names of the arguments as static_args=",
+    "static_argnames": "pass the names of the arguments as static_args=",
+    "max_bytes": "set a limit for the pool, cgraph.MemPool(limit=...), or max_graphs=",
+    "keep_templates": "set max_graphs= to at least the number of keys",
     "max_recording": "five captures in a row of little use make a key eager for 256 calls",
     "max_open": "four calls of a key may wait for their backward passes",
-    "preserve_state": "the first call runs eagerly, for real: nothing has to be put back",
+    "preserve_state": "the first call runs eagerly, for real: there is nothing to restore",
     "measure": "time calls with torch.utils.benchmark",
     "capture_error_mode": "captures are thread_local",
 }
-"""Options that were, and what to do instead."""
+"""Former options, with their replacements."""
 
 
 @dataclass(frozen=True)
 class Options:
-    """As for :func:`cgraph.graphed`, which says what each one means.
+    """The options of one function, as explained at :func:`cgraph.graphed`.
 
     Attributes:
         guarded_names: The names that ``guards`` adds.
-        unguarded: The dotted names that it takes out.
-        guard: The function of the arguments that it is, if it is one.
+        unguarded: The dotted names that ``guards`` removes.
+        guard: The function of the arguments that ``guards`` is, if it is one.
     """
 
     sizes: tuple[int, ...] | None = None
@@ -69,11 +69,11 @@ class Options:
 
     @property
     def most_graphs(self) -> int:
-        """How many keys have a graph."""
+        """Number of keys that may have a graph."""
         return max(64, len(self.sizes or ())) if self.max_graphs is None else self.max_graphs
 
     def ignores(self, name: str) -> bool:
-        """Whether a change at a place need not happen in replays."""
+        """Return whether replays need not make a change at a place."""
         if isinstance(self.side_effects, str):
             return self.side_effects == "ignore"
         return any(
@@ -82,7 +82,7 @@ class Options:
 
     @classmethod
     def of(cls, given: dict[str, Any]) -> Options:
-        """Checked options.
+        """Check options.
 
         Raises:
             ArgumentError: One of them is not what was expected.
@@ -118,10 +118,10 @@ class Options:
 
 
 def checked_sizes(given: Sequence[int]) -> tuple[int, ...]:
-    """Numbers of rows, the smallest first, each once.
+    """Check numbers of rows; return them sorted, each once.
 
     Raises:
-        ArgumentError: They are none, or none that rows can have.
+        ArgumentError: There are none, or one is not a positive integer.
     """
     sizes = [given] if isinstance(given, int) else given
     is_sequence = isinstance(sizes, Sequence | set | frozenset | range) and not isinstance(
@@ -157,12 +157,12 @@ def _dim(given: int | Mapping[str, int]) -> int | Mapping[str, int]:
     for number in numbers:
         if type(number) is not int or number < 0:
             raise ArgumentError(
-                f"dim is {given!r}, expected the number of a dimension, from 0 on, or such a number"
-                " for each name of an argument"
+                f"dim is {given!r}, expected the number of a dimension, at least 0, or a mapping of"
+                " arguments' names to such numbers"
             )
     if not numbers:
         raise ArgumentError("dim is empty, expected the name of an argument that has rows")
-    # Nobody changes it from here on.
+    # A copy, which the caller cannot change.
     return dict(given) if isinstance(given, Mapping) else given
 
 
@@ -202,7 +202,7 @@ def _guards(given: object) -> dict[str, Any]:
         if not isinstance(name, str) or not isinstance(is_guarded, bool):
             raise ArgumentError(
                 f"guards is {given!r:.80}, expected a function of the arguments, dotted names, or"
-                " such names with False for those that are not to count"
+                " a mapping of such names to True, or to False for those not to guard"
             )
         if is_guarded:
             added.update(re.findall(r"[^\W\d]\w*", name))
@@ -212,7 +212,7 @@ def _guards(given: object) -> dict[str, Any]:
 
 
 def _debug(given: object) -> tuple[str, ...]:
-    """The words of a ``debug`` option, or of the environment where it is None."""
+    """Return the words of a ``debug`` option, or of the environment if it is None."""
     name = "debug" if given is not None else "CGRAPH_DEBUG"
     text = os.environ.get(name, "") if given is None else given
     words: list[Any] = [text]
@@ -225,13 +225,13 @@ def _debug(given: object) -> tuple[str, ...]:
             expected = ", ".join(DEBUG)
             raise ArgumentError(
                 f"{name} is {text!r}, expected one or more of {expected}, joined by commas:"
-                f" {word!r} is none of them"
+                f" {word!r} is not one of them"
             )
     return tuple(dict.fromkeys(words))
 
 
 def _check_every(given: object) -> int:
-    """How many calls there are for each that is checked, or what the environment says."""
+    """Return the number of calls of which one is checked, from the option or the environment."""
     if given is not None:
         _count("check_every", given, 1)
         return given  # type: ignore[return-value]

@@ -1,4 +1,4 @@
-"""Pools that a capture is under way in, for which other threads do not wait."""
+"""Locks on pools that a capture allocates from; other threads do not wait for them."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ class PoolBusyError(StateError):
 
 @contextmanager
 def locked_pool(pool: Any) -> Iterator[None]:
-    """A ``with`` block in which only this thread captures into a pool.
+    """Let only this thread capture into a pool within a ``with`` block.
 
     Raises:
-        PoolBusyError: Another one does. To wait could be to wait for each other: its function may
-            call the one that this thread captures.
+        PoolBusyError: Another thread captures into it. Waiting could deadlock: the other thread's
+            function may call the one that this thread captures.
     """
     handle = tuple(getattr(pool, "id", pool))
     with _lock:
         if handle in _claimed:
             raise PoolBusyError(
-                f"pool {handle} is being captured into by another thread: capture into a pool from"
+                f"pool {handle} is in use by a capture on another thread: capture into a pool from"
                 " one thread at a time"
             )
         _claimed.add(handle)

@@ -1,4 +1,4 @@
-"""Why calls run eagerly, in words."""
+"""The reasons why calls run eagerly, as text."""
 
 from __future__ import annotations
 
@@ -30,36 +30,36 @@ __all__ = [
 
 
 _FIXES = {
-    "an array": "pass a tensor, or take it out of what counts: guards={name: False}",
+    "an array": "pass a tensor, or exclude it from the guards: guards={name: False}",
     "an iterator": "pass a list or a tuple",
-    "no memory of its own": "pass the tensors that it consists of, or a dense copy",
-    "more than its elements": "pass the tensors that it consists of, or a dense copy",
+    "no memory of its own": "pass its component tensors, or a dense copy",
+    "more than its elements": "pass its component tensors, or a dense copy",
     "no GPU": "to work without a GPU, choose the simulator by name: CGRAPH_DRIVER=sim, or"
     " cgraph.sim.use()",
     "tensor elsewhere": "move the tensor to the device before the call",
     "no elements": "nothing: there is no work to save",
     "no rows": "nothing: there is no work to save",
-    "larger than all sizes": "add a size that is large enough to sizes=; if these are no rows, name"
-    " the arguments that have some: dim={name: 0}",
-    "padding is not compared": "say that it does no harm: check_padding=False",
-    "padding shows": "let padding rows write nothing that others read, give pad= what does no harm,"
-    " sizes= without gaps, or check_padding=False if no such row matters",
-    PINNED: "keep it detached, or let it go: the next call is captured then",
+    "larger than all sizes": "add a larger size to sizes=; if these are not rows, name the"
+    " arguments that have rows: dim={name: 0}",
+    "padding is not compared": "declare padding harmless: check_padding=False",
+    "padding shows": "let padding rows write nothing that others read, choose a harmless pad=,"
+    " sizes= without gaps, or check_padding=False if padding rows do not matter",
+    PINNED: "keep it detached, or let it go: then the next call is captured",
     "the function changes an argument": "return the new values instead",
     "a profiler": "nothing: its calls are captured once the profiler has stopped",
     "checkpoint": "leave the function eager, or capture it without dropout or without checkpoints",
     "the break": "let the break return a clone, or write to it before it returns",
-    "the result has a tensor on": "return one on the device, and copy it after the call",
+    "the result has a tensor on": "return a tensor on the device, and copy it after the call",
     "the result requires a gradient": WAY_BACK,
     "the result has": "return strided tensors, and tuples, lists or dictionaries of them",
     "is written while": "return the new value instead",
     "gradients are recorded": "return a clone of it, or leave it out",
-    "the function changes": "let it be a tensor that is written in place, change it outside of the"
-    " call, or say that replays need not: side_effects='ignore'",
-    "the function leaves": "write to a tensor that is there, with copy_(), or return the new one",
-    "somebody keeps": "write to a tensor that is there, with copy_(), or return the new one",
+    "the function changes": "make it a tensor that is written in place, change it outside of the"
+    " call, or let replays skip the change: side_effects='ignore'",
+    "the function leaves": "write to an existing tensor, with copy_(), or return the new one",
+    "somebody keeps": "write to an existing tensor, with copy_(), or return the new one",
 }
-# Where two calls differ in their operators or numbers.
+# The fix if two calls differ in their operators or numbers.
 _OF_PYTHON = (
     "Python computes something else in each call: pass it as a tensor, keep it in a tensor that is"
     " written in place, or mark that work with @cgraph.eager_break"
@@ -67,7 +67,7 @@ _OF_PYTHON = (
 
 
 def fix_for(reason: str | None) -> str | None:
-    """What to do about a reason, by the words that it begins with, or the kind of a refusal."""
+    """Return the fix for a reason, by its first words, or for the kind of a refusal."""
     if reason is None:
         return None
     if reason in KINDS:
@@ -76,27 +76,27 @@ def fix_for(reason: str | None) -> str | None:
 
 
 def refused_in_words(refusal: Refusal) -> str:
-    """What a capture has against an operator."""
+    """Return the reason why a capture refuses an operator, as text."""
     return f"{refusal.operator} cannot be captured, as it {KINDS[refusal.kind].what}"
 
 
 def broken_by(cause: Exception) -> tuple[str, str | None]:
-    """Why a capture broke, and what to do about it, where that is known."""
+    """Return the reason why a capture broke, and the fix if one is known."""
     if isinstance(cause, NoGradientError):
-        return "its result required a gradient in the call before, and requires none now", None
+        return "its result required a gradient in the previous call, but requires none now", None
     if is_pinning(cause):
         return PINNED, fix_for(PINNED)
     return first_line(cause), fix_of(cause)
 
 
 def reason_against(call: Call, device_type: str) -> str | None:
-    """Why calls like this one run eagerly, whatever the function does; None if they need not."""
+    """Return why such calls run eagerly, whatever the function does; None if they need not."""
     for leaf in call.leaves:
         if leaf.kind == "whole" and is_array(leaf.value):
             kind = type(leaf.value).__qualname__
-            return f"an array: {leaf.name} is of {kind}, whose contents nothing compares"
+            return f"an array: {leaf.name} is of {kind}, whose contents are not compared"
         if leaf.kind == "whole" and isinstance(leaf.value, Iterator):
-            return f"an iterator: {leaf.name} gives something else to each call"
+            return f"an iterator: {leaf.name} yields different items in each call"
         if leaf.kind == "static" and leaf.is_lazy:
             return f"no memory of its own: {leaf.name} is conjugated or negated when it is read"
         if leaf.kind not in ("tensor", "static"):
@@ -117,18 +117,18 @@ def reason_against(call: Call, device_type: str) -> str | None:
 def reason_against_result(
     result: Any, device_type: str, is_made: Callable[[torch.Tensor], bool]
 ) -> str | None:
-    """Why no replay could return this; None if one could.
+    """Return why no replay could return a result; None if one could.
 
     Args:
-        result: What a call has returned.
-        device_type: Of the tensors that replays compute.
-        is_made: Whether the call made the memory of a tensor.
+        result: The result of a call.
+        device_type: The device type of the tensors that replays compute.
+        is_made: Tells whether the call made the memory of a tensor.
     """
     leaves = [*tree_iter(result)]
     needs_grad = any(isinstance(one, torch.Tensor) and one.grad_fn is not None for one in leaves)
     for leaf in leaves:
         if not isinstance(leaf, torch.Tensor):
-            # One that was there before is returned as it is.
+            # An object from before the call is returned as it is.
             if any(map(is_made, tensors_behind(leaf))):
                 kind = type(leaf).__qualname__
                 return f"the result has a {kind} with tensors in it, which pytree does not know"
@@ -144,7 +144,7 @@ def reason_against_result(
 
 
 class Containers:
-    """What the arguments hold before a call: containers their items, tensors their memory.
+    """The contents of the arguments before a call: items of containers, memory of tensors.
 
     Args:
         arguments: Positional and keyword arguments.
@@ -164,7 +164,7 @@ class Containers:
 
     @property
     def changed(self) -> str | None:
-        """What holds something else now, in words; None if nothing does."""
+        """The kind of container or tensor property that has changed, as text; None if none has."""
         for tensor, place in self._memory.values():
             if _torch.place_of(tensor) != place:
                 return "the shape or the memory of a tensor"

@@ -1,4 +1,4 @@
-"""The capture of a call without a backward pass to come: one graph, or segments between breaks."""
+"""Captures of calls without a backward pass to come: one graph, or segments between breaks."""
 
 from __future__ import annotations
 
@@ -50,13 +50,13 @@ __all__ = [
 
 @dataclass
 class Capture:
-    """What became of the capture of a call, whose work has been done.
+    """The outcome of the capture of a call, whose work has been done.
 
     Attributes:
         recorded: The graph; None if the capture ended before the function did.
-        result: What the function returned, if it ran to its end eagerly.
-        shown: What the call has shown; None if the capture ended before.
-        difference: How it differs from the call before, so that the graph must not be replayed.
+        result: The result of the function, if it ran to its end eagerly.
+        shown: The observation of the call; None if the capture ended before.
+        difference: A difference from the previous call, which forbids replays.
         refusal: The operator at which the capture ended.
     """
 
@@ -71,7 +71,7 @@ class BrokenError(Exception):
     """A capture has broken, and Python is as before it: the call can be made again.
 
     Attributes:
-        cause: Why.
+        cause: The error that broke it.
     """
 
     def __init__(self, cause: Exception) -> None:
@@ -82,11 +82,11 @@ class BrokenError(Exception):
 def observer_of(
     device_type: str, inputs: Sequence[torch.Tensor], given: Sequence[torch.Tensor], *, lines: bool
 ) -> Observer:
-    """What watches a call.
+    """Make the observer of a call.
 
     Args:
-        device_type: Of the tensors that a capture works on.
-        inputs: What the function is given for the tensors that are copied.
+        device_type: The device type of the tensors that a capture works on.
+        inputs: The tensors that the function gets in place of those that are copied.
         given: The tensors of the call in their places.
         lines: Note the line of each operator.
     """
@@ -99,15 +99,15 @@ def observer_of(
 
 
 def record(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
-    """Capture a call, do its work, and compare it with the call before.
+    """Capture a call, do its work, and compare it with the previous call.
 
     Args:
-        plan: How.
-        statics: What the graph reads instead of the tensors of the call, with the same contents.
+        plan: The plan.
+        statics: The tensors that the graph reads instead of the call's, with the same contents.
 
     Raises:
-        BrokenError: The capture could not go on; nothing has run.
-        CaptureError: It could not go on behind a break that has run.
+        BrokenError: The capture failed; nothing has run.
+        CaptureError: It failed after a break that has run.
     """
     call, driver, began = plan.call, plan.driver, time.perf_counter()
     args, kwargs = call.arguments(statics)
@@ -189,16 +189,16 @@ def capturing(
     watching: AbstractContextManager[None],
     at_break: Callable[[Callable[..., Any]], Callable[..., Any]] | None,
 ) -> Iterator[Session]:
-    """A block in which a session captures on the plan's stream.
+    """Capture on the plan's stream within a ``with`` block; yield the session.
 
     Args:
-        plan: How.
+        plan: The plan.
         watching: The block in which operators are observed.
         at_break: See :class:`cgraph._breaks.sessions.Session`.
     """
     driver, stream = plan.driver, plan.stream
     before = driver.current_stream()
-    # For work on other streams: replays may still read what a capture is about to write.
+    # Replays on other streams may still read memory that the capture is about to write.
     driver.synchronize()
     torch.clear_autocast_cache()
     random = RandomSnapshot(plan.before.generators)
@@ -224,9 +224,9 @@ def capturing(
 
 
 def graph_of(session: Session, results: Sequence[torch.Tensor]) -> CUDAGraph | SegmentedGraph:
-    """The graph of a session whose function has returned, which copies its results to new memory.
+    """Build the graph of a session whose function has returned; it copies results to new memory.
 
-    It is the segment itself if there is just one.
+    The graph is the segment itself if there is only one.
     """
     steps = session.finish(results)
     if len(steps) == 1 and isinstance(steps[0], CUDAGraph):
@@ -241,7 +241,7 @@ def wait(stream: Any, other: Any) -> None:
 
 
 def _storages_in(session: Session | None, gradients: LeafGradients) -> list[int]:
-    """The numbers of the storages that a graph itself keeps."""
+    """Return the numbers of the storages that a graph itself keeps."""
     kept = [] if session is None else session.kept
     tensors = [one for one in tree_iter(kept) if isinstance(one, torch.Tensor)]
     tensors += [one for _, one in gradients.computed if one is not None]
@@ -250,7 +250,7 @@ def _storages_in(session: Session | None, gradients: LeafGradients) -> list[int]
 
 
 def _left_behind(observer: Observer, but: Sequence[int]) -> Difference | None:
-    """What to say of tensors that the capture made and that somebody has; None if it is garbage."""
+    """Describe a tensor of the capture that is still referenced; None if all were garbage."""
     gc.collect()
     left = observer.left(but)
     if not left:
@@ -262,13 +262,13 @@ def _left_behind(observer: Observer, but: Sequence[int]) -> Difference | None:
 def frozen_in(
     trace: Trace, driver: Driver, pool: Handle
 ) -> tuple[list[torch.UntypedStorage], tuple[str, ...]]:
-    """What a graph reads that nothing guards: its storages, which must stay, and words for each."""
+    """Return the unguarded storages that a graph reads, which must stay, and a text for each."""
     kept, words = [], []
     for one in trace.outside.values():
         memory = None if one.is_named else one.storage
         if memory is None:
             continue
-        # It may have been made without an operator.
+        # It may have been created without an operator.
         if one.kept is None and driver.is_in_pool(bytes_of(memory), pool):
             continue
         kept.append(memory)

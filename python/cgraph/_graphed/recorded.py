@@ -1,4 +1,4 @@
-"""What a capture of a graphed function has made."""
+"""The products of a capture of a graphed function."""
 
 from __future__ import annotations
 
@@ -29,15 +29,15 @@ class Recorded:
     Attributes:
         graph: The graph.
         statics: The tensors that calls are copied to.
-        result: What the function returned.
+        result: The result of the function.
         mutated: The places of the static tensors that the function writes.
         writes: The ends of each piece of memory that it writes and that is not its own.
         takes: The ends of all memory that it works on and that is not its own.
-        kept: Memory from outside that it reads, which is not to go.
-        gradients: What becomes of the ``.grad`` of leaves.
-        frozen: What it reads that nothing guards, in words.
-        seconds: What capture and instantiation took together.
-        debugged: What replays it instead, with tensors for the static ones; None without debugging.
+        kept: Memory from outside that it reads, which must stay.
+        gradients: The changes to the ``.grad`` of leaves.
+        frozen: The unguarded tensors that it reads, as text.
+        seconds: The time of capture and instantiation together.
+        debugged: Replays it for debugging, with tensors for the static ones; None without.
     """
 
     debugged: Debugged | PeriodicCheck | None = None
@@ -62,13 +62,13 @@ class Recorded:
 
     @property
     def outputs(self) -> list[Any]:
-        """The leaves of what the function returned."""
+        """The leaves of the function's result."""
         pairs = zip(self.result.leaves, self.result.kinds, strict=True)
         return [self.statics[one] if kind == "argument" else one for one, kind in pairs]
 
     @property
     def spec(self) -> Any:
-        """How they are put together."""
+        """The specification by which the leaves form the result."""
         return self.result.spec
 
     @property
@@ -81,11 +81,11 @@ class Recorded:
 
     @property
     def is_flat_tuple(self) -> bool:
-        """Whether the result is a tuple of leaves."""
+        """True if the result is a tuple of leaves."""
         return self.spec.type is tuple and all(one.is_leaf() for one in _children(self.spec))
 
     def feed(self) -> Callable[[tuple[Any, ...]], None]:
-        """What replays with tensors for the static ones."""
+        """Return a callable that replays with tensors for the static ones."""
         if self.statics:
             return self.graph._feeder()
         return lambda _: self.graph.replay()
@@ -97,12 +97,12 @@ class Recorded:
 
     @property
     def breaks(self) -> tuple[str, ...]:
-        """Where the graph is broken up for eager work."""
+        """The places where the graph is divided for eager work."""
         return self.graph.breaks if isinstance(self.graph, SegmentedGraph) else ()
 
     @property
     def is_running(self) -> bool:
-        """Whether a replay in segments is under way, of which the asker may be part."""
+        """True if a replay in segments is under way, of which the caller may be part."""
         return isinstance(self.graph, SegmentedGraph) and self.graph._is_running
 
     @property
@@ -113,16 +113,16 @@ class Recorded:
 
     @property
     def footprint(self) -> Footprint | None:
-        """What the capture did to its pool; None with breaks."""
+        """The footprint of the capture in its pool; None with breaks."""
         captured = self.graph._captured if isinstance(self.graph, CUDAGraph) else None
         return None if captured is None else captured.footprint
 
     def replay_into(self, to: Sequence[tuple[int, int]], owners: Sequence[torch.Tensor]) -> None:
-        """Replay with what the static tensors hold, and copy results to new memory.
+        """Replay with the present contents of the static tensors; copy results to new memory.
 
         Args:
-            to: Address and bytes of where each piece of memory goes.
-            owners: The tensors that own these.
+            to: Address and bytes of the destination of each piece of memory.
+            owners: The tensors that own the destinations.
         """
         deliver = self._last.deliver
         if deliver is None:
@@ -141,12 +141,12 @@ class Recorded:
 
     @property
     def copies(self) -> Results | None:
-        """What replays copy of the results; None if they copy none."""
+        """The results that replays copy; None if they copy none."""
         return self._last.results
 
     @property
     def nodes(self) -> int:
-        """How many nodes the graph has."""
+        """Number of nodes of the graph."""
         return self.graph.memory().nodes
 
     @property
@@ -157,11 +157,11 @@ class Recorded:
 
     @property
     def leaves_more(self) -> bool:
-        """Whether a replay is followed by what its graph cannot do."""
+        """True if work that the graph cannot do follows each replay."""
         return bool(self.mutated or self.gradients)
 
     def reset(self) -> None:
-        """Let the graph go, and the memory that only its results use."""
+        """Drop the graph, and the memory that only its results use."""
         self.graph.reset()
         if self.debugged is not None:
             self.debugged.reset()
@@ -172,7 +172,7 @@ class Recorded:
 
 
 def _children(spec: Any) -> list[Any]:
-    """What a specification of torch's consists of; newer torch has another name for it."""
+    """Return the children of a pytree specification, which newer torch names differently."""
     specs: list[Any] = (
         spec.children() if callable(getattr(spec, "children", None)) else spec.children_specs
     )

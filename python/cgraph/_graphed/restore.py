@@ -1,4 +1,4 @@
-"""Puts guarded places back after a capture that broke, so that the call can be made again."""
+"""Restoration of guarded places after a capture that broke, for the call to be made again."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ __all__ = ["Restore"]
 
 
 class Restore:
-    """The guarded places of a key as they are when this is made.
+    """The values at the guarded places of a key when this is made.
 
     Args:
-        guards: They, which fit.
+        guards: The guards of the places, all of which hold.
     """
 
     def __init__(self, guards: Guards) -> None:
         self._guards = guards
-        # What other items containers have is not guarded one by one.
+        # The other items of containers are not guarded one by one.
         self._containers = [(one, _copied(one)) for one in guards.containers]
 
     def put_back(self) -> None:
-        """Let each place hold what it held."""
+        """Restore the value of each place."""
         for container, items in self._containers:
             if isinstance(container, dict):
                 dict.clear(container)
@@ -48,7 +48,7 @@ def _copied(container: Any) -> Any:
 
 
 def _put(holder: Any, step: tuple[Any, ...], value: Any) -> None:
-    """Let a place hold a value, by no code of the user's."""
+    """Put a value at a place without running code of the user."""
     kind, *rest = step
     if kind == "attr":
         if value is NOTHING:

@@ -1,4 +1,4 @@
-"""What a graph's function returned, and what calls return instead: memory of the caller's own."""
+"""The result of a graph's function, and the results of calls, in memory of the caller's own."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ class Result:
     """The result of a captured function, leaf by leaf.
 
     Attributes:
-        leaves: What the function returned, in the graph's memory; of an argument its place.
-        spec: How they are put together.
-        kinds: What becomes of each: ``"argument"`` (the caller's own tensor), ``"constant"`` (it is
+        leaves: The leaves of the function's result, in the graph's memory; for an argument its
+            place.
+        spec: The specification by which they form the result.
+        kinds: The kind of each: ``"argument"`` (the caller's own tensor), ``"constant"`` (it is
             returned as it is), ``"own"`` (it lies in the graph's memory) or ``"input"`` (it lies in
-            that of an argument's copy, and becomes a view of the argument where that can be).
-        statics: The arguments' copies.
+            the copy of an argument, and becomes a view of the argument where possible).
+        statics: The copies of the arguments.
     """
 
     leaves: list[Any]
@@ -44,13 +45,13 @@ class Result:
         is_made: Callable[[torch.Tensor], bool],
         device_type: str,
     ) -> Result:
-        """That of a captured call.
+        """Build the result of a captured call.
 
         Args:
-            returned: What the function returned.
-            statics: What it was given for the tensors of the call.
-            is_made: Whether the call made the memory of a tensor.
-            device_type: Of the tensors that replays compute.
+            returned: The value that the function returned.
+            statics: The tensors that the function got in place of the call's.
+            is_made: Tells whether the call made the memory of a tensor.
+            device_type: The device type of the tensors that replays compute.
 
         Raises:
             CaptureError: No replay could return it.
@@ -79,7 +80,7 @@ class Result:
         return {_torch.storage_id(one) for one in memories}
 
     def view(self, number: int) -> View | None:
-        """What makes a leaf of the kind ``"input"`` of the argument; None if only a copy is one."""
+        """Return the view that makes an ``"input"`` leaf of its argument; None if it is a copy."""
         leaf = self.leaves[number]
         memory = _torch.storage_id(leaf.untyped_storage())
         for place, static in enumerate(self.statics):
@@ -88,11 +89,11 @@ class Result:
         return None
 
     def returned(self, tensors: Sequence[torch.Tensor], *, is_fresh: bool) -> Any:
-        """What a call returns whose work has been enqueued.
+        """Build the return value of a call whose work has been enqueued.
 
         Args:
             tensors: The tensors of the call that were copied.
-            is_fresh: Whether results get memory of their own.
+            is_fresh: True if results get memory of their own.
         """
         copies: dict[int, torch.Tensor] = {}
         leaves = []
@@ -111,13 +112,13 @@ class Result:
 
 
 class View:
-    """Makes of an argument the view that a result is of the argument's copy.
+    """A view of an argument, like the view that a result is of the argument's copy.
 
     Args:
         leaf: The result, as it lies in the copy.
         static: The copy.
         place: The place of the argument.
-        offset: Where the result begins, in its elements from the beginning of the copy.
+        offset: The first element of the result, in its elements from the beginning of the copy.
 
     Attributes:
         place: As given.
@@ -133,7 +134,7 @@ class View:
 
     @classmethod
     def of(cls, leaf: torch.Tensor, static: torch.Tensor, place: int) -> View | None:
-        """That of a result; None if an argument may have no such view."""
+        """Return the view for a result; None if an argument may have no such view."""
         if type(leaf) is not torch.Tensor or type(static) not in (torch.Tensor, torch.nn.Parameter):
             return None
         if leaf.is_conj() or leaf.is_neg():
@@ -152,10 +153,10 @@ class View:
         return cls(leaf, static, place, offset)
 
     def __call__(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The view of an argument; a copy where that is laid out in another way than its copy."""
+        """Make the view of an argument; a copy if the argument's layout differs from its copy's."""
         is_alike = tensor.shape == self._shape and _same_strides(tensor, self._strides)
         if is_alike and not tensor.is_conj() and not tensor.is_neg():
-            with suppress(RuntimeError):  # its elements may begin where those of the dtype cannot
+            with suppress(RuntimeError):  # the argument may be misaligned for the dtype
                 whole = tensor.detach() if tensor.requires_grad else tensor
                 whole = whole if self._dtype is None else whole.view(self._dtype)
                 return whole.as_strided(*self._form, whole.storage_offset() + self._offset)
@@ -163,7 +164,7 @@ class View:
 
 
 def _reach(tensor: torch.Tensor) -> int:
-    """How far its last element is from its first one."""
+    """Return the distance of the last element from the first one."""
     pairs = zip(tensor.shape, tensor.stride(), strict=True)
     return sum((size - 1) * stride for size, stride in pairs)
 
@@ -194,11 +195,11 @@ def _kind(
 
 
 def _copied(leaf: torch.Tensor, copies: dict[int, torch.Tensor]) -> torch.Tensor:
-    """A copy of a tensor; those that share memory have copies that do.
+    """Copy a tensor; the copies of tensors that share memory share memory, too.
 
     Args:
         leaf: The tensor.
-        copies: Those of whole storages, by their numbers.
+        copies: The copies of whole storages, by the storages' numbers.
     """
     if leaf.is_conj() or leaf.is_neg():
         return leaf.detach().clone()

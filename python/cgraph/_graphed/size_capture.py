@@ -1,4 +1,4 @@
-"""The capture of a call that differs in numbers of rows alone from one that was observed."""
+"""The capture of a call that differs only in numbers of rows from an observed one."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ __all__ = ["UnlikeError", "can_be_like", "for_sizes", "record_sized"]
 
 
 class UnlikeError(Exception):
-    """The call differs from the observed one in more than numbers of rows: observe it itself."""
+    """The call differs from the observed one in more than numbers of rows: observe it, too."""
 
 
 def can_be_like(shown: Observation) -> bool:
-    """Whether calls of other numbers of rows are captured after this one, operators unseen.
+    """Return whether calls of other numbers of rows can be captured without seeing operators.
 
-    Of gradients and breaks a capture has to know more.
+    With gradients or breaks a capture has to know more.
     """
     return not (shown.is_backward or shown.needs_grad or shown.has_breaks)
 
@@ -42,7 +42,7 @@ def can_be_like(shown: Observation) -> bool:
 def for_sizes(
     shown: Observation, function: Callable[..., Any], call: Call, options: Options
 ) -> Observation:
-    """The same, with guards on all tensors that have a name: other sizes may take others."""
+    """Return the observation with guards on all named tensors: other sizes may take others."""
     guards = guards_of(function, call, shown.codes, lambda *_: True, options, {})
     return replace(shown, guards=guards, restore=Restore(guards))
 
@@ -51,13 +51,13 @@ def record_sized(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     """Capture a call and do its work; operators are not noted.
 
     Args:
-        plan: How; the call before differs in numbers of rows alone.
-        statics: What the graph reads instead of the tensors of the call, with the same contents.
+        plan: The plan; the previous call differs only in numbers of rows.
+        statics: The tensors that the graph reads instead of the call's, with the same contents.
 
     Raises:
-        BrokenError: The capture could not go on.
-        CaptureError: The function has changed what is guarded.
-        UnlikeError: It has run other code, met a break, or found other values.
+        BrokenError: The capture failed.
+        CaptureError: The function changed a guarded value.
+        UnlikeError: The function ran other code, met a break, or found other values.
     """
     call, driver, before, began = plan.call, plan.driver, plan.before, time.perf_counter()
     if not before.guards.fit(call.objects):
@@ -80,7 +80,7 @@ def record_sized(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                 with codes.noted(), breakable(_NoBreaks()), on_one_thread():
                     returned = plan.function(*args, **kwargs)
             except UnlikeError:
-                # What it has cached by then is to have contents.
+                # Values that the function has cached so far must have contents.
                 session.stop()
                 raise
             result = Result.of(returned, statics, is_new, driver.device_type)
@@ -117,7 +117,7 @@ def record_sized(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
 
 
 class _NoBreaks:
-    """Breaks of a call after one that met none."""
+    """The breaks of a call if the previous one met none."""
 
     def run(self, work: Work, args: Any, kwargs: Any) -> Any:
         """Give up."""

@@ -1,4 +1,4 @@
-"""Where the captures of a graphed function are made: pools, streams and static memory."""
+"""Pools, streams and static memory for the captures of a graphed function."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ class StaticMemory:
     """Pools, streams and static memory of one function.
 
     Args:
-        pool: That of captures without gradients, if it is given.
+        pool: The pool of captures without gradients, if one is given.
     """
 
     def __init__(self, pool: Pool | None) -> None:
         self._given = pool
-        # Pool and stream of the captures without gradients of each device, or simulator.
+        # Pool and stream of captures without gradients, by device or simulator.
         self._places: dict[tuple[int, int], tuple[Any, Any]] = {}
-        # Of the device's pool, which other functions may have as well.
+        # The lane of each device's pool, which other functions may share.
         self._lanes: dict[int, _core.Lane] = {}
         self._buffers: dict[Hashable, _torch.WeakStorage] = {}
 
     def place(self, driver: Driver, needs_grad: bool) -> tuple[Any, Any]:
-        """Pool and stream of a capture.
+        """Return the pool and the stream for a capture.
 
-        All without gradients share them. One with gradients has a pool of its own: what a forward
-        pass has saved must outlast the replays of other keys until the backward pass.
+        Captures without gradients share them. One with gradients has a pool of its own: tensors
+        saved by a forward pass must outlast the replays of other keys until the backward pass.
         """
         number = _number(driver)
         if number not in self._places:
@@ -45,7 +45,7 @@ class StaticMemory:
         return (graph_pool_handle() if needs_grad else pool), stream
 
     def lane(self, driver: Driver) -> _core.Lane | None:
-        """The stream that the graphs of the current device were replayed on last."""
+        """Return the lane of the pool on the current device; None on the simulator."""
         if driver.device_type != "cuda":
             return None
         ordinal = torch.cuda.current_device()
@@ -57,10 +57,10 @@ class StaticMemory:
     def statics(
         self, driver: Driver, tensors: Sequence[torch.Tensor], is_shared: bool
     ) -> list[torch.Tensor]:
-        """Memory that a graph reads instead of tensors, with the same contents.
+        """Return the tensors that a graph reads instead of others, with the same contents.
 
-        Graphs of fewer rows read the first ones of the same memory, but for those with gradients:
-        a backward pass may come after calls of other keys, and reads what its forward pass got.
+        Graphs of fewer rows read the first rows of the same memory, except those with gradients: a
+        backward pass may come after calls of other keys, and reads the forward pass's inputs.
         """
         number = _number(driver)
         is_inference = torch.is_inference_mode_enabled()
@@ -86,7 +86,7 @@ class StaticMemory:
         self._buffers.clear()
 
     def _first_rows(self, form: Hashable, tensor: torch.Tensor) -> torch.Tensor | None:
-        """As many rows as a tensor has, of memory that is shared; None if that has not as many."""
+        """Return as many rows of shared memory as a tensor has; None if there are fewer."""
         known = self._buffers.get(form)
         whole = None if known is None else known.get()
         if whole is None or whole.nbytes() < tensor.nbytes:
@@ -94,7 +94,7 @@ class StaticMemory:
         return tensor.new_empty(0).set_(whole, 0, tensor.shape, tensor.stride())
 
     def _share(self, form: Hashable, static: torch.Tensor) -> None:
-        """Let others of fewer rows have the memory, as long as somebody has it."""
+        """Share the memory with tensors of fewer rows as long as it is alive."""
         self._buffers = {name: one for name, one in self._buffers.items() if one.get() is not None}
         self._buffers[form] = _torch.WeakStorage(static)
 
@@ -103,13 +103,13 @@ _lanes: weakref.WeakValueDictionary[tuple[int, ...], _core.Lane] = weakref.WeakV
 
 
 def _number(driver: Driver) -> tuple[int, int]:
-    """Tells the current devices of all drivers apart; the one given is in force."""
+    """Return a number that identifies the current device of the driver, which is in force."""
     is_gpu = driver.device_type == "cuda"
     return _driver.number(), torch.cuda.current_device() if is_gpu else 0
 
 
 def _lane(ordinal: int, handle: tuple[int, ...]) -> _core.Lane:
-    """The stream that the graphs of a pool were replayed on last, of whatever functions."""
+    """Return the lane of a pool, shared by all functions that use the pool."""
     lane = _lanes.get((ordinal, *handle))
     if lane is None:
         source: Any = _torch.current_stream_source()

@@ -1,4 +1,4 @@
-"""The capture of a call whose result has a backward pass to come: a graph for each pass."""
+"""Captures of calls whose results have a backward pass to come: a graph for each pass."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ __all__ = ["Trained", "train"]
 
 
 class Trained:
-    """The captured passes of a key, in the place of :class:`cgraph._graphed.recorded.Recorded`.
+    """The captured passes of a key, in place of a :class:`cgraph._graphed.recorded.Recorded`.
 
     Attributes:
-        replay: What replays them.
+        replay: The callable that replays them.
         statics: The tensors that calls are copied to.
-        seconds: What the captures and instantiations took together.
-        writes, takes: As for :class:`cgraph._graphed.recorded.Recorded`, as the others.
+        seconds: The time of captures and instantiations together.
+        writes, takes: As for :class:`cgraph._graphed.recorded.Recorded`.
         frozen: Likewise.
-        debugged: What is called instead, to find a mistake; None if nobody looks for one.
+        debugged: The callable for debugging, called instead; None without debugging.
         breaks: Likewise.
     """
 
@@ -59,27 +59,27 @@ class Trained:
         self._graphs, self.breaks = graphed.graphs, graphed.breaks
 
     def call(self, *args: Any, **kwargs: Any) -> Any:
-        """Replay, for a caller who gets the result."""
+        """Replay, and return the result."""
         return (self.debugged or self.replay)(*args, **kwargs)
 
     def finish(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """Answer the call that was captured. Between breaks its forward pass has run."""
+        """Answer the call that was captured; with breaks its forward pass has already run."""
         if self.breaks:
             return self.replay.as_run(args, kwargs)
         return self.replay(*args, **kwargs)
 
     @property
     def is_running(self) -> bool:
-        """Whether a replay in segments is under way, of which the asker may be part."""
+        """True if a replay in segments is under way, of which the caller may be part."""
         return any(isinstance(one, SegmentedGraph) and one._is_running for one in self._graphs)
 
     def is_open(self) -> bool:
-        """Whether the backward pass of the last call may still run, which another would spoil."""
+        """True if the last call's backward pass may still run, which another call would spoil."""
         return self.replay.is_open
 
     @property
     def modules(self) -> Sequence[torch.nn.Module]:
-        """Those that the function reaches."""
+        """The modules that the function reaches."""
         return list(self._module.reached)
 
     @property
@@ -88,7 +88,7 @@ class Trained:
         return self.replay.parameters
 
     def gradients_of_all(self, found: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
-        """Those of all inputs and parameters, of what the autograd node has passed on."""
+        """Return the gradients of all inputs and parameters, given those of the autograd node."""
         return self.replay.of_all(found)
 
     @property
@@ -98,7 +98,7 @@ class Trained:
 
     @property
     def nodes(self) -> int:
-        """How many nodes the graphs have."""
+        """Number of nodes of the graphs."""
         return sum(graph.memory().nodes for graph in self._graphs)
 
     @property
@@ -108,7 +108,7 @@ class Trained:
         return sum(memory.held + memory.exec for memory in memories)
 
     def reset(self) -> None:
-        """Let the graphs go with the last call that needs them."""
+        """Drop the graphs once the last call that needs them has."""
         self._graphs = ()
         if self.debugged is not None:
             self.debugged.reset()
@@ -116,17 +116,17 @@ class Trained:
 
 
 def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
-    """Capture forward and backward pass of a call, whose replay does its work.
+    """Capture the forward and the backward pass of a call; a replay then does its work.
 
-    Between breaks the forward pass has run then, which that replay does not run again.
+    With breaks the forward pass has already run, and that replay does not run it again.
 
     Args:
-        plan: How.
-        statics: What the graphs read instead of the tensors of the call.
+        plan: The plan.
+        statics: The tensors that the graphs read instead of the call's.
 
     Raises:
-        BrokenError: The captures could not go on; nothing has run, and Python is as before.
-        CaptureError: They could not go on behind a break that has run.
+        BrokenError: The captures failed; nothing has run, and Python's state is as before.
+        CaptureError: They failed after a break that has run.
     """
     call, driver, began = plan.call, plan.driver, time.perf_counter()
     modules = plan.before.guards.modules
@@ -175,22 +175,22 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
                     clone_outputs=plan.options.outputs == "fresh",
                     clone_gradients=False,
                     is_divided=is_divided,
-                    # Guards compare them, and what they read.
+                    # Guards compare weights and hooks, and the values that hooks read.
                     is_public=False,
                 )
             require_in_place(modules, parameters)
         if observer.refusals:
-            # The function has caught what was raised.
+            # The function has caught the error.
             refuse(observer.refusals[0])
         graphed_of(module).stand_for(parameters)
-        # Guards have compared them.
+        # Guards have compared constants.
         graphed_of(module).take_any_constants()
         module.let_go()
         for place, one in enumerate(statics):
             if observer.has_written(one):
                 raise CallableError(
-                    f"{call.names[place]} is written while gradients are recorded, and what a"
-                    " graphed backward pass leaves in it does not reach the caller's: return the"
+                    f"{call.names[place]} is written while gradients are recorded, but writes of a"
+                    " graphed backward pass do not reach the caller's tensor: return the"
                     " new value instead"
                 )
     except Exception as error:
@@ -218,26 +218,26 @@ def train(plan: CapturePlan, statics: list[torch.Tensor]) -> Capture:
     )
     shown.needs_grad = True
     trained.kept, trained.frozen = frozen_in(observer.trace, driver, trained.pool)
-    # A backward pass may come when the key has let this go.
+    # A backward pass may come after the key has dropped the graphs.
     trained.replay.kept = trained.kept
     difference = shown.difference(plan.before, observer, call, plan.options)
     return Capture(trained, None, shown, difference, None)
 
 
 class _Breaks:
-    """Breaks in captures of passes, which divide them only if the call before had some."""
+    """The breaks in captures of passes, which divide them only if the previous call had breaks."""
 
     def run(self, work: Work, args: Any, kwargs: Any) -> Any:
-        """Refuse a break that no session of its own divides."""
+        """Refuse a break for which no session divides the capture."""
         raise GradientBreakError(
-            f"the break {work.name} was met in a capture, and not in the call before it"
+            f"the break {work.name} was met in a capture, but not in the previous call"
         )
 
 
 def _pairs(
     parameters: dict[int, torch.nn.Parameter], modules: Sequence[torch.nn.Module]
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """The stand-ins of parameters, with the real ones."""
+    """Yield the stand-ins of parameters with the real ones."""
     for module in modules:
         for made in module.parameters():
             if id(made) in parameters:

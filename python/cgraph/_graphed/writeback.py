@@ -1,4 +1,4 @@
-"""What a replay leaves to its caller besides the result: written arguments and gradients."""
+"""The effects of a replay on its caller besides the result: written arguments and gradients."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Fed", "handed_over", "leave", "reason_beside", "with_statics"]
 
 
 class Fed:
-    """Replays with the tensors of a call, and leaves to the caller what else the function does.
+    """A replay with the tensors of a call that also writes the caller's tensors and gradients.
 
     Args:
         recorded: The capture.
@@ -38,8 +38,8 @@ class Fed:
 
         Args:
             tensors: The tensors of the call.
-            to: Address and bytes of where each piece of memory of the results goes.
-            owners: The tensors that own these.
+            to: Address and bytes of the destination of each piece of memory of the results.
+            owners: The tensors that own the destinations.
         """
         if owners and self._fresh is not None:
             self._fresh(tensors, to, owners)
@@ -51,14 +51,14 @@ class Fed:
 def leave(
     recorded: Recorded, tensors: Sequence[torch.Tensor], sources: Sequence[torch.Tensor]
 ) -> None:
-    """Write to the caller's tensors what the function has written to its copies.
+    """Copy to the caller's tensors what the function has written to their copies.
 
     Args:
-        recorded: The capture, of which a replay was enqueued.
-        tensors: The caller's.
-        sources: What holds their new contents.
+        recorded: The capture; a replay of it was enqueued.
+        tensors: The caller's tensors.
+        sources: The tensors that hold their new contents.
     """
-    # As the function has written them, which may be leaves.
+    # Without gradients, as the caller's tensors may be leaves.
     with torch.no_grad():
         for place in recorded.mutated:
             if tensors[place] is not sources[place]:
@@ -69,12 +69,12 @@ def leave(
 def handed_over(
     result: Any, statics: Sequence[torch.Tensor], tensors: Sequence[torch.Tensor]
 ) -> Any:
-    """What a call returns that went on eagerly with the copies of its tensors.
+    """Build the return value of a call that went on eagerly with the copies of its tensors.
 
     Args:
-        result: What the function has returned.
+        result: The result of the function.
         statics: The copies, whose contents the caller's tensors get where they differ.
-        tensors: The caller's.
+        tensors: The caller's tensors.
     """
     own: dict[int, int] = {}
     for place, (static, tensor) in enumerate(zip(statics, tensors, strict=True)):
@@ -102,9 +102,9 @@ def reason_beside(
     writes: Sequence[tuple[int, int]],
     takes: Sequence[tuple[int, int]],
 ) -> str | None:
-    """Why no graph serves a call: its tensors overlap where something is written.
+    """Return why no graph serves a call: its tensors overlap written memory; None otherwise.
 
-    A graph reads copies of them, which have no memory in common.
+    A graph reads copies of them, which do not overlap.
 
     Args:
         call: The call.
@@ -120,7 +120,7 @@ def reason_beside(
             return f"{names[place]} shares memory with a tensor that the function writes"
     for place in mutated:
         if _torch.overlaps_itself(call.tensors[place]):
-            return f"{names[place]} is written, and elements of it share memory"
+            return f"{names[place]} is written, and its elements share memory"
         begin, end = spans[place]
         if _touches(takes, begin, end):
             return f"{names[place]} is written, and shares memory with what the function reads"
@@ -136,14 +136,15 @@ def with_statics(
     writes: Sequence[tuple[int, int]],
     takes: Sequence[tuple[int, int]],
 ) -> tuple[list[tuple[int, int]], list[tuple[int, int]]]:
-    """What a capture writes and works on beside its inputs: more than the call before has shown.
+    """Return the memory that a capture writes and works on besides its inputs.
 
-    A tensor that lies where it lay is read there from now on, and was an input before.
+    It is more than the previous call has shown: a tensor that has not moved was an input before,
+    and is read where it lies from now on.
 
     Args:
         call: The call that is captured.
-        written: The names of arguments that the call before has written.
-        writes: As for :func:`reason_beside`, of the call before.
+        written: The names of arguments that the previous call has written.
+        writes: As for :func:`reason_beside`, of the previous call.
         takes: Likewise.
     """
     spans = {one.name: _span(one.value) for one in call.statics}
@@ -151,7 +152,7 @@ def with_statics(
 
 
 def _touches(pieces: Sequence[tuple[int, int]], begin: int, end: int) -> bool:
-    """Whether a span has bytes in common with one of some pieces."""
+    """Return whether a span has bytes in common with one of some pieces."""
     return any(first < end and begin < last for first, last in pieces)
 
 

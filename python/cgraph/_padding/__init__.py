@@ -1,1 +1,1 @@
-"""Calls of fewer rows than a graph has."""
+"""Calls of fewer rows than their graph has."""

@@ -1,4 +1,4 @@
-"""Compares the first padded call of a size with an eager one."""
+"""The comparison of the first padded call of a size with an eager one."""
 
 from __future__ import annotations
 
@@ -33,16 +33,16 @@ _OF_LARGEST = {
     torch.float32: 1e-3,
     torch.float64: 1e-7,
 }
-"""How far elements may be apart, in units of the largest one."""
+"""The allowed difference of elements, in units of the largest element."""
 
 
 class Compared(NamedTuple):
-    """What a comparison has shown.
+    """The outcome of a comparison.
 
     Attributes:
-        result: What the call returns.
+        result: The result of the call.
         batched: For each leaf of the graph's result the dimension of its rows; None without.
-        shows: How the padding shows; None if it does not.
+        shows: The effect of the padding as text; None if there is none.
     """
 
     result: Any
@@ -57,14 +57,14 @@ def compared(
     leaves: Sequence[torch.Tensor],
     found: Fit,
 ) -> Compared | None:
-    """Make a call eagerly, put back what it wrote, make it padded, and compare.
+    """Make a call eagerly, restore what it wrote, make it padded, and compare.
 
-    What stays is what the padded call has left, or where the padding shows what eager has. None if
-    there is no memory for copies of what is written; then all is as before.
+    The effects of the padded call stay, or those of the eager one if the padding shows. Return None
+    if there is no memory for copies of written memory; then all state is as before.
 
     Args:
         eager: Makes the call.
-        replay: Replays it with padding; the leaves of the result and how they are put together.
+        replay: Replays it with padding; returns the leaves of the result and its specification.
         written: The memory from outside that the graph writes, and the type of its elements.
         leaves: The tensors whose gradients it may exchange.
         found: The rows of the call.
@@ -82,7 +82,7 @@ def compared(
         right = [None if one is None else one.detach().clone() for one in gradients_after]
         storages = {_torch.storage_id(one.storage): one for one in rollback.storages}
         for storage, dtype in written:
-            # What eager has not written is still as it was.
+            # Memory that eager has not written is unchanged.
             if (number := _torch.storage_id(storage)) not in storages:
                 storages[number] = storage_snapshot(storage, dtype)
         left = {number: bytes_of(one.storage).clone() for number, one in storages.items()}
@@ -102,7 +102,7 @@ def compared(
         batched = rows_in(padded, found)
         shows = _difference(expected, cut_leaves(padded, batched, found.rows), found)
         if spec != its_spec:
-            shows = "the result is put together in another way"
+            shows = "the result has another structure"
         shows = shows or _difference_of_written(storages, left)
         shows = shows or _difference_of_gradients(leaves, right)
     except torch.OutOfMemoryError:
@@ -118,7 +118,7 @@ def compared(
 
 
 def rows_in(leaves: Sequence[Any], found: Fit) -> list[int | None]:
-    """For each leaf of a graph's result the dimension of its rows, by its shape; None without."""
+    """Return the dimension of the rows in each leaf of a result, by its shape; None without."""
     dim = next(one for one in found.dims if one is not None)
     return [
         dim if _is_tensor(leaf) and leaf.dim() > dim and leaf.shape[dim] == found.size else None
@@ -143,10 +143,10 @@ def _difference_of_written(
 ) -> str | None:
     for number, storage in storages.items():
         pair = bytes_of(storage.storage), left[number]
-        # To compare elements takes less memory than to compare bytes.
+        # Comparing elements takes less memory than comparing bytes.
         now, right = (in_type(one, storage.dtype) for one in pair)
         if not torch.equal(now, right) and _wrong(now, right) is not None:
-            return "what the function writes is not as without padding"
+            return "what the function writes differs from eager"
     return None
 
 
@@ -155,17 +155,17 @@ def _difference_of_gradients(
 ) -> str | None:
     for leaf, one in zip(leaves, right, strict=True):
         if (leaf.grad is None) != (one is None):
-            return "the gradients are not as without padding"
+            return "the gradients differ from eager"
         if leaf.grad is not None and one is not None and leaf.grad.layout is torch.strided:
             if _wrong(leaf.grad.detach(), one) is not None:
-                return "the gradients are not as without padding"
+                return "the gradients differ from eager"
     return None
 
 
 def _wrong(found: torch.Tensor, right: torch.Tensor) -> Wrong | None:
-    """How a tensor differs from the right one by more than other kernels do.
+    """Describe how a tensor differs from the right one by more than other kernels would cause.
 
-    Libraries choose them by the number of rows, and elements near zero differ by what is left of
+    Libraries choose kernels by the number of rows, and elements near zero differ by the rounding of
     large ones.
     """
     wrong = wrong_value(found, right)

@@ -31,13 +31,13 @@ def capture_ladder(
     """Capture a call's key, or one for each size, the largest first: the others fit its memory.
 
     Args:
-        answers: The function's.
+        answers: The answers of the function.
         call: A call of any number of rows.
         sizes: The sizes, if not those of the options.
-        progress: Show a bar.
+        progress: Show a progress bar.
 
     Raises:
-        ArgumentError: The call has no rows, of which those of the sizes could be made.
+        ArgumentError: The call has no rows to make those of the sizes from.
     """
     options = answers.options
     wanted = checked_sizes(sizes) if sizes is not None else options.sizes
@@ -54,10 +54,10 @@ def capture_ladder(
         )
     if found.rows == 0:
         raise ArgumentError(
-            f"the arguments of {answers.name} have no rows, expected at least one: the other sizes"
-            " are made of its rows"
+            f"the arguments of {answers.name} have no rows, expected at least one: the sizes"
+            " are made from these rows"
         )
-    # Rows that are made up are copies of real ones: numbers that index something stay in range.
+    # Padding rows are copies of real ones, so that indices stay in range.
     pad: Pad = "repeat" if not callable(options.pad) else options.pad
     bar = tqdm(
         desc=f"capture {answers.name}",
@@ -93,7 +93,7 @@ def _capture(answers: Answers, call: Call, like: Observation | None) -> Key:
 
 @contextmanager
 def _rows_named(call: Call, found: Fit) -> Iterator[None]:
-    """A block whose errors say which arguments got another number of rows, if these are several."""
+    """Name the arguments that got another number of rows in errors of a block, if several did."""
     try:
         yield
     except Exception as error:

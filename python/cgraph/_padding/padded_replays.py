@@ -1,4 +1,4 @@
-"""Replays of a graph with fewer rows than it has: inputs are padded, outputs cut."""
+"""Replays of a graph with fewer rows than it has: inputs are padded, results are cut."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["Padded", "PaddedPasses", "cut", "cut_leaves", "first_rows"]
 
 
 class Padded:
-    """What a call of so many rows does with the graph of a larger size.
+    """The work of a call of so many rows with the graph of a larger size.
 
     Args:
         recorded: The graph.
         found: The rows of the call.
-        pad: What the padding contains.
+        pad: The contents of the padding.
     """
 
     def __init__(self, recorded: Recorded, found: Fit, pad: Pad) -> None:
@@ -53,7 +53,7 @@ class Padded:
         to: Sequence[tuple[int, int]] = (),
         owners: Sequence[torch.Tensor] = (),
     ) -> None:
-        """Copy, pad and replay; as :class:`cgraph._graphed.writeback.Fed`."""
+        """Copy, pad and replay; arguments as for :class:`cgraph._graphed.writeback.Fed`."""
         self._fill(tensors)
         if owners:
             self._recorded.replay_into(to, owners)
@@ -62,9 +62,9 @@ class Padded:
         leave(self._recorded, tensors, self._heads)
 
     def native(self) -> tuple[_core.PaddedGraph, list[torch.Tensor]] | None:
-        """What does the same in one step, and what its tensors are like; None if nothing can.
+        """Return native work that does the same in one step, and tensors like its; None if none.
 
-        The root node of a graph copies first rows and pads, where they lie side by side.
+        The root node of a graph copies first rows and pads if rows lie side by side.
         """
         recorded, fill = self._recorded, self._pad
         graph, inputs = recorded.graph, recorded.inputs
@@ -79,12 +79,12 @@ class Padded:
         of = self._recorded.statics[has_rows.index(True)].shape[0]
         try:
             native = _core.PaddedGraph(graph, inputs, self._rows, of, fill, has_rows, self)
-        except ArgumentError:  # rows without elements, or that share memory
+        except ArgumentError:  # rows have no elements, or share memory
             return None
         return native, self._heads
 
     def _fill(self, tensors: Sequence[torch.Tensor]) -> None:
-        """Copy and pad, in as few launches as may be."""
+        """Copy and pad, in as few launches as possible."""
         with torch.no_grad():
             if callable(self._pad):
                 for static, head, tensor, dim in zip(
@@ -110,14 +110,14 @@ class Padded:
 
 
 class PaddedPasses:
-    """A call with gradients, padded and cut by operators that pass them on.
+    """A call with gradients, padded and cut by operators that pass gradients on.
 
     Args:
         trained: The graphs.
         found: The rows of the call.
-        pad: What the padding contains.
+        pad: The contents of the padding.
         batched: For each leaf of the result the dimension of its rows; None without.
-        arguments: How the function's arguments are called.
+        arguments: The names of the function's arguments.
     """
 
     def __init__(
@@ -144,18 +144,18 @@ class PaddedPasses:
 
 
 def first_rows(recorded: Recorded, found: Fit) -> list[torch.Tensor]:
-    """What the tensors of a call with fewer rows are copied to."""
+    """Return the first rows of the static tensors, to which a call with fewer rows is copied."""
     return cut_leaves(recorded.statics, found.dims, found.rows)
 
 
 def cut(result: Any, batched: Sequence[int | None], rows: int) -> Any:
-    """A result with only so many rows."""
+    """Cut a result to so many rows."""
     leaves, spec = tree_flatten(result)
     return tree_unflatten(cut_leaves(leaves, batched, rows), spec)
 
 
 def cut_leaves(leaves: Sequence[Any], batched: Sequence[int | None], rows: int) -> list[Any]:
-    """The leaves of a result with only so many rows, in the dimensions that have rows."""
+    """Cut the leaves of a result to so many rows, in the dimensions that have rows."""
     return [
         leaf if dim is None else leaf.narrow(dim, 0, rows)
         for leaf, dim in zip(leaves, batched, strict=True)

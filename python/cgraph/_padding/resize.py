@@ -1,4 +1,4 @@
-"""What padding contains."""
+"""Tensors of other numbers of rows, and the contents of padding."""
 
 from __future__ import annotations
 
@@ -14,20 +14,20 @@ __all__ = ["like_resized", "padded", "resized"]
 
 
 def resized(tensors: Sequence[torch.Tensor], found: Fit, size: int, pad: Pad) -> list[torch.Tensor]:
-    """Tensors of another number of rows: cut, or padded.
+    """Cut or pad tensors to another number of rows.
 
     Args:
         tensors: The tensors.
-        found: Where their rows are.
-        size: How many they are to have.
-        pad: What the padding contains.
+        found: Their rows.
+        size: The number of rows to make.
+        pad: The contents of the padding.
     """
     pairs = zip(tensors, found.dims, strict=True)
     return [one if dim is None else padded(one, dim, size, pad) for one, dim in pairs]
 
 
 def like_resized(tensors: Sequence[torch.Tensor], found: Fit, size: int) -> list[torch.Tensor]:
-    """Tensors of so many rows, with nothing in them."""
+    """Make uninitialised tensors of so many rows."""
     pairs = zip(tensors, found.dims, strict=True)
     return [
         one
@@ -40,7 +40,7 @@ def like_resized(tensors: Sequence[torch.Tensor], found: Fit, size: int) -> list
 
 
 def padded(tensor: torch.Tensor, dim: int, size: int, pad: Pad) -> torch.Tensor:
-    """A tensor of so many rows: cut, or padded."""
+    """Cut or pad a tensor to so many rows."""
     rows = tensor.shape[dim]
     if rows >= size:
         return tensor.narrow(dim, 0, size)
@@ -55,7 +55,7 @@ def padded(tensor: torch.Tensor, dim: int, size: int, pad: Pad) -> torch.Tensor:
 
 
 def _checked(padded: object, tensor: torch.Tensor, shape: list[int]) -> torch.Tensor:
-    """What a function of the user has padded a tensor to."""
+    """Check the tensor that the user's function has padded."""
     expected = f"{tensor.dtype}{shape} on {tensor.device}"
     if not isinstance(padded, torch.Tensor):
         raise ArgumentError(f"pad returned {padded!r:.80}, expected a tensor: {expected}")

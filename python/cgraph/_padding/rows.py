@@ -1,4 +1,4 @@
-"""Where the rows of a call are."""
+"""The rows of a call: how many it has, and in which dimensions."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ __all__ = ["Fit", "Rows"]
 
 @dataclass(frozen=True)
 class Fit:
-    """Where a call's rows are.
+    """The rows of a call.
 
     Attributes:
-        rows: How many it has.
-        size: The size that it is padded to; None if it has more rows than all sizes.
-        dims: For each tensor the dimension of the rows; None for a tensor without.
-        without: The names of tensors that have another length there.
+        rows: Number of rows.
+        size: The size that it is padded to; None if it has more rows than any size.
+        dims: For each tensor the dimension of the rows; None for a tensor without rows.
+        without: The names of tensors that have another length in that dimension.
     """
 
     rows: int
@@ -33,7 +33,7 @@ class Fit:
 
 
 class Rows:
-    """Finds the rows of a function's calls.
+    """A finder of the rows of a function's calls, which learns which tensors have none.
 
     Args:
         options: The function's options.
@@ -46,14 +46,14 @@ class Rows:
         self._without: set[str] = set()
 
     def fit(self, call: Call, sizes: Sequence[int]) -> Fit | None:
-        """The rows of a call; None if no tensor has any.
+        """Find the rows of a call; None if no tensor has any.
 
-        The first tensor that has the dimension says how many rows there are. Another one has rows
+        The first tensor that has the dimension gives the number of rows. Another tensor has rows
         if it is as long there, and never was of another length.
 
         Args:
             call: The call.
-            sizes: Those that it may be padded to, the smallest first.
+            sizes: The sizes that it may be padded to, the smallest first.
         """
         dims: list[int | None] = []
         rows: int | None = None
@@ -87,18 +87,18 @@ class Rows:
 
 
 def _require_dim(name: str, dim: int, tensor: torch.Tensor) -> None:
-    """Refuse rows along a dimension that the argument which was named has not.
+    """Refuse rows along a dimension that the named argument does not have.
 
     Raises:
-        ArgumentError: It has not.
+        ArgumentError: It does not have the dimension.
     """
     if tensor.dim() <= dim:
         raise ArgumentError(
-            f"the rows of {name} are along dimension {dim}, and it has shape"
+            f"the rows of {name} are along dimension {dim}, but it has shape"
             f" {tuple(tensor.shape)}: name another one in dim, or leave {name} out"
         )
 
 
 def _root(name: str) -> str:
-    """The argument that a leaf belongs to."""
+    """Return the argument that a leaf belongs to."""
     return name.split("[", 1)[0].split(".", 1)[0]

@@ -1,4 +1,4 @@
-"""Calls of other numbers of rows than were captured: padded to the next size, and cut."""
+"""Calls with numbers of rows that are not captured: padded to the next size, and cut."""
 
 from __future__ import annotations
 
@@ -40,25 +40,25 @@ class PaddedSizes:
     """Calls that are padded to a size.
 
     Args:
-        answers: Answers the function's calls. It has this.
+        answers: The answers of the function, which own this.
 
     Attributes:
-        rows: Where calls have rows.
+        rows: The rows of calls.
     """
 
     def __init__(self, answers: Answers) -> None:
         self._answers = answers
         self._options = answers.options
         self.rows = Rows(answers.options)
-        # Whether it was said that sizes have no effect.
+        # True once a warning said that sizes have no effect.
         self._has_told = False
-        # Why no call is padded to the size of a key.
+        # The reason why no call is padded to the size of a key.
         self._unsafe: weakref.WeakKeyDictionary[Key, str] = weakref.WeakKeyDictionary()
 
     def answer(
         self, call: Call, args: Any, kwargs: Any, eager: Callable[[], Any], frozen: bool
     ) -> Answer | None:
-        """What answers a call that has the rows of no size; None for any other call."""
+        """Find the answer to a call with the rows of no size; None for any other call."""
         options = self._options
         if options.sizes is None:
             return None
@@ -95,7 +95,7 @@ class PaddedSizes:
         if large.recorded is None:
             self._answers.require_thawed(large, frozen)
             if large.shown is None or large.observed < options.warmup:
-                # Whatever it sets up is there when its size is captured.
+                # Its set-up is done before its size is captured.
                 return lambda: self._observed(family, large, call, args, kwargs)
             try:
                 self._capture(family, large, whole)
@@ -105,8 +105,8 @@ class PaddedSizes:
         return self._padded(large, call, whole, found, eager)
 
     def _capture(self, family: Family, large: Key, whole: Call) -> None:
-        """Capture a size, and put back what that writes."""
-        # A call that changes state may work on other state now than when it was observed.
+        """Capture a size, and restore the memory that this writes."""
+        # A call that changes state may find other state now than when it was observed.
         answers, shown, like = self._answers, large.shown, None
         if shown is not None and can_be_like(shown) and not shown.trace.written():
             like = for_sizes(shown, answers.function, whole, self._options)
@@ -133,15 +133,15 @@ class PaddedSizes:
         found: Fit,
         eager: Callable[[], Any],
     ) -> Answer:
-        """What answers a call whose size has a graph."""
+        """Find the answer to a call whose size has a graph."""
         recorded = large.recorded
         assert recorded is not None and large.shown is not None
         reason = reason_beside(call, recorded.mutated, recorded.writes, recorded.takes)
         if reason is not None or large.is_open:
-            large.reason = Reason(reason or "a call before waits for its backward pass")
+            large.reason = Reason(reason or "an earlier call waits for its backward pass")
             large.eager_calls += 1
             return eager
-        # One row that is repeated shows nothing of what several would.
+        # One repeated row may hide an effect of padding that several rows would show.
         place = found.dims, found.rows == 1
         batched = large.checked.get(place)
         if batched is not None:
@@ -157,7 +157,7 @@ class PaddedSizes:
             found,
         )
         if shown is None:
-            self._unsafe[large] = "padding is not compared: there is no memory for what is written"
+            self._unsafe[large] = "padding is not compared: there is no memory for copies"
             return self._answers.never(call, eager, self._unsafe[large])
         if shown.shows is not None:
             self._unsafe[large] = f"padding shows: {shown.shows}"
@@ -170,21 +170,21 @@ class PaddedSizes:
     def _replayed(
         self, recorded: Recorded | Trained, call: Call, whole: Call, found: Fit
     ) -> tuple[Sequence[Any], Any]:
-        """The leaves of a padded replay, and how they are put together."""
+        """Replay with padding; return the leaves of the result and its specification."""
         if isinstance(recorded, Trained):
             args, kwargs = whole.arguments(whole.tensors)
             leaves, spec = tree_flatten(recorded.replay(*args, **kwargs))
             return leaves, spec
         Padded(recorded, found, self._options.pad)(tuple(call.tensors))
         is_fresh = self._options.outputs == "fresh"
-        # The comparison cuts the others, which may share memory.
+        # The comparison cuts the other leaves, which may share memory.
         result = _cut(recorded, found, ["input"])
         return tree_flatten(result.returned(call.tensors, is_fresh=is_fresh))
 
     def _entry(
         self, large: Key, call: Call, found: Fit, batched: Sequence[int | None]
     ) -> _core.Entry:
-        """The entry of calls of this number of rows."""
+        """Return the entry of calls of this number of rows."""
         identity = call.key()
         if identity in large.padded:
             return large.padded[identity]
@@ -216,7 +216,7 @@ class PaddedSizes:
             if (native := work.native()) is not None:
                 work, like = native
             else:
-                # Calls are compared with dense tensors; what is copied to may have gaps.
+                # Calls are compared with dense tensors; the destinations of copies may have gaps.
                 like = [torch.empty_like(one, requires_grad=False) for one in call.tensors]
             result = _cut(recorded, found, ["input", "own", "constant"])
             entry = _core.Entry(
@@ -235,7 +235,7 @@ class PaddedSizes:
         return entry
 
     def _assumed(self, recorded: Recorded | Trained, whole: Call, found: Fit) -> list[int | None]:
-        """Where the rows of a result are by its shape alone."""
+        """Return the dimensions of rows in the leaves of a result, judged by shape alone."""
         if not isinstance(recorded, Trained):
             return rows_in(recorded.outputs, found)
         with torch.random.fork_rng(_torch.random_devices()), torch.no_grad():
@@ -244,12 +244,12 @@ class PaddedSizes:
         return rows_in(leaves, found)
 
     def _tell_of_no_effect(self, call: Call) -> None:
-        """Say once that no tensor has rows; scalars are not meant to have any."""
+        """Warn once that no tensor has rows; scalars need not have any."""
         if self._has_told or not any(tensor.dim() for tensor in call.tensors):
             return
         self._has_told = True
         warnings.warn(
-            f"sizes= has no effect on ({call}): no tensor of it has the dimension"
+            f"sizes= has no effect on ({call}): none of its tensors has the dimension"
             f" dim={self._options.dim!r}, along which rows are counted",
             CgraphWarning,
             stacklevel=levels_to_user(),
@@ -257,7 +257,7 @@ class PaddedSizes:
 
 
 def _cut(recorded: Recorded, found: Fit, kinds: Collection[str]) -> Result:
-    """The result of a graph with only the rows of a call, in its leaves of these kinds."""
+    """Cut the leaves of these kinds in a graph's result to the rows of a call."""
     result = recorded.result
     dims = rows_in(recorded.outputs, found)
     dims = [dim if kind in kinds else None for dim, kind in zip(dims, result.kinds, strict=True)]
