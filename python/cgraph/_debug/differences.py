@@ -126,7 +126,7 @@ def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
     """
     if len(leaves) != len(outputs):
         raise CompareError(
-            f"{title} returned {len(leaves)} values, but {len(outputs)} at the capture, which a"
+            f"{title} returned {len(leaves)} values, but at the capture {len(outputs)}, which a"
             " graph cannot do. Return as many each time, or call it without a graph"
         )
     with torch.no_grad():
@@ -135,7 +135,7 @@ def put(leaves: Sequence[Any], outputs: Sequence[Any], title: str) -> None:
                 continue
             if not is_tensor(leaf) or (leaf.shape, leaf.dtype) != (own.shape, own.dtype):
                 raise CompareError(
-                    f"{title} returned {_brief(leaf)}, but {_brief(own)} at the capture, which a"
+                    f"{title} returned {_brief(leaf)}, but at the capture {_brief(own)}, which a"
                     " graph cannot do. Return tensors of fixed shape, or call it without a graph"
                 )
             # Elements that a stride of zero repeats are written once.

@@ -213,7 +213,7 @@ class Debugged:
                 pair = next(pair for pair in zip(now, then, strict=True) if pair[0] != pair[1])
                 found = f"{pair[0]}", f"{pair[1]}"
             error = CompareError(
-                f"a replay of {self._title} differs from eager: eager returns {found[0]}, but the"
+                f"a replay of {self._title} differs from eager: eager returns {found[0]}, and the"
                 f" capture returned {found[1]}. The result of the function depends on more than"
                 " its arguments: pass the rest as an argument, or call reset() when it changes"
             )

@@ -257,7 +257,7 @@ class ValueTrace(Watch):
     def finish(self, steps: Steps) -> None:
         """Raise if eager goes on after the last operator of a replay."""
         if self._next < len(self.operators) and steps.operators:
-            text = f"{self._passed(self._next)} after it, which the graph does not: {_OTHER_WAY}"
+            text = f"{self._passed(self._next)} behind it, which the graph does not: {_OTHER_WAY}"
             raise FoundError(len(steps.operators) - 1, text)
 
     def _place_of(self, label: Label) -> int | None:

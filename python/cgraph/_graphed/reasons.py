@@ -39,8 +39,8 @@ _FIXES = {
     "tensor elsewhere": "move the tensor to the device before the call",
     "no elements": "nothing: there is no work to save",
     "no rows": "nothing: there is no work to save",
-    "larger than all sizes": "add a larger size to sizes=; if these are not rows, name the"
-    " arguments that have rows: dim={name: 0}",
+    "larger than all sizes": "add a size that is large enough to sizes=; if these are not"
+    " rows, name the arguments that have rows: dim={name: 0}",
     "padding is not compared": "declare padding harmless: check_padding=False",
     "padding shows": "let padding rows write nothing that others read, choose a harmless pad=,"
     " sizes= without gaps, or check_padding=False if padding rows do not matter",
