@@ -1,4 +1,4 @@
-"""The drivers that tests run on, and what every test must leave behind: nothing."""
+"""The drivers that tests run on, and the rule that every test leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ not_run: list[str] = []
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Take the GPU tests out where there is no GPU, unless one is required."""
+    """Deselect the GPU tests where there is no GPU, unless one is required."""
     if HAS_GPU or REQUIRED:
         return
     of_gpu = [item for item in items if item.get_closest_marker("gpu") or "[cuda" in item.name]
@@ -30,19 +30,19 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Tell the process that started this one, if there is one."""
+    """Report to the process that started this one, if there is one."""
     if hasattr(session.config, "workeroutput"):
         session.config.workeroutput["not_run"] = not_run
 
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_testnodedown(node: Any) -> None:
-    """Hear it; each process has met all tests."""
+    """Receive the report; each process has collected all tests."""
     not_run[:] = getattr(node, "workeroutput", {}).get("not_run", not_run)
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Say what did not run: green never means skipped."""
+    """Report tests that did not run: green never means skipped."""
     if not_run:
         terminalreporter.write_line(
             f"{len(not_run)} GPU tests did not run: there is no GPU here"
@@ -52,7 +52,7 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 @pytest.fixture(params=["sim", "cuda"])
 def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Lab]:
-    """A driver with CPU or CUDA tensors; checks afterwards that nothing is alive."""
+    """Yield a driver with CPU or CUDA tensors; check afterwards that nothing is alive."""
     if request.param == "cuda":
         assert HAS_GPU, "CGRAPH_REQUIRE_CUDA=1 and torch finds no GPU"
         monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
@@ -73,14 +73,14 @@ def lab(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 @pytest.fixture
 def sim() -> Iterator[SimLab]:
-    """The simulator alone."""
+    """Yield the simulator alone."""
     with cgraph.sim.use(seed=7) as simulator:
         yield SimLab(simulator)
 
 
 @pytest.fixture(autouse=True)
 def _own_garbage() -> Iterator[None]:
-    """Collections look only at what the test has made: all of torch's modules take 0.15 s."""
+    """Limit collections to the test's own objects: all of torch's modules take 0.15 s."""
     gc.freeze()
     yield
     gc.collect()
@@ -89,7 +89,7 @@ def _own_garbage() -> Iterator[None]:
 
 @pytest.fixture(autouse=True)
 def _seed() -> None:
-    """Other numbers each time; a failure's report shows which, under "Captured stdout setup"."""
+    """Draw another seed each time; a failure's report shows it under "Captured stdout setup"."""
     seed = int.from_bytes(os.urandom(4), "little")
     print(f"torch.manual_seed({seed})")
     torch.manual_seed(seed)
@@ -97,7 +97,7 @@ def _seed() -> None:
 
 @pytest.fixture(params=["by_torch", "by_python"])
 def modes_told(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways in which a call asks torch for its modes."""
+    """Return both ways in which a call asks torch for its modes."""
     if request.param == "by_python":
         monkeypatch.setattr(_torch, "mode_addresses", dict)
     else:

@@ -1,4 +1,4 @@
-"""P2 and P3: what a call of a graphed callable costs the host, for torch and cgraph.
+"""P2 and P3: host cost of a call of a graphed callable, for torch and cgraph.
 
 P2: a sum of 1, 4, 16 and 64 inputs of 16 KiB without gradients, with new inputs at each call and
 with the static ones. P3: forward and backward pass of an 8-layer MLP (batch 64, width 256), with
@@ -23,7 +23,7 @@ from common import calls_us, host_us, parsed, publish
 
 
 def total(*tensors: torch.Tensor) -> torch.Tensor:
-    """The sum of all."""
+    """Return the sum of all."""
     result = tensors[0] * 2
     for tensor in tensors[1:]:
         result = result + tensor
@@ -31,7 +31,7 @@ def total(*tensors: torch.Tensor) -> torch.Tensor:
 
 
 def calls(count: int) -> list[str]:
-    """One row of P2."""
+    """Return one row of P2."""
     samples, new, other = (
         [torch.randn(64, 64, device="cuda") for _ in range(count)] for _ in range(3)
     )
@@ -54,7 +54,7 @@ def calls(count: int) -> list[str]:
 
 
 class Nothing(torch.autograd.Function):
-    """As many inputs and gradients as a graphed MLP, and no work."""
+    """A node with the inputs and gradients of a graphed MLP, and no work."""
 
     @staticmethod
     def forward(ctx: Any, static: Any, *inputs: torch.Tensor) -> torch.Tensor:
@@ -69,7 +69,7 @@ class Nothing(torch.autograd.Function):
 
 
 def training() -> list[list[str]]:
-    """The rows of P3."""
+    """Return the rows of P3."""
     model = nn.Sequential(*[nn.Linear(256, 256) for _ in range(8)]).cuda()
     sample = torch.randn(64, 256, device="cuda", requires_grad=True)
     x = torch.randn(64, 256, device="cuda", requires_grad=True)

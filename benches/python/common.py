@@ -1,4 +1,4 @@
-"""What the benches share: how they measure, where they ran, and a table."""
+"""The common parts of the benches: measuring, the machine, and a table."""
 
 from __future__ import annotations
 
@@ -36,10 +36,10 @@ WARM_UP = 5
 def calls_us(
     calls: Sequence[tuple[Callable[..., object], list[list[torch.Tensor]]]],
 ) -> list[float]:
-    """Median host time of a call of each function in µs, as for :func:`host_us`.
+    """Return the median host time of a call of each function in µs, as for :func:`host_us`.
 
-    With a function come the arguments of its calls, which take turns. They are tuples that are
-    handed on as they are, and nothing else is called in between.
+    Each function comes with the arguments of its calls, which take turns. They are tuples that are
+    passed on unchanged, and nothing else is called in between.
     """
 
     def in_turn(
@@ -57,7 +57,7 @@ def calls_us(
 
 
 def host_us(calls: Sequence[Callable[[], object]], per_round: int) -> list[float]:
-    """Median host time of each call in µs, measured in turns: a disturbance meets all of them."""
+    """Return the median host time of each call in µs, in turns: a disturbance meets all of them."""
     rounds: list[list[float]] = [[] for _ in calls]
     for _ in range(WARM_UP + ROUNDS):
         for times, call in zip(rounds, calls, strict=True):
@@ -70,7 +70,7 @@ def host_us(calls: Sequence[Callable[[], object]], per_round: int) -> list[float
 
 
 def device_us(call: Callable[[], object]) -> float:
-    """Median device time of a call in µs."""
+    """Return the median device time of a call in µs."""
     times = []
     for _ in range(ROUNDS):
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
@@ -89,10 +89,10 @@ def publish(
 
     Args:
         target: As ``P2``. Its file has all tables of this process.
-        title: What was measured.
+        title: The measured quantity.
         head: The names of the columns.
         rows: The figures.
-        folder: Where the tables lie, and a line of JSON for each table ever made.
+        folder: The folder of the tables, and of a line of JSON for each table ever made.
     """
     where = (
         f"{torch.cuda.get_device_name()}, torch {torch.__version__}, CUDA {torch.version.cuda},"
@@ -116,7 +116,7 @@ _published: set[str] = set()
 
 
 def native_us(library: Path, graph: cgraph.CUDAGraph, per_round: int) -> float:
-    """Median host time of the driver's launch in a native loop, in µs; NaN without the library."""
+    """Return the median host time of a native launch loop, in µs; NaN without the library."""
     if not library.exists():
         return float("nan")
     launch = ctypes.CDLL(str(library)).cg_bench_launch
@@ -132,7 +132,7 @@ def native_us(library: Path, graph: cgraph.CUDAGraph, per_round: int) -> float:
 
 
 def parsed(description: str | None) -> argparse.Namespace:
-    """The options of a bench: ``results`` and ``library``."""
+    """Parse the options of a bench: ``results`` and ``library``."""
     parser = argparse.ArgumentParser(description=(description or "").splitlines()[0])
     parser.add_argument("--results", type=Path, help="the folder of the current tables")
     native = Path(__file__).parent / "libcg_bench.so"
@@ -141,7 +141,7 @@ def parsed(description: str | None) -> argparse.Namespace:
 
 
 def table(head: list[str], rows: list[list[str]]) -> str:
-    """A Markdown table that is also readable as text."""
+    """Return a Markdown table that is also readable as text."""
     widths = [max(len(row[i]) for row in [head, *rows]) for i in range(len(head))]
 
     def line(cells: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""A decode step of a large language model in bf16: one token more for each of a batch."""
+"""A decode step of a large language model in bf16: one more token for each item of a batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Layer(nn.Module):
             self.register_buffer(name, torch.zeros(most, groups, context, self.depth))
 
     def forward(self, x: Tensor, place: Tensor, turn: tuple[Tensor, Tensor]) -> Tensor:
-        """One token of each of the batch: [batch, width], same out."""
+        """Compute one token for each item of the batch: [batch, width], same out."""
         batch, (cosine, sine) = x.shape[0], turn
         together = self.inward(self.before(x)).view(batch, -1, 1, self.depth)
         query, key, value = together.split([self.heads, self.groups, self.groups], 1)
@@ -48,7 +48,7 @@ class Layer(nn.Module):
 
 
 class Decode(nn.Module):
-    """Some 390 kernels in 16 layers.
+    """A model of some 390 kernels in 16 layers.
 
     Args:
         most: The largest batch.
@@ -64,7 +64,7 @@ class Decode(nn.Module):
             self.register_buffer(name, torch.rand(context, width // 32))
 
     def forward(self, tokens: Tensor, place: Tensor) -> Tensor:
-        """Scores of the next token: int64 [batch], int64 [1] → [batch, words]."""
+        """Return scores of the next token: int64 [batch], int64 [1] → [batch, words]."""
         x, turn = self.words(tokens), (self.cosine[place], self.sine[place])
         for layer in self.layers:
             x = layer(x, place, turn)

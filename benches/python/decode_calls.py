@@ -1,11 +1,11 @@
-"""P10 and P13: calls of a decode model of 133 modules and 149 tensors, and what its capture takes.
+"""P10 and P13: calls of a decode model of 133 modules and 149 tensors, and the cost of its capture.
 
 P10: host time of a call that is a replay, with static and with fresh results, beside torch's replay
 of the same work and a native loop over the driver's launch.
 
 P13: milliseconds of the calls that observe, capture and replay, beside eager calls and torch's
-capture with its first replay. Both stand there also within a dispatch mode of Python that only
-hands operators on: to compare the operators of two calls somebody has to see them.
+capture with its first replay. Both are also measured within a Python dispatch mode that only passes
+operators on: comparing the operators of two calls needs an observer.
 
     python benches/python/decode_calls.py [--results folder]
 """
@@ -30,7 +30,7 @@ TIMES = 7
 
 
 class Handing(TorchDispatchMode):
-    """Hands each operator on."""
+    """A mode that passes each operator on."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -44,7 +44,7 @@ class Handing(TorchDispatchMode):
 
 
 def milliseconds(call: Callable[[], object]) -> float:
-    """From an idle device to an idle device."""
+    """Return milliseconds from an idle device to an idle device."""
     torch.cuda.synchronize()
     start = time.perf_counter()
     call()

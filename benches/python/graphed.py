@@ -1,17 +1,16 @@
-"""P2 and P8 for ``cgraph.graphed``: what a call costs the host, and a ladder of captures.
+"""P2 and P8 for ``cgraph.graphed``: host cost of a call, and a ladder of captures.
 
-P2: a sum of 1 to 64 inputs of 16 KiB without gradients, with new inputs at each call; the result
-is dropped before the next one. Beside it stand torch's graphed callable, which copies each input,
-the bare replay of its graph, and a native loop over the driver's launch of ours. Then calls that
-take turns among 1, 5 and 10 shapes, so that each finds its graph behind all others, beside a
-dictionary of torch's graphs by their shapes.
+P2: a sum of 1 to 64 inputs of 16 KiB without gradients, with new inputs at each call; the result is
+dropped before the next one. It is compared with torch's graphed callable, which copies each input,
+the bare replay of its graph, and a native loop over the driver's launch of ours. Then calls take
+turns among 1, 5 and 10 shapes, so that each finds its graph after all others, beside a dictionary
+of torch's graphs by their shapes.
 
 P8: a 16-layer decode model at 51 batch sizes, captured by ``.capture`` and by a loop over
 ``torch.cuda.graph``, both after one call at the largest size, nine times in turn. Then every size
-is compared with eager, and so are sizes between them, which are padded; beside that stands how far
-two eager calls of the same size are apart, as some of torch's kernels add up in any order. A call
-of one size, which looks at 149 tensors of 133 modules, is measured beside torch's copies and
-replay.
+is compared with eager, and so are sizes between them, which are padded; the difference between two
+eager calls of the same size is shown too, as some of torch's kernels add up in any order. A call of
+one size, which reads 149 tensors of 133 modules, is measured beside torch's copies and replay.
 
     python benches/python/graphed.py [--results folder]
 """
@@ -34,7 +33,7 @@ from common import CALLS, calls_us, host_us, native_us, parsed, publish
 
 
 def calls(count: int, library: Path) -> list[str]:
-    """One row of P2."""
+    """Return one row of P2."""
     samples, new, other = (
         [torch.randn(64, 64, device="cuda") for _ in range(count)] for _ in range(3)
     )
@@ -59,7 +58,7 @@ def calls(count: int, library: Path) -> list[str]:
 
 
 def shapes_in_turn(count: int) -> list[str]:
-    """A row of calls that take turns among so many shapes."""
+    """Return a row of calls that take turns among so many shapes."""
     columns = range(1, count + 1)
     samples, others = ([torch.randn(64, one, device="cuda") for one in columns] for _ in range(2))
     kept: dict[torch.Size, tuple[torch.cuda.CUDAGraph, torch.Tensor, torch.Tensor]] = {}
@@ -77,7 +76,7 @@ def shapes_in_turn(count: int) -> list[str]:
 
     ours = cgraph.graphed(total)
     for sample in samples:
-        # Ahead of time: many new shapes in a row are taken for ones that never come again.
+        # Ahead of time: many new shapes in a row count as shapes that never come again.
         ours.capture(sample, progress=False)
         assert torch.equal(ours(sample), by_torch(sample)), "graphed and torch differ"
     assert ours.report().captured == count, ours.report()
@@ -88,7 +87,7 @@ def shapes_in_turn(count: int) -> list[str]:
 
 
 def served(model: Decode, graphed: Any, tokens: torch.Tensor, place: torch.Tensor) -> list[str]:
-    """Host µs of calls of a size and padded to it, by torch's copies and replay, and by ours."""
+    """Return host µs of calls of a size and padded to it, by torch's copies and replay, or ours."""
     exact, less, static = tokens[:256], tokens[:250], tokens[:256].clone()
     graphed(less, place)
     graph = torch.cuda.CUDAGraph()
@@ -114,7 +113,7 @@ def served(model: Decode, graphed: Any, tokens: torch.Tensor, place: torch.Tenso
 
 
 def settle() -> float:
-    """Let all go that is not used; the time."""
+    """Drop everything unused; return the time."""
     gc.collect()
     torch.cuda.empty_cache()
     torch.cuda.synchronize()
@@ -124,7 +123,7 @@ def settle() -> float:
 def ladder(
     model: Decode, tokens: torch.Tensor, place: torch.Tensor, check: bool, folder: Path | None
 ) -> list[float]:
-    """Milliseconds of torch's captures and of ours, their ratio, and MiB."""
+    """Return milliseconds of torch's captures and of ours, their ratio, and MiB."""
     begun, pool, kept = settle(), torch.cuda.graph_pool_handle(), []
     for size in reversed(SIZES):
         graph = torch.cuda.CUDAGraph()
@@ -133,7 +132,7 @@ def ladder(
     torch.cuda.synchronize()
     theirs = time.perf_counter() - begun
     kept.clear()
-    # What padding writes behind the rows of a call is read by nobody.
+    # Nothing reads the padding's writes after the rows of a call.
     graphed = cgraph.graphed(model, sizes=SIZES, check_padding=False)
     begun = settle()
     graphed.capture(tokens, place, progress=False)
@@ -165,7 +164,7 @@ def ladder(
 def farthest(
     run: Any, model: Decode, tokens: torch.Tensor, place: torch.Tensor, sizes: Sequence[int]
 ) -> float:
-    """The largest difference from eager over some sizes."""
+    """Return the largest difference from eager over some sizes."""
     most = 0.0
     for size in sizes:
         got, right = run(tokens[:size], place), model(tokens[:size], place)
@@ -175,12 +174,12 @@ def farthest(
 
 
 def in_text(values: list[float]) -> list[str]:
-    """Numbers for a table."""
+    """Return numbers for a table."""
     return [f"{value:.4g}" for value in values]
 
 
 def difference(got: torch.Tensor, right: torch.Tensor) -> float:
-    """The largest difference, in units of the largest value."""
+    """Return the largest difference, in units of the largest value."""
     return float((got.float() - right.float()).abs().max() / right.float().abs().max())
 
 
@@ -205,7 +204,7 @@ def main() -> None:
     rows = [[str(place), *in_text(values)] for place, values in enumerate(found, 1)]
     middle = [statistics.median(values) for values in zip(*found, strict=True)]
     rows.append(["median", *in_text(middle)])
-    # What other work on the machine disturbed least; the two need not be of one run.
+    # The least disturbed values; the two need not be of one run.
     theirs, our, _, memory = (min(values) for values in zip(*found, strict=True))
     rows.append(["least", *in_text([theirs, our, our / theirs, memory])])
     head = ["run", "torch ms", "cgraph ms", "cgraph / torch", "MiB"]

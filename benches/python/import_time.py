@@ -1,4 +1,4 @@
-"""What `import cgraph` costs beyond `import torch`, in fresh interpreters, in turns.
+"""Cost of `import cgraph` beyond `import torch`, in fresh interpreters, in turns.
 
 python benches/python/import_time.py [--results folder]
 """
@@ -19,7 +19,7 @@ TIMED = (
 
 
 def milliseconds(statement: str) -> float:
-    """Time of a statement after ``import torch``."""
+    """Return the time of a statement after ``import torch``."""
     code = TIMED.format(statement=statement)
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return float(done.stdout)

@@ -1,9 +1,9 @@
-"""P8 and P9: what capturing a ladder of batch sizes takes, and what a pause of a pool costs.
+"""P8 and P9: cost of capturing a ladder of batch sizes, and of pausing a pool.
 
 P8: capture and instantiation of a 16-layer decode model at 51 batch sizes into one pool, beside
-torch, in turns; the ledger beside what the device says. P9: pausing and resuming pools of several
-sizes and segments; the first pause finds each segment mapped by itself, later ones neighbours
-together.
+torch, in turns; the ledger beside the device's own numbers. P9: pausing and resuming pools of
+several sizes and segments; the first pause finds each segment mapped by itself, later ones find
+neighbours together.
 
     python benches/python/pools.py [--results folder]
 """
@@ -26,7 +26,7 @@ PAUSES = 20
 
 
 def free() -> int:
-    """Bytes of the device that nobody uses, and no workspace that torch keeps."""
+    """Return free bytes of the device, with torch's workspaces dropped."""
     torch.cuda.synchronize()
     torch._C._cuda_clearCublasWorkspaces()
     gc.collect()
@@ -35,7 +35,7 @@ def free() -> int:
 
 
 def ladder(model: Decode, ours: bool) -> list[float]:
-    """Milliseconds of all captures; MiB taken, by the ledger, and the difference."""
+    """Return milliseconds of all captures; MiB taken, by the ledger, and the difference."""
     tokens = torch.randint(0, 32_000, (max(SIZES),), device="cuda")
     place = torch.tensor([3], device="cuda")
     api = cgraph if ours else torch.cuda
@@ -58,7 +58,7 @@ def ladder(model: Decode, ours: bool) -> list[float]:
 
 
 def pauses(segments: list[int]) -> list[float]:
-    """Milliseconds of the first pause and resume, and of later ones, without and with contents."""
+    """Return milliseconds of the first and later pauses and resumes, without and with contents."""
     pool = cgraph.MemPool()
     with torch.cuda.use_mem_pool(pool):
         kept = [torch.randn(size // 4, device="cuda") for size in segments]

@@ -1,4 +1,4 @@
-"""P7: what a replay of a graph that draws random numbers costs the host, for torch and cgraph.
+"""P7: host cost of a replay of a graph that draws random numbers, for torch and cgraph.
 
 The graphs are chains of dropouts on 4096 floats. Both draw the same numbers from the same seed.
 
@@ -15,14 +15,14 @@ from common import device_us, host_us, parsed, publish
 
 
 def chain(x: torch.Tensor, nodes: int) -> torch.Tensor:
-    """``nodes`` dropouts, each of the one before."""
+    """Apply ``nodes`` dropouts, each to the previous result."""
     for _ in range(nodes):
         x = dropout(x, 0.1)
     return x
 
 
 def measure(nodes: int) -> list[str]:
-    """One row of the table."""
+    """Return one row of the table."""
     x = torch.randn(4096, device="cuda")
     chain(x, nodes)
     theirs, ours = torch.cuda.CUDAGraph(), cgraph.CUDAGraph()

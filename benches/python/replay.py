@@ -1,4 +1,4 @@
-"""P1: what a replay costs the host, for torch, cgraph and a native loop over the driver's launch.
+"""P1: host cost of a replay, for torch, cgraph and a native loop over the driver's launch.
 
 One process, the same work in each graph: chains of 1, 10, 100 and 1000 elementwise kernels on 64
 floats. A figure is the median over rounds of a round's mean; the device is idle when a round
@@ -21,14 +21,14 @@ NODES = (1, 10, 100, 1000)
 
 
 def chain(x: torch.Tensor, nodes: int) -> torch.Tensor:
-    """``nodes`` kernels, each after the one before."""
+    """Run ``nodes`` kernels, each after the previous one."""
     for _ in range(nodes):
         x = x + 1
     return x
 
 
 def measure(nodes: int, library: Path) -> list[str]:
-    """One row of the table."""
+    """Return one row of the table."""
     x = torch.randn(64, device="cuda")
     chain(x, nodes)
     theirs, ours = torch.cuda.CUDAGraph(), cgraph.CUDAGraph()

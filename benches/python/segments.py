@@ -8,7 +8,7 @@ runners do; ``graphed`` replays all of them by one native call. The eager part, 
 attention alone, is subtracted.
 
 The training step is forward and backward pass of four blocks of dense layers with experts between
-them, to which rows are sent one by one: eagerly, with each block given to torch's
+them, which get their rows one by one: eagerly, with each block given to torch's
 ``make_graphed_callables``, and as one graphed function with the experts as breaks.
 
     python benches/python/segments.py [--results folder]
@@ -39,7 +39,7 @@ def main() -> None:
 
 
 def pieces(file: Path | None) -> None:
-    """The table of P6."""
+    """Return the table of P6."""
     weights = [torch.randn(WIDTH, WIDTH, device="cuda") / 8 for _ in range(PIECES)]
     mixed = [torch.empty(8, WIDTH, device="cuda") for _ in range(PIECES - 1)]
 
@@ -113,7 +113,7 @@ class Experts(nn.Module):
 
     @cgraph.eager_break(materialize_grads=True)
     def forward(self, x: Tensor, choice: Tensor) -> Tensor:
-        """The rows [batch, 256] and the numbers of their experts [batch] → [batch, 256]."""
+        """Route rows [batch, 256] by expert numbers [batch] → [batch, 256]."""
         out = torch.zeros_like(x)
         for number, expert in enumerate(self.experts):
             (rows,) = (choice == number).nonzero(as_tuple=True)
@@ -134,7 +134,7 @@ class Mixture(nn.Module):
         self.between = nn.ModuleList(Experts() for _ in range(BLOCKS - 1))
 
     def forward(self, x: Tensor, choice: Tensor) -> Tensor:
-        """As one of the experts."""
+        """Run the blocks and the experts, with arguments as for one of the experts."""
         for block, experts in zip(self.blocks, self.between, strict=False):
             x = experts(block(x), choice)
         found: Tensor = self.blocks[-1](x)
@@ -142,7 +142,7 @@ class Mixture(nn.Module):
 
 
 def training(file: Path | None) -> None:
-    """The table of the training step."""
+    """Return the table of the training step."""
     x, choice = torch.randn(64, 256, device="cuda"), torch.randint(0, 2, (64,), device="cuda")
     eager = Mixture().cuda()
     theirs, ours, whole = (copy.deepcopy(eager) for _ in range(3))

@@ -184,7 +184,7 @@ def in_backward_pass(title: str) -> GradientBreakError:
     """Return the error of a break that a backward pass inside a capture has called."""
     return GradientBreakError(
         f"the break {title} was called in a backward pass, which this capture cannot divide: call"
-        " it before or behind the backward pass"
+        " it before or after the backward pass"
     )
 
 

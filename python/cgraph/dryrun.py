@@ -113,7 +113,7 @@ def dry_run(function: Callable[..., object], *args: Any, warmup: int = 1, **kwar
         raise ArgumentError(f"warmup is {warmup!r}, expected a number of calls, at least 0")
     driver = _driver.current()
     if driver.is_capturing():
-        raise CaptureError("dry_run() inside a capture: end the capture before")
+        raise CaptureError("dry_run() inside a capture: end the capture first")
     try:
         # Graphed functions are part of the capture: their replays could not be undone.
         with busy():

@@ -36,7 +36,7 @@ class CgraphError(RuntimeError):
 
 
 class DriverError(CgraphError):
-    """A CUDA driver call failed.
+    """A failed CUDA driver call.
 
     Attributes:
         call: CUDA's name of the call.
@@ -50,19 +50,19 @@ class OutOfMemoryError(CgraphError, MemoryError):
 
 
 class CaptureError(CgraphError):
-    """A capture could not begin, go on or end."""
+    """A capture that could not begin, continue or end."""
 
 
 class InstantiateError(CgraphError):
-    """A captured graph could not be made executable."""
+    """A captured graph that could not be made executable."""
 
 
 class UpdateError(CgraphError, ValueError):
-    """An executable graph cannot take a change."""
+    """An executable graph that cannot take a change."""
 
 
 class ForeignError(CgraphError, ValueError):
-    """An object of another device, driver or graph was given."""
+    """An argument of another device, driver or graph."""
 
 
 class ArgumentError(CgraphError, ValueError):
@@ -70,7 +70,7 @@ class ArgumentError(CgraphError, ValueError):
 
 
 class CallableError(ArgumentError, AssertionError):
-    """A callable or its sample cannot be graphed; torch raises ``AssertionError`` for some."""
+    """A callable or sample that cannot be graphed; torch raises ``AssertionError`` for some."""
 
 
 class KeywordError(ArgumentError, TypeError):
@@ -78,7 +78,7 @@ class KeywordError(ArgumentError, TypeError):
 
 
 class StateError(CgraphError):
-    """A call came in the wrong order, as ``replay()`` before a capture."""
+    """A call in the wrong order, such as ``replay()`` before a capture."""
 
 
 class CompareError(CgraphError):
@@ -94,11 +94,11 @@ class CompareError(CgraphError):
 
 
 class LivenessError(CgraphError):
-    """A replay would read memory that was freed or moved since the capture."""
+    """A replay that would read memory freed or moved since the capture."""
 
 
 class NoDriverError(CgraphError):
-    """No CUDA driver can be used.
+    """The lack of a usable CUDA driver.
 
     cgraph never switches to the simulator by itself; choose it by name: ``CGRAPH_DRIVER=sim`` or
     ``with cgraph.sim.use():``.
@@ -110,15 +110,15 @@ class CgraphWarning(UserWarning):
 
 
 class EagerWarning(CgraphWarning):
-    """Calls of a graphed function run eagerly; the text says where, why and what to do."""
+    """Eager calls of a graphed function; the text says where, why and what to do."""
 
 
 class PlacesWarning(CgraphWarning):
-    """A graphed function reads more places than are compared; the text names the first beyond."""
+    """More places than are compared, in a graphed function; the text names the first beyond."""
 
 
 class ResultWarning(CgraphWarning):
-    """A static result is still held that the next call overwrites."""
+    """A static result that is still held when the next call overwrites it."""
 
 
 def add_note(error: BaseException, note: str) -> None:

@@ -111,7 +111,7 @@ def explain(function: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Expla
         function = function.__wrapped__  # type: ignore[attr-defined]
     driver = _driver.current()
     if driver.is_capturing():
-        raise CaptureError("explain() inside a capture: end the capture before")
+        raise CaptureError("explain() inside a capture: end the capture first")
     from cgraph._explanation.inspector import inspected
 
     log = Log()

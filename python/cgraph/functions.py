@@ -134,7 +134,7 @@ def graphed(
     """
     for name in gone:
         if name in GONE:
-            raise ArgumentError(f"{name}= is no option of graphed any more: {GONE[name]}")
+            raise ArgumentError(f"{name}= is not an option of graphed any more: {GONE[name]}")
         raise TypeError(f"graphed() got an unexpected keyword argument {name!r}")
     given = {name: value for name, value in locals().items() if name not in ("fn", "gone", "name")}
     options = Options.of(given)
@@ -242,22 +242,22 @@ class GraphedFunction(Binding):
         if _is_capturing():
             raise CaptureError(
                 f"{self._name} was to be captured inside another capture, or a call that prepares"
-                " one, and captures cannot be nested: capture it before"
+                " one, and captures cannot be nested: capture it first"
             )
         if self._is_followed:
             raise CaptureError(
                 f"{self._name} was to be captured inside a transform of torch.func, forward-mode"
-                " differentiation, a mode or a tracer, where calls run eagerly: capture it before"
+                " differentiation, a mode or a tracer, where calls run eagerly: capture it first"
             )
         with self._turn:
             if self._turn.is_replaying:
                 raise CaptureError(
                     f"{self._name} was to be captured inside one of its own breaks, whose replay"
-                    " still reads the memory of its graphs: capture it before"
+                    " still reads the memory of its graphs: capture it first"
                 )
             if self._is_frozen:
                 raise StateError(
-                    f"{self._name} was frozen, and is to be captured: call reset() before"
+                    f"{self._name} was frozen and cannot be captured: call reset() first"
                 )
             call = self._answers.taken(args, kwargs)
             with call.on_device():

@@ -119,13 +119,13 @@ class graph:
         # All possible checks come before the first call that changes anything.
         if _driver.current() is not self._driver:
             raise ForeignError(
-                "the driver in force is another one than when this graph(...) was made: make it"
+                "the driver in force has changed since this graph(...) was made: make it"
                 " where it is entered"
             )
         self.cuda_graph._require_empty()
         if self._driver.is_capturing():
             raise CaptureError(
-                "a capture inside another one: captures cannot be nested; end the first one before"
+                "a capture inside another one: captures cannot be nested; end the open one first"
             )
         stream = self._driver.stream(self.capture_stream)
         self._driver.synchronize()

@@ -273,7 +273,7 @@ def _timeline(driver: _driver.Driver, handle: Handle) -> Timeline | None:
 def _recorded(timeline: Timeline | None, what: str) -> Timeline:
     if timeline is None:
         raise StateError(
-            f"plot() of {what}, of which nothing was recorded: capture inside"
+            f"plot() of {what}, which was not recorded: capture inside"
             " `with cgraph.record_memory():`"
         )
     return timeline

@@ -54,7 +54,7 @@ class SegmentedGraph(_core.Segments):
     breaks: tuple[str, ...]
 
     def __new__(cls, steps: Sequence[Any]) -> Self:
-        """Graphs and breaks in order; :meth:`capture` makes them."""
+        """Take graphs and breaks in order; :meth:`capture` makes them."""
         native = [step.native() if isinstance(step, Break) else step for step in steps]
         self = super().__new__(cls, native, _torch.mode_functions())
         self.segments = tuple(step for step in steps if isinstance(step, CUDAGraph))
@@ -101,7 +101,7 @@ class SegmentedGraph(_core.Segments):
         if _driver.current().is_capturing():
             raise CaptureError(
                 "SegmentedGraph.capture() inside a capture: captures cannot be nested; end the"
-                " first one before"
+                " open one first"
             )
         stream = graph(CUDAGraph()).capture_stream if stream is None else stream
         pool = _driver.current().pool_handle() if pool is None else pool

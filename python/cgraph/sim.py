@@ -124,7 +124,7 @@ class Simulator:
         if self.is_capturing():
             raise CaptureError(
                 f"capture_begin() while {self.current_stream()!r} captures already: captures cannot"
-                " be nested; end the first one before"
+                " be nested; end the open one first"
             )
         if self.current_stream() == self.default_stream:
             raise CaptureError(
@@ -268,7 +268,7 @@ def use(simulator: Simulator | None = None, **options: Any) -> Iterator[Simulato
 
     if simulator is not None and options:
         raise ArgumentError(
-            f"options are {sorted(options)}, expected none beside a simulator that exists"
+            f"options are {sorted(options)}, expected none together with a simulator"
         )
     chosen = Simulator(**options) if simulator is None else simulator
     with capturable_on_cpu():

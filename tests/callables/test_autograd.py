@@ -19,7 +19,7 @@ from networks import LAYOUTS, leaf, network
 
 
 class Block(nn.Module):
-    """Uses temporary memory, which gradients captured later may get."""
+    """A module with temporary memory, which gradients captured later may get."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,7 +33,7 @@ class Block(nn.Module):
 
 
 class Identity(torch.autograd.Function):
-    """Marks its second output as not differentiable."""
+    """A function that marks its second output as not differentiable."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> tuple[Tensor, Tensor]:

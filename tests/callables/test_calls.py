@@ -25,7 +25,7 @@ class Pair(NamedTuple):
 
 
 class Counting(nn.Module):
-    """Counts the calls of its Python."""
+    """A counter of the calls of its Python."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -368,7 +368,7 @@ def test_trap_T90_hooks_of_submodules_are_captured_with_a_warning(lab: Lab) -> N
 
 
 class LateBuffers(nn.BatchNorm1d):
-    """Whoever reads its buffers has to wait for a while, on the current stream."""
+    """A module whose buffers make readers wait for a while, on the current stream."""
 
     def buffers(self, recurse: bool = True) -> Iterator[Tensor]:
         if torch.cuda.is_available():
@@ -377,7 +377,7 @@ class LateBuffers(nn.BatchNorm1d):
 
 
 def test_state_is_noted_before_the_warm_up_changes_it(lab: Lab) -> None:
-    for _ in range(2):  # at the first time kernels are loaded, which waits for the device
+    for _ in range(2):  # the first time loads kernels, which waits for the device
         module = LateBuffers(6).to(lab.device)
         make_graphed_callables(module, (fresh(lab, 4, 6),), preserve_state=True)
         assert module.num_batches_tracked == 0

@@ -1,4 +1,4 @@
-"""What make_graphed_callables refuses, what failures leave, and how long what it made lives."""
+"""Refusals of make_graphed_callables, effects of failures, and lifetimes."""
 
 from __future__ import annotations
 
@@ -221,7 +221,7 @@ def test_trap_T55_the_forward_of_a_module_that_is_gone_says_so(lab: Lab) -> None
 
 
 class Remembering(torch.autograd.Function):
-    """Refers to its module from autograd's graph."""
+    """A module that autograd's graph refers to."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, module: nn.Module) -> Tensor:
@@ -246,7 +246,7 @@ class Circular(nn.Module):
 def test_trap_T54_modules_and_their_graphs_go_without_the_garbage_collector(
     lab: Lab, called: bool
 ) -> None:
-    # What torch loads at the first capture of a process leaves circles with what it is loaded for.
+    # At the first capture of a process torch leaves cycles with the objects of its loading.
     make_graphed_callables(network(lab), (leaf(lab, 4, 6),))
     with without_gc():
         module = nn.Sequential(Circular(), nn.Tanh()).to(lab.device)
@@ -324,7 +324,7 @@ def test_each_failing_driver_call_is_named_and_leaves_all_as_before(sim: SimLab)
         try:
             make_graphed_callables((module, torch.sin), ((sample,), (sample,)), preserve_state=True)
         except CgraphError as error:
-            # Where the change of the capture mode fails, the call that needed it is refused (900).
+            # If the change of the capture mode fails, the call that needed it is refused (900).
             assert error.code in (999, 900), error
             assert re.search(r"\b(cu[A-Z]\w+|instantiate) failed", str(error)), error
             error.__traceback__ = None

@@ -1,4 +1,4 @@
-"""Gradients of graphed calls that somebody still has are not overwritten, whoever has them."""
+"""Gradients of graphed calls that are still referenced are not overwritten."""
 
 from __future__ import annotations
 
@@ -128,6 +128,6 @@ def test_a_part_without_autocast_has_the_gradients_of_eager_outside_of_it(
             loss.backward()
             assert gate.weight.grad is not None
             found.append(gate.weight.grad.clone())
-        # In bfloat16 they are apart by a thousandth.
+        # In bfloat16 they differ by a thousandth.
         assert_close(*found, rtol=1e-5, atol=1e-6)
     assert graphed.report().keys[0].replays == 2

@@ -1,4 +1,4 @@
-"""What ends with a capture: destroy callbacks and retained objects, traps T42, T45 … T50."""
+"""Effects at the end of a capture: destroy callbacks, retained objects, traps T42, T45 … T50."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab import Lab, SimLab, captured, fresh
 
 
 class Thing:
-    """Something that can be referred to weakly."""
+    """An object with weak references."""
 
     graph: Any = None
 

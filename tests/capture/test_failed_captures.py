@@ -1,4 +1,4 @@
-"""After a failed capture everything is as before: traps T6, T9 … T11, DESIGN §3.3."""
+"""State after a failed capture, which is as before: traps T6, T9 … T11, DESIGN §3.3."""
 
 from __future__ import annotations
 

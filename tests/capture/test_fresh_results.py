@@ -1,4 +1,4 @@
-"""Results that are copied to new memory by the end of a replay, and are the caller's own."""
+"""Results that the end of a replay copies to new memory, the caller's own."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_results_of_one_storage_share_one_as_the_function_s_do(lab: Lab) -> None
     right[1][0] = 5
     for result, expected in zip(found, right, strict=True):
         assert_close(result, expected)
-    # As views of one tensor they count what is written to it together.
+    # As views of one tensor they share a count of writes.
     assert found[0]._version == found[1]._version
 
 

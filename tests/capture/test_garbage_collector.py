@@ -1,4 +1,4 @@
-"""The garbage collector while something captures; traps T23 and T60."""
+"""The garbage collector during a capture; traps T23 and T60."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from lab import Lab, fresh
 
 
 class Node:
-    """Something that can be part of a cycle."""
+    """An object that can be part of a cycle."""
 
     me: Node
 
 
 class Litter:
-    """Leaves garbage, and notes what was collected at once."""
+    """An object that leaves garbage, and notes what was collected at once."""
 
     def __init__(self) -> None:
         self.collected = 0

@@ -57,7 +57,7 @@ def test_row_0_30_an_explicit_stream_is_current_in_the_block(lab: Lab) -> None:
 
 def test_row_0_32_enter_does_its_steps_in_order(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     steps: list[str] = []
-    # Of an object what is put back would hide the class's own for good.
+    # A restored attribute of an object would hide the class's own for good.
     driver = type(_driver.current())
 
     def spy(owner: object, name: str) -> None:

@@ -1,4 +1,4 @@
-"""What a captured graph consists of, as torch 2.15 describes it, and the bodies of its nodes."""
+"""Contents of a captured graph, as torch 2.15 describes them, and the bodies of its nodes."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ TORCH_NODE_KEYS = {
 
 
 def kept(lab: Lab) -> cgraph.CUDAGraph:
-    """An instantiated graph of two kernels, one after the other, whose template is kept."""
+    """Return an instantiated graph of two kernels in a row, whose template is kept."""
     x = fresh(lab, 64)
     graph = cgraph.CUDAGraph(keep_graph=True)
     with cgraph.graph(graph):
@@ -47,7 +47,7 @@ def kept(lab: Lab) -> cgraph.CUDAGraph:
 
 
 def diamond(lab: Lab) -> cgraph.CUDAGraph:
-    """One kernel, then one on each of two streams, and one after both."""
+    """Capture one kernel, then one on each of two streams, and one after both."""
     x, side = fresh(lab, 64), lab.stream()
     graph = cgraph.CUDAGraph(keep_graph=True)
     with cgraph.graph(graph):

@@ -17,7 +17,7 @@ from lab import Lab, captured, fresh
 
 @pytest.fixture
 def reported(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[BaseException]]:
-    """What went to ``sys.unraisablehook``; no graph of an earlier test dies meanwhile."""
+    """Collect errors of ``sys.unraisablehook``; no graph of an earlier test dies meanwhile."""
     gc.collect()
     seen: list[BaseException] = []
 

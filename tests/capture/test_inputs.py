@@ -1,4 +1,4 @@
-"""How tensors are read, and how they get into static ones."""
+"""Reading tensors, and copying them into static ones."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if EXCHANGE_API:
 
 @pytest.fixture(params=WAYS)
 def reader(request: pytest.FixtureRequest) -> _core.TensorReader:
-    """Each way of reading; torch before 2.10 has no DLPack's table."""
+    """Return each way of reading; torch before 2.10 has no DLPack table."""
     api = EXCHANGE_API if request.param in ("by_dlpack", "by_both") else None
     if request.param == "by_fields":
         return reader_by_fields()
@@ -171,7 +171,7 @@ def test_a_tensor_that_changes_in_place_is_read_anew(lab: Lab, reader: _core.Ten
 def test_a_tensor_whose_memory_was_taken_away_is_left_to_torch(
     lab: Lab, reader: _core.TensorReader
 ) -> None:
-    # Other ways ask torch, which adds the offset of a part to nothing.
+    # Other readers ask torch, which adds the offset of a part to nothing.
     starts = [0, 1] if reader.uses_fields else [0]
     for start in starts:
         signature, whole = _core.Signature(reader, fresh(lab, 1, 2)), fresh(lab, 4)
@@ -189,7 +189,7 @@ def test_memory_that_is_shared_until_it_is_written_is_no_longer_where_it_was(
     signature, before = _core.Signature(reader, static), static.clone()
     assert signature.check(static) == ("same", static.data_ptr())
     lazy = torch._lazy_clone(static)
-    # One of the two gets memory of its own where somebody asks for it.
+    # One of the two gets memory of its own on request.
     assert {signature.check(one)[0] for one in (lazy, static)} == {"same", "copy"}
     assert_close(lazy, before)
     assert_close(static, before)
@@ -241,10 +241,10 @@ def test_tensors_of_inference_mode_are_read_as_others(lab: Lab, reader: _core.Te
 
 def dtypes() -> list[torch.dtype]:
     found = {value for value in vars(torch).values() if isinstance(value, torch.dtype)}
-    # DLPack, which has no integers of odd widths, calls them by the bytes that they take.
+    # DLPack has no integers of odd widths and names them by the bytes that they take.
     odd = {f"torch.{sign}int{bits}" for sign in ("", "u") for bits in range(1, 8)}
     others = (dtype for dtype in found if str(dtype) not in odd)
-    # Those of quantized tensors, whose bytes are not their values.
+    # Quantized tensors, whose bytes are not their values.
     return sorted((dtype for dtype in others if "torch.q" not in str(dtype)[:8]), key=str)
 
 

@@ -26,21 +26,21 @@ OWN = os.path.dirname(cgraph.__file__)
 
 
 def line_of(text: str) -> str:
-    """Where this file has a text."""
+    """Return the line of a text in this file."""
     lines = Path(__file__).read_text(encoding="utf-8").splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if text in line and "line_of" not in line]
     return f"{__file__}:{number}"
 
 
 def labelled(graph: cgraph.CUDAGraph) -> list[Label]:
-    """The labels of a graph's nodes, each after those it comes after; every node has one."""
+    """Return the labels of a graph's nodes in dependency order; every node has one."""
     nodes = json.loads(graph._template.json())["nodes"]
     assert len(nodes) == len(graph._labels)
     return [graph._labels[node["handle"]] for node in nodes]
 
 
 def of(graph: cgraph.CUDAGraph, operator: str) -> list[Label]:
-    """The labels of an operator's nodes."""
+    """Return the labels of an operator's nodes."""
     return [label for label in labelled(graph) if operator in str(label.operator)]
 
 
@@ -74,7 +74,7 @@ def capture(graph: cgraph.CUDAGraph, **options: Any) -> Any:
 
 
 def warm_up(lab: Lab, model: nn.Module, x: torch.Tensor) -> None:
-    """What libraries do once, outside the capture."""
+    """Set up libraries, outside the capture."""
     side = lab.stream()
     lab.fork(side)
     with lab.use(side):
@@ -250,7 +250,7 @@ def test_work_on_forked_streams_is_labelled(lab: Lab) -> None:
 
 
 def launch(lab: Lab, stream: Any) -> None:
-    """Enqueue work that no operator of torch's enqueues."""
+    """Enqueue work that no torch operator enqueues."""
     if isinstance(lab, SimLab):
         lab.simulator.core.launch(stream, "foreign", lambda: None)
         return

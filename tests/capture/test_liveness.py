@@ -1,4 +1,4 @@
-"""Replays that would read memory which is gone: they raise, and say what, and where it was used."""
+"""Replays that would read memory that is gone: they raise, and name it and its use."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def segment(address: int, pool: tuple[int, int], *blocks: tuple[int, str]) -> di
 
 
 class Memory:
-    """What a driver and torch's allocator say, as a test wants it."""
+    """The reports of a driver and torch's allocator, as a test wants them."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.segments: list[dict[str, Any]] = []
@@ -40,7 +40,7 @@ class Memory:
     def check(
         self, addresses: list[tuple[str | None, int]], outside: tuple[OutsideTensor, ...] = ()
     ) -> Check:
-        """The check of a capture whose nodes name addresses and whose operators read tensors."""
+        """Return the check of a capture whose nodes name addresses and operators read tensors."""
         found = [(name, address, *self.ranges.get(address, (0, 0))) for name, address in addresses]
         device: Any = SimpleNamespace(memory_range=lambda address: self.ranges.get(address))
         template: Any = SimpleNamespace(addresses=lambda: found)
@@ -90,7 +90,7 @@ def test_row_4_3_a_view_is_no_use(lab: Lab) -> None:
 
 def test_row_4_3_tensors_that_are_alive_and_in_place_pass(lab: Lab) -> None:
     x, weight, graph = fresh(lab, 4, 8), fresh(lab, 8, 8), cgraph.CUDAGraph()
-    y = x @ weight  # loads what is loaded once
+    y = x @ weight  # libraries load once
     with cgraph.graph(graph, check_input_liveness=True):
         y.copy_(x @ weight)
     for _ in range(3):

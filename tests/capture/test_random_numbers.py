@@ -187,7 +187,7 @@ def test_a_checkpointed_block_draws_the_same_numbers_forwards_and_backwards(lab:
         y = block(x)
         (grad,) = torch.autograd.grad(y.sum(), x)
     graph.replay()
-    # Where the mask has kept a value, its gradient is 6, and else 0.
+    # Where the mask has kept a value, its gradient is 6, and elsewhere 0.
     assert torch.equal(grad, torch.where(y == 0, 0.0, 6.0))
     graph.replay()
     assert torch.equal(grad, torch.where(y == 0, 0.0, 6.0))
@@ -209,7 +209,7 @@ def test_a_re_instantiated_graph_goes_on_drawing(lab: Lab) -> None:
 
 
 class Counter:
-    """A generator of which one sees all."""
+    """A generator whose draws are all visible."""
 
     def __init__(self, seed: int, offset: int) -> None:
         self.seed, self.offset = seed, offset

@@ -1,4 +1,4 @@
-"""What reads tensors, and what it does without."""
+"""Readers of tensors, and their behaviour without their functions."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_readers_tell_which_tensors_require_a_gradient(
 
 
 def test_tensors_of_this_torch_are_read_by_its_stable_functions(lab: Lab) -> None:
-    # Not the one of all: a tensor that they could not read ends that for good.
+    # Not the reader of all: a tensor that the functions could not read ends them for good.
     reader = _torch.tensor_reader.__wrapped__()
     x, y = fresh(lab, 3), fresh(lab, 3)
     assert check(reader, x, y) == ("copy", y.data_ptr())
@@ -104,7 +104,7 @@ def test_the_first_tensor_of_a_dtype_does_not_change_how_others_are_read(
 def test_tensors_of_torch_up_to_2_11_are_read_by_their_fields() -> None:
     is_known = torch.torch_version.TorchVersion(torch.__version__) < (2, 12)
     assert bool(tensor_fields()) is is_known
-    # What they cannot say the stable functions are asked for.
+    # Where the fields do not tell, the stable functions are asked.
     is_used = is_known and HAS_STABLE_FUNCTIONS
     assert _torch.tensor_reader.__wrapped__().uses_fields is is_used
     assert reader_by_fields().uses_fields is is_used
@@ -122,7 +122,7 @@ def test_where_no_function_tells_the_layout_fields_do(lab: Lab) -> None:
     assert check(reader, static, live.t().contiguous().t()) == ("torch", 0)
     with pytest.raises(ArgumentError, match="that cannot be read"):
         check(reader, static, live.to_sparse())
-    # Asking torch for what a sparse tensor has not would have ended this.
+    # Asking torch for properties that a sparse tensor lacks would have ended this.
     assert reader.uses_fields
 
 
@@ -150,7 +150,7 @@ def test_fields_are_not_looked_for_in_a_torch_that_is_not_known(
 
 
 def test_samples_that_are_no_tensors_are_refused() -> None:
-    # A storage has a number of torch's as well, of another object.
+    # A storage has a torch number as well, of another object.
     for given in (object(), torch.empty(1).untyped_storage()):
         with pytest.raises(ArgumentError, match=r"a sample is \w+, expected a torch\.Tensor"):
             _core.TensorReader(Tensor, EXCHANGE_API, stable_functions(), [given])

@@ -17,7 +17,7 @@ from lab import Lab, captured, fresh
 
 
 def in_threads(*bodies: Callable[[], object]) -> None:
-    """Run each in a thread of its own; raise what the first one raised."""
+    """Run each in its own thread; raise what the first one raised."""
     failures: list[BaseException] = []
 
     def run(body: Callable[[], object]) -> None:

@@ -56,7 +56,7 @@ def test_a_padded_forward_pass_that_differs_is_found_with_gradients(lab: Lab) ->
 
 
 class Scaled(torch.autograd.Function):
-    """Doubles, with a backward pass that somebody can change."""
+    """A doubling function with a backward pass that can be changed."""
 
     by = Unseen(2.0)
 
@@ -71,7 +71,7 @@ class Scaled(torch.autograd.Function):
 
 @pytest.fixture
 def backward_by() -> Iterator[Any]:
-    """Sets what gradients are multiplied by; it is 2 again afterwards."""
+    """Set the factor of gradients in the ``with`` block; it is 2 again afterwards."""
 
     def change(by: float) -> None:
         Scaled.by[0] = by
@@ -103,7 +103,7 @@ def test_a_backward_pass_that_differs_is_found_and_the_gradient_named(
 
 
 class Odd(nn.Module):
-    """Draws, counts, leaves a parameter alone and returns more than tensors with gradients."""
+    """A module that draws, counts, leaves a parameter unused and returns extra values."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -198,7 +198,7 @@ def test_parameters_with_hooks_are_compared_before_these(lab: Lab) -> None:
 
 
 class Busy(torch.autograd.Function):
-    """Draws and counts in its backward pass."""
+    """A module that draws and counts in its backward pass."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, count: Tensor) -> Tensor:

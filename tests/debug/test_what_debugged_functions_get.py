@@ -1,4 +1,4 @@
-"""Debugged functions are given what others are given: shared memory, generators, autocast."""
+"""Debugged functions get the same as others: shared memory, generators, autocast."""
 
 from __future__ import annotations
 

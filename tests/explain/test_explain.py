@@ -1,4 +1,4 @@
-"""What `cgraph.explain` finds, and what a failing capture says of the line behind it."""
+"""The findings of `cgraph.explain`, and the line in the error of a failing capture."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def unique(lab: Lab, x: torch.Tensor) -> torch.Tensor:
 
 @functools.cache
 def generator_of(device: str) -> torch.Generator:
-    """One that exists before a capture: a CUDA generator cannot be made inside."""
+    """Return a generator from before a capture: a CUDA generator cannot be made inside."""
     return torch.Generator(device=device)
 
 
@@ -338,7 +338,7 @@ def test_bad_arguments_are_refused(lab: Lab) -> None:
         cgraph.explain(fine_step, lab, fresh(lab, 8))
 
 
-# Of a failing capture.
+# Errors of a failing capture.
 
 LINES: list[tuple[Body, str, str]] = [
     (item, "`return x.sum().item()`", "reads a value on the host"),
@@ -450,7 +450,7 @@ def test_tensors_of_the_host_are_found_on_cuda() -> None:
 def test_an_operator_that_waits_inside_is_found_on_cuda() -> None:
     x, before = torch.randn(64, device="cuda"), torch.cuda.get_sync_debug_mode()
     for _ in range(2):
-        # Without limits it reads the smallest and the largest value; nothing in its schema says so.
+        # Without limits it reads the smallest and the largest value; its schema does not say so.
         (finding,) = cgraph.explain(torch.histc, x, 4).findings
         assert (finding.severity, finding.operator) == ("refused", "aten.histc")
         assert torch.cuda.get_sync_debug_mode() == before

@@ -35,15 +35,15 @@ Batch = dict[str, Any]
 
 @dataclass(frozen=True)
 class Model:
-    """A model, and what it is called with.
+    """A model, and the arguments of its calls.
 
     Attributes:
         make: Makes it, with random weights, in training mode.
         batch: Makes keyword arguments of so many items on a device.
         marked: The function that must run eagerly, as ``package.module.function``; None if a graph
-            takes it all.
-        breaks: How often one call runs it.
-        refused: The file with what a capture refuses where nothing is marked.
+            takes everything.
+        breaks: Number of its runs in one call.
+        refused: The file with the operation that a capture refuses without a mark.
     """
 
     make: Callable[[], nn.Module]
@@ -54,7 +54,7 @@ class Model:
 
 
 def tensors(result: Any) -> list[Tensor]:
-    """The tensors of a result, in order."""
+    """Return the tensors of a result, in order."""
     if isinstance(result, Tensor):
         return [result]
     if isinstance(result, Mapping):
@@ -65,7 +65,7 @@ def tensors(result: Any) -> list[Tensor]:
 
 
 def padding(count: int, length: int, device: str) -> Tensor:
-    """A mask of rows that end early, each at another random place: ``[count, length]``."""
+    """Return a mask of rows that end early at random places: ``[count, length]``."""
     lengths = torch.randint(length // 2, length, (count, 1), device=device)
     return (torch.arange(length, device=device) < lengths).long()
 
@@ -75,7 +75,7 @@ def _tokens(count: int, length: int, device: str) -> Tensor:
 
 
 # Masks are two-dimensional, with padding, as a tokenizer makes them. transformers reads them on the
-# host to find out whether it can do without, but not during a capture: then it always makes a full
+# host to find out whether it can skip them, but not during a capture: then it always makes a full
 # mask, so that no break is needed. Without a mask, an eager call therefore takes another kernel of
 # SDPA than a capture, and results differ by rounding.
 def _text_batch(count: int, device: str) -> Batch:
@@ -185,8 +185,8 @@ def _speech_batch(count: int, device: str) -> Batch:
 
 
 def _padded_speech_batch(count: int, device: str) -> Batch:
-    # With lengths, the mask of the frames is made by writing a number of Python's at indices, which
-    # is copied from the host: a capture on CUDA refuses that, one on the simulator does not.
+    # With lengths, the mask of the frames is made by writing a Python number at indices, which is
+    # copied from the host: a capture on CUDA refuses that, one on the simulator does not.
     mask = padding(count, SAMPLES, device)
     return {**_speech_batch(count, device), "attention_mask": mask}
 
@@ -214,14 +214,14 @@ def _sage() -> nn.Module:
 def _gcn() -> nn.Module:
     from torch_geometric.nn import GCN
 
-    # Picks the edges that are no loops by a mask: a capture does not know how many they are.
+    # Picks the edges that are not loops by a mask: a capture does not know their number.
     return GCN(32, 64, num_layers=2, out_channels=10).train()
 
 
 def _graph_batch(count: int, device: str) -> Batch:
     nodes = 32 * count
     start = torch.arange(nodes, device=device).repeat(4)
-    # Never to itself: the number of loops would be a shape.
+    # No loops: their number would be a shape.
     step = torch.randint(1, nodes, start.shape, device=device)
     return {
         "x": torch.randn(nodes, 32, device=device),

@@ -1,4 +1,4 @@
-"""How captures end on a GPU, where torch's own object keeps the books."""
+"""Ends of captures on a GPU, where torch's own object keeps the books."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ lab = CudaLab()
 
 
 def require_all_as_before() -> None:
-    """Random numbers, memory and captures are to be had as ever."""
+    """Require random numbers, memory and captures to work as before."""
     assert torch.rand(64, device="cuda").unique().numel() > 32
     x = fresh(lab, 64)
     graph, y = captured(lab, x)
@@ -57,7 +57,7 @@ def test_an_interrupt_at_the_end_of_a_capture_leaves_everything_as_before(
     monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:
     class Interrupted:
-        """An open capture, whose end somebody interrupts."""
+        """An open capture whose end is interrupted."""
 
         @staticmethod
         def take_over(stream: _core.Stream) -> Any:

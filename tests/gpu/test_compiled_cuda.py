@@ -20,7 +20,7 @@ from lab import CudaLab, fresh
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(400),  # the first compilation of a process
-    pytest.mark.filterwarnings("ignore"),  # those of Inductor and others
+    pytest.mark.filterwarnings("ignore"),  # warnings of Inductor and others
 ]
 
 
@@ -32,12 +32,12 @@ def _compiled_anew() -> Iterator[None]:
 
 
 def close(one: Any, other: Any) -> None:
-    """Equal but for the rounding of other kernels."""
+    """Compare up to the rounding of other kernels."""
     torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-4)
 
 
 def pointwise(x: torch.Tensor) -> torch.Tensor:
-    """Ten operators, of which Inductor makes one kernel."""
+    """Compute ten operators, which Inductor fuses into one kernel."""
     for _ in range(5):
         x = (x * 1.5).sin()
     return x
@@ -131,7 +131,7 @@ def test_a_function_with_graphs_of_its_own_inside_runs_eagerly() -> None:
 
 
 def norm(net: nn.Module) -> list[torch.Tensor]:
-    """The buffers of a network."""
+    """Return the buffers of a network."""
     return list(net.buffers())
 
 
@@ -198,7 +198,7 @@ def test_compiled_parts_around_a_break_are_trained_as_in_eager() -> None:
     eager = copy.deepcopy(net)
     net.first, net.last = torch.compile(net.first), torch.compile(net.last)
     graphed = cgraph.graphed(net)
-    for _ in range(6):  # to compile sets random states
+    for _ in range(6):  # compiling sets random states
         x = fresh(CudaLab(), 16, 8).requires_grad_()
         same = x.detach().clone().requires_grad_()
         for run, given in ((graphed, x), (eager, same)):

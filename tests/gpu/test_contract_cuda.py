@@ -44,7 +44,7 @@ def step_of(net: nn.Module) -> Step:
 
 @pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
 def test_a_step_waits_until_a_loss_of_an_earlier_call_is_gone() -> None:
-    """Where a held eager loss pins AccumulateGrad nodes to another stream the key waits."""
+    """A key waits where a held eager loss pins AccumulateGrad nodes to another stream."""
     net = nn.Sequential(nn.Linear(8, 8), nn.Tanh(), nn.Linear(8, 2)).to(lab.device)
     twin = copy.deepcopy(net)
     held = net(fresh(lab, 3, 8)).sum()
@@ -68,7 +68,7 @@ def test_a_step_waits_until_a_loss_of_an_earlier_call_is_gone() -> None:
 
 
 def test_random_numbers_of_another_thread_raise_while_a_call_is_captured() -> None:
-    """While one captures, CUDA random numbers in other threads raise (torch)."""
+    """While one call captures, CUDA random numbers in other threads raise (torch)."""
     calls, errors = [0], list[BaseException]()
     out = torch.zeros(4, device=lab.device)
 

@@ -1,4 +1,4 @@
-"""What only a GPU has: torch's allocator, autograd's threads, other threads, memory."""
+"""Features of a GPU alone: torch's allocator, autograd's threads, other threads, memory."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _cudart() -> list[int]:
 
 
 def resident_kib() -> int:
-    """What the process has of the host, without what is free in libc's heap."""
+    """Return the host memory of the process, without the free memory in libc's heap."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4
 

@@ -1,4 +1,4 @@
-"""Nodes that only CUDA has: they are put into a kept template with cuda-bindings."""
+"""Nodes that only CUDA has: cuda-bindings put them into a kept template."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ lab = CudaLab()
 
 
 def ok(result: tuple[Any, ...]) -> Any:
-    """What a call of cuda-bindings returned besides its code, which must be zero."""
+    """Return the results of a cuda-bindings call besides its code, which must be zero."""
     assert int(result[0]) == 0, result[0]
     return result[1] if len(result) == 2 else result[1:]
 
@@ -58,7 +58,7 @@ def test_trap_T168_a_batch_mem_op_node_is_known() -> None:
 
 
 def graph_that_allocates(x: torch.Tensor | None = None) -> tuple[cgraph.CUDAGraph, int]:
-    """One with a node that allocates and one that frees, and the address."""
+    """Return a graph with an allocating and a freeing node, and the address."""
     from cuda.bindings import driver
 
     graph, raw = graph_to_extend(x)

@@ -1,4 +1,4 @@
-"""Memory that torch does not watch over: raw allocations under tensors, kernels of others."""
+"""Memory that torch does not track: raw allocations under tensors, kernels of others."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ PTX = b"""
 
 
 def ok(result: tuple[Any, ...]) -> Any:
-    """What a call of cuda-bindings returned besides its code, which must be zero."""
+    """Return the results of a cuda-bindings call besides its code, which must be zero."""
     assert int(result[0]) == 0, result[0]
     return result[1] if len(result) == 2 else result[1:]
 
 
 class Raw:
-    """Device memory of the driver's, which can be freed before the tensors that lie in it."""
+    """Device memory of the driver, which can be freed before the tensors that lie in it."""
 
     def __init__(self) -> None:
         from cuda.bindings import driver
@@ -68,7 +68,7 @@ class Raw:
 
 @pytest.fixture(scope="module")
 def poke() -> Iterator[Any]:
-    """Launches a kernel of our own that writes a 7, on torch's current stream."""
+    """Launch a kernel of our own that writes a 7, on torch's current stream."""
     from cuda.bindings import driver
 
     scratch = torch.zeros(1, device="cuda")

@@ -20,7 +20,7 @@ TOLERANCE = 0.02
 
 @pytest.fixture
 def decode(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The benches' module: in a bundle for a GPU machine, they lie one folder further up."""
+    """Import the benches' module: in a bundle for a GPU machine, it lies one folder higher."""
     benches = Path(__file__).parents[2] / "benches"
     monkeypatch.setattr(sys, "path", [str(benches / "python"), str(benches), *sys.path])
     import decode
@@ -38,8 +38,8 @@ def test_all_sizes_of_a_decode_model_equal_eager_padded_or_not(decode: Any) -> N
 
     with torch.no_grad():
         model = decode.Decode().cuda().bfloat16().eval()
-        model(*tokens(max(sizes)))  # makes cuBLAS's handle, which no capture can
-        # What padding writes to rows of the cache behind those of the call is read by nobody.
+        model(*tokens(max(sizes)))  # makes cuBLAS's handle, which no capture can make
+        # Nothing reads the padding's writes to rows of the cache after those of the call.
         graphed = cgraph.graphed(model, sizes=sizes, check_padding=False, on_fail="raise")
         graphed.capture(*tokens(max(sizes)), progress=False).freeze()
         assert graphed.report().captured == 51
@@ -52,7 +52,7 @@ def test_all_sizes_of_a_decode_model_equal_eager_padded_or_not(decode: Any) -> N
             largest = eager.float().abs().max()
             assert (found.float() - eager.float()).abs().max() <= TOLERANCE * largest, rows
             if previous is not None:
-                # Results are those of these tokens, and not what was there before.
+                # Results are those of these tokens, not earlier ones.
                 assert not torch.equal(found[:1], previous)
             previous = found[:1].clone()
         assert graphed.report().captured == 51

@@ -1,4 +1,4 @@
-"""Libraries of CUDA's that a thread has not used before its first capture."""
+"""CUDA libraries that a thread has not used before its first capture."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ function, x = of[KIND], x[None, None] if KIND == "convolution" else x
 first = lambda result: result[0] if isinstance(result, tuple) else result
 """
 
-# cuDNN has memory of its own from the first use in the process on, and a handle for each thread.
+# cuDNN has memory of its own from its first use in the process, and a handle for each thread.
 CALLS = """
 def work():
     with torch.no_grad():
@@ -53,12 +53,12 @@ with torch.no_grad(), cgraph.graph(graph):
 """
 
 
-# Those whose first use in a process no capture allows.
+# Libraries whose first use in a process no capture allows.
 REFUSED = ["matrix product", "solver", "transform"]
 
 
 def run(kind: str, where: str, text: str) -> subprocess.CompletedProcess[str]:
-    """A program in a process of its own: libraries stay ready in one that has used them."""
+    """Run a program in its own process: libraries stay ready in one that has used them."""
     whole = f"KIND, WHERE = {kind!r}, {where!r}\n{HEAD}{text}"
     environment = {**os.environ, "CGRAPH_DRIVER": "cuda"}
     command = [sys.executable, "-c", whole]

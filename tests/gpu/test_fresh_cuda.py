@@ -1,4 +1,4 @@
-"""Fresh results on a GPU: whose memory they are, and on which stream."""
+"""Fresh results on a GPU: their owner and their stream."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ MIB = 1 << 20
 
 @pytest.fixture(autouse=True)
 def clean() -> Iterator[None]:
-    """No memory that tests before have left."""
+    """Free all memory of earlier tests."""
     gc.collect()
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
@@ -51,14 +51,14 @@ def pool_of(tensor: Tensor) -> tuple[int, ...]:
 
 
 class _Dispatcher(_core.Dispatcher):
-    """Calls of one entry."""
+    """A caller of one entry."""
 
     def _miss(self, args: Any, kwargs: Any) -> Any:
         raise AssertionError("the entry does not fit")
 
 
 def dispatcher(served: _core.Entry) -> _core.Dispatcher:
-    """What calls an entry in the fast way."""
+    """Return a fast caller of an entry."""
     made = _Dispatcher(
         torch.cuda.is_current_stream_capturing,
         _torch.is_intercepted,
@@ -258,7 +258,7 @@ for count in (1000, 16 << 20):
 
 
 def test_results_may_lie_in_expandable_segments() -> None:
-    # The destinations of a memcpy node are then mapped memory of the allocator's.
+    # The destinations of a memcpy node are then mapped memory of the allocator.
     here = str(Path(__file__).parents[1] / "support")
     path = os.pathsep.join([here, *sys.path])
     options = {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "PYTHONPATH": path}

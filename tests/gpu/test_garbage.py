@@ -1,4 +1,4 @@
-"""Garbage of the kind that CUDA frees, which the collector finds at a bad time."""
+"""Garbage that CUDA frees, which the collector finds at a bad time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ lab = CudaLab()
 @pytest.fixture(autouse=True)
 def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CGRAPH_DRIVER", "cuda")
-    # Captures that other tests have left in cycles may not be collected inside those of these.
+    # Captures that other tests have left in cycles may not be collected inside these.
     gc.collect()
 
 
@@ -45,7 +45,7 @@ def test_a_pool_in_a_cycle_may_outlive_its_keeper_inside_a_capture() -> None:
     for _ in range(3):
         pool = cgraph.MemPool()
         cycle: list[object] = [pool, _torch.PoolKeeper(pool.id, torch.cuda.Stream())]
-        # The collector asks the pool first, and then lets the last of the list go.
+        # The collector asks the pool first, and then frees the last of the list.
         cycle.append(cycle)
         del pool, cycle
         graph = cgraph.CUDAGraph()

@@ -1,4 +1,4 @@
-"""Labels of what threads other than the capturing one record."""
+"""Labels of nodes recorded by threads other than the capturing one."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from models import MODELS, Batch, Model, tensors
 
 pytestmark = [
     pytest.mark.gpu,
-    # Those of the packages. What cgraph has to say is raised, by the options below.
+    # Warnings of the packages. cgraph's own are raised, by the options below.
     pytest.mark.filterwarnings("ignore"),
 ]
 
@@ -35,23 +35,23 @@ Loss = Callable[..., Tensor]
 
 
 def own_loss(model: Any, targets: Tensor, **batch: Any) -> Tensor:
-    """What the model itself takes for the loss."""
+    """Return the model's own loss."""
     loss: Tensor = model(**batch, labels=targets).loss
     return loss
 
 
 def class_loss(model: Any, targets: Tensor, **batch: Any) -> Tensor:
-    """Of the class of each image or node."""
+    """Return the loss of the class of each image or node."""
     return cross_entropy(model(**batch), targets)
 
 
 def noise_loss(model: Any, targets: Tensor, **batch: Any) -> Tensor:
-    """Of a noise that is to be found."""
+    """Return the loss of a noise to find."""
     return mse_loss(model(**batch), targets)
 
 
 def classes(batch: Batch) -> Tensor:
-    """One of ten for each image or node."""
+    """Return one of ten classes for each image or node."""
     return torch.randint(10, batch["x"].shape[:1], device=DEVICE)
 
 
@@ -82,7 +82,7 @@ def test_replays_of_a_public_model_equal_eager(name: str, monkeypatch: MonkeyPat
     with torch.no_grad():
         for size in SIZES:
             results = [check_call(graphed, model, one.batch(size, DEVICE)) for _ in range(3)]
-            # Fresh inputs give other results, or equality would say nothing.
+            # Fresh inputs give other results, or equality would prove nothing.
             assert not torch.allclose(results[0], results[1], rtol=1e-2, atol=0)
     require_replays(graphed, keys=len(SIZES), each=2, breaks=one.breaks, marked=one.marked)
 
@@ -100,7 +100,7 @@ def test_a_model_that_needs_a_break_says_where(name: str) -> None:
             graphed(**batch)
         notes = getattr(raised.value, "__notes__", [])
         assert f"{one.refused}:" in "\n".join([str(raised.value), *notes])
-        # The model is none the worse for it.
+        # The model is undamaged.
         assert_same(model(**batch), expected)
 
 
@@ -133,7 +133,7 @@ def test_a_public_model_trains_as_in_eager(
     begun = copy.deepcopy(eager.state_dict())
     mark(one, monkeypatch)
     surface = partial(loss, ours) if whole else ours
-    # A decoder with a mask looks at its values, unless its stream captures: then it trains eagerly.
+    # A decoder with a mask reads its values, unless its stream captures: then it trains eagerly.
     reads = "attention_mask" in one.batch(4, DEVICE) and "input_ids" in one.batch(4, DEVICE)
     graphed = cgraph.graphed(surface, on_fail="eager" if reads else "raise")
     losses = partial(loss, eager), graphed if whole else partial(loss, graphed)
@@ -154,7 +154,7 @@ def test_a_public_model_trains_as_in_eager(
 
 
 def step(batch: Batch, loss: Loss, optimizer: SGD) -> Tensor:
-    """One step of an optimizer; the loss before it."""
+    """Take one step of an optimizer; return the previous loss."""
     optimizer.zero_grad()
     found = loss(**batch)
     found.backward()
@@ -163,19 +163,19 @@ def step(batch: Batch, loss: Loss, optimizer: SGD) -> Tensor:
 
 
 def mark(one: Model, monkeypatch: MonkeyPatch) -> None:
-    """Mark what must run eagerly in a model as a break."""
+    """Mark the function that must run eagerly in a model as a break."""
     if one.marked is not None:
         monkeypatch.setattr(one.marked, cgraph.eager_break(pkgutil.resolve_name(one.marked)))
 
 
 def graphed_as_marked(one: Model, model: nn.Module, monkeypatch: MonkeyPatch) -> Any:
-    """The graphed model, with what must run eagerly in it marked."""
+    """Return the graphed model, with its eager part marked."""
     mark(one, monkeypatch)
     return cgraph.graphed(model, on_fail="raise")
 
 
 def check_call(graphed: Any, model: nn.Module, batch: Batch) -> Tensor:
-    """Compare one call with eager; the first tensor of the result."""
+    """Compare one call with eager; return the first tensor of the result."""
     expected = model(**batch)
     found = graphed(**batch)
     assert type(found) is type(expected)
@@ -184,7 +184,7 @@ def check_call(graphed: Any, model: nn.Module, batch: Batch) -> Tensor:
 
 
 def assert_same(found: Any, expected: Any) -> None:
-    """All tensors are equal but for rounding, measured against the largest number of each."""
+    """Require all tensors to be equal but for rounding, relative to the largest number of each."""
     pairs = list(zip(tensors(found), tensors(expected), strict=True))
     assert pairs
     for one, other in pairs:
@@ -195,7 +195,7 @@ def assert_same(found: Any, expected: Any) -> None:
 def require_replays(
     graphed: Any, *, keys: int, each: int, breaks: int = 0, marked: str | None = None
 ) -> None:
-    """Graphs answered all calls but the first of each key, with breaks at the marked function."""
+    """Require replays for all but each key's first call, with breaks at the marked function."""
     report = graphed.report()
     assert (report.captured, len(report.keys)) == (keys, keys), str(report)
     for key in report.keys:

@@ -1,4 +1,4 @@
-"""What a padded call asks of torch on a GPU."""
+"""torch calls of a padded call on a GPU."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`patch_torch` under code that knows nothing of cgraph gives the results of torch's graphs."""
+"""`patch_torch` under code that does not know cgraph gives the results of torch's graphs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from cgraph import _driver
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(400),  # the first compilation of a process
-    pytest.mark.filterwarnings("ignore"),  # those of Inductor and others; see in_both()
+    pytest.mark.filterwarnings("ignore"),  # warnings of Inductor and others; see in_both()
 ]
 
 
@@ -33,7 +33,7 @@ def _exactly_repeatable() -> Iterator[None]:
 
 @contextmanager
 def counted() -> Iterator[Counter[str]]:
-    """How often cgraph captured and replayed."""
+    """Count captures and replays of cgraph."""
     counts: Counter[str] = Counter()
     with (
         cgraph.register_graph_capture_end_hook(lambda _: counts.update(["captures"])),
@@ -43,7 +43,7 @@ def counted() -> Iterator[Counter[str]]:
 
 
 def in_both(run: Callable[[], list[torch.Tensor]], replays: int) -> list[torch.Tensor]:
-    """What `run()` gives, the same with torch's graphs and with cgraph's."""
+    """Return the result of `run()`, which is the same with torch's graphs and with cgraph's."""
     results = []
     for patched in (False, True):
         torch.compiler.reset()
@@ -134,7 +134,7 @@ def test_reduce_overhead_trains_as_eager_without_dropout() -> None:
 
 
 def test_recomputed_dropout_draws_the_same_numbers_as_unpatched() -> None:
-    """Here Inductor gives the graphs generators of its own."""
+    """Inductor gives the graphs generators of its own here."""
     from torch.utils.checkpoint import checkpoint
 
     def run() -> list[torch.Tensor]:
@@ -204,8 +204,8 @@ def test_tritons_benchmark_of_a_graph_measures_cgraphs() -> None:
 
 def test_the_memory_of_inductors_trees_goes_with_them() -> None:
     def left() -> tuple[int, int]:
-        # What a graph holds stays while it is replayed, also after the graph has gone, until the
-        # driver is asked: what those of earlier tests held as well.
+        # The resources of a graph stay while it is replayed, even after the graph is gone, until
+        # the driver is asked; the same holds for those of earlier tests.
         torch.cuda.synchronize()
         torch.compiler.reset()
         gc.collect()
@@ -294,7 +294,7 @@ def test_torchs_own_graphs_and_pools_go_on_working_inside() -> None:
     with torch.cuda.graph(own, pool=before):
         a = x + 1
     with cgraph.patch_torch(), counted() as counts:
-        # A graph of torch's in a pool of cgraph's, and the other way round.
+        # A torch graph in a cgraph pool, and the other way round.
         pool = torch.cuda.graph_pool_handle()
         with torch.cuda.graph(theirs, pool=pool):
             assert torch.cuda.is_current_stream_capturing()

@@ -1,4 +1,4 @@
-"""Pools on a GPU: torch's allocator, the device's memory, and what must be left behind: nothing."""
+"""Pools on a GPU: torch's allocator, the device's memory, and nothing left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def _cuda(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def free() -> int:
-    """Bytes of the device that nobody uses, after all that is unused has gone back."""
+    """Return the unused bytes of the device, after all unused memory has gone back."""
     gc.collect()
     torch.cuda.synchronize()
     _core.Device.cuda(0).collect()
@@ -40,18 +40,18 @@ def free() -> int:
 
 
 def resident() -> int:
-    """Bytes that the process has of the host, without what is free in libc's heap."""
+    """Return the process's host bytes, without the free memory in libc's heap."""
     ctypes.CDLL(None).malloc_trim(0)
     return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
 
 
 def product(matrix: Tensor) -> Tensor:
-    """Work that takes a library's workspace."""
+    """Return a product that takes a library's workspace."""
     return (matrix @ matrix).relu() + matrix
 
 
 def warm(matrix: Tensor) -> None:
-    """Let libraries load, and their eager workspace come."""
+    """Load libraries and their eager workspaces."""
     product(matrix)
     torch.cuda.synchronize()
 
@@ -79,7 +79,7 @@ def test_pausing_ten_graphs_of_a_model_frees_its_pool_and_they_are_right_afterwa
         eager.begin(prompt)
         for tensor in (*decoder.state()[4:], *eager.state()[4:]):
             tensor.zero_()
-        for _ in range(8):  # the places of the prompt: what follows is drawn
+        for _ in range(8):  # the places of the prompt: the rest is drawn
             graph.replay()
             eager.step()
             torch.testing.assert_close(decoder.scores, eager.scores, rtol=0, atol=0)
@@ -123,7 +123,7 @@ def test_a_dry_run_leaves_the_device_as_it_was() -> None:
         optimiser.step()
         return loss.detach()
 
-    cgraph.dry_run(step)  # what libraries load stays loaded
+    cgraph.dry_run(step)  # libraries stay loaded
     parameters = [parameter.detach().clone() for parameter in model.parameters()]
     state, before = torch.cuda.get_rng_state(), free()
     found = cgraph.dry_run(step)
@@ -154,7 +154,7 @@ def test_random_cycles_of_capture_share_fail_pause_resume_and_destroy_leave_noth
         for _ in range(cycles):
             what = dice.choice(KINDS)
             if len(graphs) > 20:
-                what = "destroy"  # CUDA keeps what execs took at most
+                what = "destroy"  # CUDA keeps the most memory that execs took
             if what in ("capture", "share", "fail"):
                 pool = dice.choice(pools) if pools and what != "capture" else cgraph.MemPool()
                 graph = cgraph.CUDAGraph(keep_graph=dice.random() < 0.3)
@@ -192,7 +192,7 @@ def test_random_cycles_of_capture_share_fail_pause_resume_and_destroy_leave_noth
             if len(pools) > 12:
                 pools.pop(0)
 
-    run(300)  # libraries, Python and the driver have what they keep
+    run(300)  # libraries, Python and the driver have settled
     before, host = free(), resident()
     ranges = _ranges()
     run(1000)
@@ -206,7 +206,7 @@ def test_random_cycles_of_capture_share_fail_pause_resume_and_destroy_leave_noth
 
 
 def _ranges() -> int:
-    """How many address ranges of cgraph the process has."""
+    """Return the number of cgraph's address ranges in the process."""
     lines = Path("/proc/self/maps").read_text().splitlines()
     starts = [int(line.split("-")[0], 16) for line in lines]
     return sum(0x6000_0000_0000 <= start < 0x7000_0000_0000 for start in starts)
@@ -337,7 +337,7 @@ def test_a_pool_dies_beside_an_open_capture_without_harm() -> None:
 
 
 def test_a_pool_dies_while_a_compiler_allocates_in_another_one_without_harm() -> None:
-    # As Inductor's trees of graphs do in their warm-up.
+    # Inductor's trees of graphs do so in their warm-up.
     x, graph = fresh(lab, 1 << 10), cgraph.CUDAGraph()
     with cgraph.graph(graph):
         y = x * 2

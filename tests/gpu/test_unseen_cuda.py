@@ -1,4 +1,4 @@
-"""What functions do on a GPU that torch's dispatcher does not see: kernels of others, and seeds."""
+"""Work on a GPU that torch's dispatcher does not see: kernels of others, and seeds."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def add_one_kernel(x, count, BLOCK: tl.constexpr):
 
 
 def add_one(x: Tensor) -> None:
-    """In place, by a kernel that is launched by hand."""
+    """Add one in place, by a kernel that is launched by hand."""
     add_one_kernel[(triton.cdiv(x.numel(), 64),)](x, x.numel(), BLOCK=64)
 
 
@@ -61,7 +61,7 @@ def test_a_function_that_seeds_inside_fork_rng_gives_the_same_numbers_in_each_ca
 
     graphed = cgraph.graphed(noisy)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it runs eagerly
+        warnings.simplefilter("ignore")  # a warning that it runs eagerly
         for _ in range(5):
             x = torch.randn(4, device="cuda")
             assert torch.equal(graphed(x), noisy(x))
@@ -86,7 +86,7 @@ def test_dropout_in_a_checkpointed_block_has_one_mask_in_both_passes(
 
     graphed = cgraph.graphed(lambda x: loss_of(block, x))
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # that it runs eagerly, where it does
+        warnings.simplefilter("ignore")  # a warning that it runs eagerly, where it does
         for seed in range(5):
             x = torch.randn(32, 16, device="cuda", requires_grad=True)
             for run, net in ((graphed, block), (lambda x: loss_of(twin, x), twin)):

@@ -1,4 +1,4 @@
-"""A network for diffusion: it guesses the noise in an image at a time of the process."""
+"""A diffusion network: it guesses the noise in an image at a time of the process."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ HEADS = 4
 
 
 class UNet(nn.Module):
-    """Two resolutions, with attention at the lower one, and skip connections between the halves.
+    """A UNet of two resolutions, with attention at the lower one, and skip connections.
 
     Args:
-        channels: Of the image.
+        channels: Channels of the image.
         width: Channels of the first block; the lower resolution has twice as many.
     """
 
@@ -40,7 +40,7 @@ class UNet(nn.Module):
         self.last = nn.Conv2d(width, channels, 3, padding=1)
 
     def forward(self, x: Tensor, time: Tensor) -> Tensor:
-        """The noise in images ``[n, channels, height, width]`` at times ``[n]``."""
+        """Return the noise in images ``[n, channels, height, width]`` at times ``[n]``."""
         t = self.time(waves(time, self._width))
         high = self.high(self.first(x), t)
         low = self.attention(self.low(self.down(high), t))
@@ -52,7 +52,7 @@ class UNet(nn.Module):
 
 
 class Residual(nn.Module):
-    """Two convolutions that know the time, and what they are given added."""
+    """Two convolutions that know the time, added to their input."""
 
     def __init__(self, given: int, made: int, timed: int) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class Residual(nn.Module):
         self.past = nn.Identity() if given == made else nn.Conv2d(given, made, 1)
 
     def forward(self, x: Tensor, t: Tensor) -> Tensor:
-        """``[n, made, height, width]``."""
+        """Return ``[n, made, height, width]``."""
         y = self.conv1(silu(self.norm1(x))) + self.time(silu(t))[:, :, None, None]
         return self.past(x) + self.conv2(silu(self.norm2(y)))
 
 
 class Attention(nn.Module):
-    """Each place of an image looks at all others."""
+    """A layer in which each place of an image attends to all others."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -79,7 +79,7 @@ class Attention(nn.Module):
         self.out = nn.Conv2d(width, width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """``[n, width, height, width]``, as it was given."""
+        """Return ``[n, width, height, width]``, like the input."""
         n, width, *size = x.shape
         parts = self.looked(self.norm(x)).view(n, 3, HEADS, width // HEADS, -1).transpose(-1, -2)
         y = scaled_dot_product_attention(*parts.unbind(1))
@@ -87,7 +87,7 @@ class Attention(nn.Module):
 
 
 def waves(time: Tensor, width: int) -> Tensor:
-    """Sines and cosines of times ``[n]``, at falling frequencies: ``[n, width]``."""
+    """Return sines and cosines of times ``[n]``, at falling frequencies: ``[n, width]``."""
     half = width // 2
     steps = torch.arange(half, device=time.device, dtype=torch.float32)
     angles = time[:, None].float() * torch.exp(steps * (-math.log(10_000.0) / half))

@@ -1,4 +1,4 @@
-"""Code that begins is told of on the thread that asks, whoever else asks at the same time."""
+"""New code is reported on the thread that asks, also if others ask at the same time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What operators wrote is put back, bit by bit."""
+"""Writes of operators are undone, bit by bit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from cgraph._torch import WeakStorage
 
 
 def copies(body: Callable[[], object], **options: Any) -> int:
-    """How many copies are made while a body runs that makes none itself."""
+    """Count the copies made while a body runs that makes none itself."""
     activities = [torch.profiler.ProfilerActivity.CPU]
     with torch.profiler.profile(activities=activities, acc_events=True) as profiler:
         with Rollback(**options):
@@ -27,7 +27,7 @@ def copies(body: Callable[[], object], **options: Any) -> int:
 
 
 class Stop(Exception):
-    """What a function raises in the middle."""
+    """An exception that a function raises in the middle."""
 
 
 def test_what_is_written_in_place_is_put_back() -> None:

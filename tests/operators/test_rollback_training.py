@@ -71,7 +71,7 @@ def test_leaves_behind_a_given_tensor_have_their_gradients_again() -> None:
 
 
 class Net(nn.Module):
-    """Everything that a training step changes."""
+    """A module with all the state that a training step changes."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -130,7 +130,7 @@ def test_a_training_step_is_undone_and_gives_the_same_when_repeated(
     for number, entries in state.items():
         for key, value in entries.items():
             assert value is None or same(after[number][key], value)
-    if first_step:  # what the optimiser has made stays, as the docstring says
+    if first_step:  # the optimizer's new state stays, as the docstring says
         optimiser.state.clear()
     assert all(same(step(), loss) for loss in losses)
 

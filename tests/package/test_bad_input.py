@@ -1,4 +1,4 @@
-"""Bad input: each is a `CgraphError` that names what was given, expected, and what to do."""
+"""Bad input: each raises a `CgraphError` that names the value, the expectation and the fix."""
 
 from __future__ import annotations
 

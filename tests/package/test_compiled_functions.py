@@ -1,4 +1,4 @@
-"""Functions that torch is to compile, and that cgraph calls, captures and looks at."""
+"""Functions that torch will compile, and that cgraph calls, captures and observes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from networks import leaf
 
 @pytest.fixture
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Both ways of capturing what is to be compiled on the simulator; CUDA has the second alone.
+    """Return both ways of capturing compilable functions on the simulator; CUDA has the second.
 
     The simulator can capture what the compilers here make: operators.
     """
@@ -32,14 +32,14 @@ def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def both_ways(test: Any) -> Any:
-    """Run a test in both."""
+    """Run a test in both ways."""
     ways = pytest.mark.parametrize(
         "_way", [False, True], ids=["written", "compiled"], indirect=True
     )
     return pytest.mark.usefixtures("_way")(ways(test))
 
 
-# torch 2.8 and 2.9 may compile once more in the simulator's capture, whose mode CUDA has not.
+# torch 2.8 and 2.9 may compile once more in the simulator's capture, whose mode CUDA lacks.
 IS_OLD = torch.torch_version.TorchVersion(torch.__version__) < (2, 10)
 ONCE = (1, 2) if IS_OLD and not torch.cuda.is_available() else (1,)
 
@@ -48,8 +48,8 @@ class Compiler:
     """A backend that compiles nothing, and counts.
 
     Attributes:
-        compiled: How often it was asked to compile something.
-        runs: How often that ran.
+        compiled: Number of compilations.
+        runs: Number of runs of compiled functions.
     """
 
     def __init__(self) -> None:
@@ -176,7 +176,7 @@ def test_a_step_with_a_compiled_module_adds_the_gradients_of_eager(lab: Lab) -> 
         assert same_gradients(net, eager) and torch.equal(net.calls, eager.calls)
 
 
-# What is compiled anew for other rows runs eagerly: Dynamo puts random states back.
+# Functions compiled anew for other rows run eagerly: Dynamo restores random states.
 @pytest.mark.filterwarnings("ignore:.*runs eagerly")
 @both_ways
 def test_padded_calls_of_a_compiled_function_are_those_of_eager(lab: Lab) -> None:
@@ -253,7 +253,7 @@ def test_a_stance_of_the_users_holds_inside_and_after(lab: Lab) -> None:
         with Rollback() as rollback:
             compiled(x)
         compiled(x)
-    # There was nothing that would have been compiled.
+    # No function would have been compiled.
     assert (compiler.runs, rollback.has_uncompiled) == (0, False)
     compiled(x)
     assert compiler.runs == 1

@@ -62,7 +62,7 @@ def test_a_captured_decoder_writes_what_the_eager_one_writes(lab: Lab) -> None:
     text = Text(WORDS, device=torch.device(lab.device))
     model = trainer(lab).model.eval()
     ours, eager = Decoder(model), Decoder(model)
-    # With a cache of its own: what is written is compared from the first character on.
+    # With a cache of its own: the text is compared from the first character on.
     step = CapturedStep(ours.step, Decoder(model).step, device=text.device)
     comparison = Comparison("scores", tolerance=tolerance(lab))
 

@@ -1,4 +1,4 @@
-"""What `import cgraph` does and does not: rows 0-1, 0-3, 0-15."""
+"""Effects of `import cgraph`, and their absence: rows 0-1, 0-3, 0-15."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 
 def run(code: str, **environment: str) -> str:
-    """The output of a fresh interpreter."""
+    """Return the output of a fresh interpreter."""
     import os
 
     done = subprocess.run(
@@ -52,7 +52,7 @@ def test_row_0_1_a_torch_without_cuda_can_import_cgraph_and_use_only_the_simulat
 
 
 def test_the_import_is_light_beside_torchs() -> None:
-    # Not a timing: what makes imports slow are the modules that they bring in.
+    # Not a timing: imports are slow because of the modules that they bring in.
     brought = run(
         "import sys, torch\n"
         "before = set(sys.modules)\n"

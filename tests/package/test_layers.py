@@ -21,13 +21,13 @@ pytestmark = pytest.mark.skipif(
 
 
 def layers() -> list[list[str]]:
-    """List the layers of the drawing, lowest first; the parts of one do not know each other."""
+    """List the layers of the drawing, lowest first; the parts of a layer do not know each other."""
     (found,) = re.findall(r"```layers of python/cgraph\n(.*?)```", DRAWING.read_text(), re.DOTALL)
     return [line.split() for line in reversed(found.strip().splitlines())]
 
 
 def files() -> dict[str, Path]:
-    """Give the files of the package, without its demo, by the names of their modules."""
+    """Return the files of the package, without its demo, by module name."""
     found = {}
     for path in ROOT.rglob("*.py"):
         parts = path.relative_to(ROOT).with_suffix("").parts
@@ -63,12 +63,12 @@ def imports(path: Path, modules: dict[str, Path]) -> set[str]:
 
 
 def part_of(module: str) -> str:
-    """Name the part of the package that a module belongs to."""
+    """Return the part of the package that a module belongs to."""
     return module.split(".")[1]
 
 
 def arrows() -> Iterator[tuple[str, str]]:
-    """List which modules import which."""
+    """List the imports between modules."""
     modules = files()
     for module, path in modules.items():
         if module not in ("cgraph", "cgraph.__main__"):
@@ -119,7 +119,7 @@ def test_only_one_package_names_private_modules_and_functions_of_torch() -> None
 
 
 def is_private_in_torch(name: str) -> bool:
-    """Tell names of torch's that may change; those of operators are not torch's own alone."""
+    """Return whether a name of torch may change; operator names are not torch's alone."""
     return (
         not name.startswith("torch.ops.aten.")
         and re.fullmatch(r"torch\.([\w.]+\.)?_(?!_)[\w.]+", name) is not None

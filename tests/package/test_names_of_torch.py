@@ -86,7 +86,7 @@ def parameters(function: Any) -> dict[str, Any]:
 def test_a_name_of_torch_is_there_with_its_signature(name: str) -> None:
     found = parameters(getattr(cgraph, name))
     expected = FUNCTIONS[name]
-    # What is ours comes behind, and only by keyword.
+    # Our own parameters come last, and only by keyword.
     assert list(found)[: len(expected)] == list(expected)
     assert {key: found[key] for key in expected} == expected
     assert all(key.startswith("*") for key in list(found)[len(expected) :])

@@ -31,14 +31,14 @@ HOOKS = tuple(cgraph.hooks.__all__)
 
 
 def names() -> list[Any]:
-    """What torch's two modules have under these names."""
+    """Return the contents of torch's two modules under these names."""
     modules = (torch.cuda, torch.cuda.graphs)
     return [vars(module).get(name, "lacking") for module in modules for name in OF_CUDA + HOOKS]
 
 
 @pytest.fixture(autouse=True)
 def before() -> Iterator[list[Any]]:
-    """What torch's names are; each test must leave them so."""
+    """Yield torch's names; each test must leave them unchanged."""
     found = names()
     yield found
     assert names() == found
@@ -46,7 +46,7 @@ def before() -> Iterator[list[Any]]:
 
 @pytest.fixture
 def user_module(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
-    """A module that imported torch's names before the patch."""
+    """Import a module that took torch's names before the patch."""
     module = ModuleType("code_of_a_user")
     monkeypatch.setitem(sys.modules, module.__name__, module)
     exec("from torch.cuda import CUDAGraph, graph as capture, graph_pool_handle", vars(module))
@@ -88,7 +88,7 @@ def test_a_dropped_patch_stays_in_force() -> None:
     try:
         assert torch.cuda.graph is cgraph.graph
     finally:
-        # As nothing holds the first patch, this is the way to end it.
+        # Nothing holds the first patch, so this is the way to end it.
         importlib.import_module("cgraph.patch")._remove()
 
 
@@ -239,7 +239,7 @@ def test_a_graph_of_torchs_own_class_is_handed_to_torchs_own_context(
     steps: list[Any] = []
 
     class OfTorch:
-        """Stands for torch's own context manager, which needs a GPU."""
+        """A stand-in for torch's own context manager, which needs a GPU."""
 
         def __init__(self, *args: Any, **options: Any) -> None:
             steps.append((args, options))

@@ -1,4 +1,4 @@
-"""The simulator with torch's CPU tensors: what shows up on it as it would on a GPU."""
+"""The simulator with torch's CPU tensors: errors that show up on it as on a GPU."""
 
 from __future__ import annotations
 
@@ -416,7 +416,7 @@ def test_a_capture_of_a_sparse_result_is_refused(sim: SimLab) -> None:
 
 def test_a_replay_computes_in_the_dtypes_of_the_capture_under_autocast(lab: Lab) -> None:
     x, weight = fresh(lab, 8, 8), fresh(lab, 8, 8)
-    torch.mm(x, weight)  # what loads its library
+    torch.mm(x, weight)  # loads its library
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph):
         y = x @ weight
@@ -436,7 +436,7 @@ def test_a_replay_computes_in_the_dtypes_of_the_capture_under_autocast(lab: Lab)
 def test_norms_of_mixed_types_have_the_results_and_gradients_of_eager(
     lab: Lab, norm: nn.Module, is_mixed: bool
 ) -> None:
-    # Of those of CUDA only that of batches takes two types.
+    # On CUDA only that of batches takes two types.
     is_mixed &= lab.device == "cpu" or isinstance(norm, nn.BatchNorm1d)
     kind = torch.bfloat16
     mine = nn.Sequential(nn.Linear(6, 8), copy.deepcopy(norm), nn.Linear(8, 6)).to(lab.device)

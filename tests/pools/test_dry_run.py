@@ -24,7 +24,7 @@ from pools import MIB, capture, handles
 
 
 class Trainer:
-    """A network in training, with gradients and an optimiser that has made its first step."""
+    """A network in training, with gradients and an optimizer that has made its first step."""
 
     def __init__(self, lab: Lab, optimiser: Callable[..., torch.optim.Optimizer]) -> None:
         self.model = network(lab, nn.Dropout(0.5))
@@ -40,7 +40,7 @@ class Trainer:
         return loss
 
     def tensors(self) -> list[Tensor]:
-        """All that a step changes."""
+        """Return all tensors that a step changes."""
         state = [value for one in self.optimiser.state.values() for value in one.values()]
         return [*self.model.parameters(), *(one for one in state if isinstance(one, Tensor))]
 
@@ -55,7 +55,7 @@ OPTIMISERS = {
 
 
 def still_captures(lab: Lab) -> None:
-    """A capture after the dry run is right."""
+    """Require a capture after the dry run to be right."""
     x = fresh(lab, 64)
     graph, y = captured(lab, x)
     x.normal_()
@@ -130,7 +130,7 @@ def test_a_training_step_leaves_parameters_gradients_and_random_state_as_before(
     assert torch.equal(random_state(lab), state)
 
 
-# A copy of an optimiser has forgotten that torch warned already, or need not.
+# A copied optimizer has forgotten torch's warning, or need not warn.
 @pytest.mark.filterwarnings("ignore:This instance was constructed with capturable=True")
 def test_a_step_after_a_dry_run_is_the_step_without_it(sim: SimLab) -> None:
     trainer = Trainer(sim, OPTIMISERS["adam"])

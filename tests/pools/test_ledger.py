@@ -26,29 +26,29 @@ SEGMENT = 2 * MIB
 
 
 def of_pool(pool: MemPool) -> PoolMemory:
-    """A pool's entry."""
+    """Return a pool's entry."""
     (found,) = [one for one in cgraph.memory().pools if one.handle == pool.id]
     return found
 
 
 def names() -> list[str]:
-    """The graphs that the ledger has, without those that are dead and not yet collected."""
+    """Return the graphs of the ledger, without those that are dead and not yet collected."""
     gc.collect()
     return [one.name for one in cgraph.memory().graphs]
 
 
 def texts(path: Path) -> list[str]:
-    """All that a drawing says."""
+    """Return all texts of a drawing."""
     return [text for text in ElementTree.parse(path).getroot().itertext() if text.strip()]
 
 
 def dashes(path: Path) -> int:
-    """How many dashed lines a drawing has, one of them for each capture."""
+    """Return the number of dashed lines of a drawing, one for each capture."""
     return sum("stroke-dasharray" in each.attrib for each in ElementTree.parse(path).iter())
 
 
 def steps(x: Tensor) -> Tensor:
-    """Of 4 KiB: blocks of 4, 8, 4 again, 12 and at the end 8 KiB."""
+    """Return steps of 4 KiB: blocks of 4, 8, 4 again, 12 and at the end 8 KiB."""
     a = x + 1
     b = a * 2
     del a

@@ -17,7 +17,7 @@ from pools import capture, check, fail, handles
 
 
 class Cycles:
-    """Random captures, failures, pauses and deaths, with a check of all that can be replayed."""
+    """Random captures, failures, pauses and deaths, with a check of every replay."""
 
     def __init__(self, lab: Lab, chance: random.Random) -> None:
         self.lab, self.chance = lab, chance

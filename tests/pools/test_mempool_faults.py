@@ -41,7 +41,7 @@ class Case:
         self.pool.trim()
 
     def check(self) -> None:
-        """Contents are as before, and everything still can be done."""
+        """Require unchanged contents and a usable pool."""
         if self.pool.is_paused:
             self.resume()
         assert same(self.y, self.before)
@@ -57,7 +57,7 @@ class Case:
 
 
 def settled(sim: SimLab) -> dict[str, int]:
-    """What is alive when all that could go has gone."""
+    """Return the live objects when everything else has gone."""
     gc.collect()
     sim.simulator.synchronize()
     sim.simulator.device.collect()
@@ -65,12 +65,12 @@ def settled(sim: SimLab) -> dict[str, int]:
 
 
 def is_named(error: CgraphError, code: int) -> bool:
-    """Whether an error says which call failed, or with which code."""
+    """Return whether an error names the failed call or its code."""
     return any(part in str(error) for part in ("cu", f"({code})", "out of memory"))
 
 
 def nothing(case: Case) -> None:
-    """A pool is ready for most things as it is."""
+    """Do nothing: a pool is ready for most operations."""
 
 
 def paused(case: Case) -> None:
@@ -78,7 +78,7 @@ def paused(case: Case) -> None:
 
 
 def spare(case: Case) -> None:
-    """Let the pool have segments that nothing uses."""
+    """Give the pool segments that nothing uses."""
     for _ in range(2):
         case.grow()
     case.others.clear()

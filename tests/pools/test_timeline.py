@@ -30,10 +30,10 @@ def chance(request: pytest.FixtureRequest) -> random.Random:
 def stream_of_events(
     chance: random.Random, count: int
 ) -> tuple[list[tuple[int, int]], list[Event], list[int]]:
-    """Blocks that were there before, events, and the bytes in use around them.
+    """Draw blocks that were there before, events, and the bytes in use around them.
 
-    Memory is in units of 8 bytes that know the block they are in: the model that needs no spans.
-    Some frees go untold and are only seen by what is allocated there next.
+    Memory is in units of 8 bytes that know their block: the model that needs no spans. Some frees
+    are unreported and only seen by later allocations there.
     """
     base, size = chance.choice(SEGMENTS)
     units: list[int | None] = [None] * (size // 8)
@@ -86,13 +86,13 @@ def stream_of_events(
 
 
 def boxes(path: Path) -> list[dict[str, str]]:
-    """The attributes of each block's rectangle, and its tooltip as ``title``."""
+    """Return the attributes of each block's rectangle, and its tooltip as ``title``."""
     found = ElementTree.parse(path).getroot().findall(f"{SVG}rect[@class='span']")
     return [box.attrib | {"title": box.findtext(f"{SVG}title") or ""} for box in found]
 
 
 def grounds(path: Path) -> list[dict[str, str]]:
-    """The attributes of each segment's rectangle, from the top down."""
+    """Return the attributes of each segment's rectangle, from the top down."""
     found = ElementTree.parse(path).getroot().findall(f"{SVG}rect")
     segments = [
         box.attrib for box in found if (box.findtext(f"{SVG}title") or "").startswith("segment of")
@@ -262,7 +262,7 @@ def test_the_kinds_of_blocks_have_their_own_colours_and_are_counted(tmp_path: Pa
     ]
     Timeline.of("pool", SEGMENTS, events, before=[(8192, 8)]).draw(path)
     fills = {box["fill"] for box in boxes(path)}
-    assert len(fills) == 4  # the two from before are of two shades
+    assert len(fills) == 4  # the two earlier blocks have two shades
     assert {"temporary 1", "held at the end 1", "there before 2"} <= set(texts(path))
     (gone,) = [box["title"] for box in boxes(path) if box["title"].startswith("gone")]
     assert gone.splitlines()[1:] == [

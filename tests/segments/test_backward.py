@@ -1,4 +1,4 @@
-"""Backward passes inside of segments, and the breaks that they come through or call."""
+"""Backward passes inside segments, and the breaks that they pass through or call."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What breaks are given and return, and the modes they run under: traps T154 … T158."""
+"""Arguments, results and modes of breaks: traps T154 … T158."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_trap_T158_what_a_break_leaves_in_python_is_left_anew_by_each_replay(lab
 
 
 class Block(nn.Module):
-    """Breaks in the middle of its forward."""
+    """A module with breaks in the middle of its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -238,7 +238,7 @@ def test_under_autocast_no_segment_reads_what_a_break_has_cast(lab: Lab) -> None
 
 
 class Noting(TorchDispatchMode):
-    """Notes operators."""
+    """A mode that notes operators."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -262,7 +262,7 @@ def test_a_dispatch_mode_of_the_function_stays_where_it_is(lab: Lab) -> None:
     body(x)
     eager, noting.operators = noting.operators, []
     graph, y = SegmentedGraph.capture(lambda: body(x))
-    # The result of a break is copied, and kept without its history, which torch 2.8 shows twice.
+    # A break's result is copied, and kept without its history, which torch 2.8 shows twice.
     also = noting.operators[5:-1]
     assert [*noting.operators[:5], noting.operators[-1]] == eager
     assert list(dict.fromkeys(also)) == ["aten.clone.default", "aten.detach.default"]
@@ -324,7 +324,7 @@ def test_a_capture_inside_a_capture_is_refused(lab: Lab) -> None:
 def test_a_segment_reads_what_the_one_before_it_left_while_it_is_captured(lab: Lab) -> None:
     @eager_break
     def pause() -> None:
-        """Ends a segment."""
+        """End a segment."""
 
     seen: list[Tensor] = []
 

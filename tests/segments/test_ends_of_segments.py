@@ -45,7 +45,7 @@ def test_random_numbers_of_segments_and_breaks_are_those_of_eager(lab: Lab) -> N
 
 
 def raising(lab: Lab, error: BaseException) -> tuple[Callable[[Tensor], Tensor], list[bool]]:
-    """A function whose second break raises as long as it is told to."""
+    """Return a function whose second break raises while the flag is set."""
     raises = [True]
 
     @eager_break
@@ -218,7 +218,7 @@ def test_each_driver_call_failing_once_leaves_nothing_and_the_next_use_works(sim
         gc.collect()
         simulator.core.drive()
         for one in (side, stream, simulator.default_stream):
-            one.synchronize()  # lets the events go that it has waited for
+            one.synchronize()  # frees the events that it has waited for
         simulator.device.collect()
         return simulator.live()
 

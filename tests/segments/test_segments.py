@@ -241,7 +241,7 @@ def test_trap_T16_an_event_of_an_earlier_segment_is_one_that_has_come(lab: Lab) 
             y = x * 3
             sides[0].record_event(done)
         z = scaled(x + 1)
-        # For a stream of the capture there is nothing to wait for; another one joins it.
+        # A capture's stream has nothing to wait for; another one joins it.
         lab.current().wait_event(done)
         sides[1].wait_event(begun)
         with lab.use(sides[1]):

@@ -15,7 +15,7 @@ __all__ = ["same", "undone"]
 
 
 def same(first: Tensor, second: Tensor) -> bool:
-    """Whether two tensors are the same, NaN and signs of zero included."""
+    """Return whether two tensors are identical, including NaN and signs of zero."""
     if first.shape != second.shape or first.dtype != second.dtype:
         return False
     pair = [one.detach().contiguous().reshape(-1).view(torch.uint8) for one in (first, second)]

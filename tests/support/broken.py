@@ -1,4 +1,4 @@
-"""Functions with breaks, and what their replays are compared with."""
+"""Functions with breaks, and comparisons of their replays."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def scaled(x: Tensor) -> Tensor:
 
 
 class BrokenBackward(torch.autograd.Function):
-    """Its backward pass has a break."""
+    """A function whose backward pass has a break."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -33,7 +33,7 @@ class BrokenBackward(torch.autograd.Function):
 
 
 def raising_in(passes: list[str]) -> Callable[[Tensor], Tensor]:
-    """What doubles, and raises in those of its passes that the list names."""
+    """Return a doubling function that raises in the passes that the list names."""
 
     class Checked(torch.autograd.Function):
         @staticmethod
@@ -58,7 +58,7 @@ def thrice(x: Tensor) -> Tensor:
 
 
 def check_equal(run: Callable[[], None], y: Tensor, eager: Callable[[Tensor], Tensor], x: Tensor):
-    """Replays equal eager on fresh values of the input."""
+    """Require replays to equal eager on fresh values of the input."""
     assert torch.equal(y, eager(x))
     for _ in range(3):
         x.normal_()

@@ -1,4 +1,4 @@
-"""What tests of the contract have in common."""
+"""Common parts of the contract tests."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ __all__ = [
 
 
 class Box:
-    """An object with the attributes that it is given."""
+    """An object with given attributes."""
 
     shared: Any = 1.0
 
@@ -50,7 +50,7 @@ def equal(one: Any, other: Any) -> None:
 
 
 def counted(function: Callable[..., Any]) -> tuple[Callable[..., Any], itertools.count[int]]:
-    """The function, and a counter of how often its Python runs, at which guards do not look."""
+    """Return the function, and a counter of its Python runs, which guards ignore."""
     counter = itertools.count()
 
     def counting(*args: Any, **kwargs: Any) -> Any:
@@ -61,7 +61,7 @@ def counted(function: Callable[..., Any]) -> tuple[Callable[..., Any], itertools
 
 
 def runs_of(counter: itertools.count[int]) -> int:
-    """How often a counted function ran."""
+    """Return the number of runs of a counted function."""
     return int(repr(counter).removeprefix("count(").removesuffix(")"))
 
 
@@ -72,7 +72,7 @@ def follow(
     calls: int = 4,
     shape: tuple[int, ...] = (2, 3),
 ) -> None:
-    """Require a number of calls with fresh numbers to be as eager ones; poisons each result."""
+    """Require a number of calls with fresh numbers to equal eager ones; poison each result."""
     for _ in range(calls):
         x = fresh(lab, *shape)
         expected = eager(x.clone())
@@ -83,12 +83,12 @@ def follow(
 
 
 def keys_of(function: cgraph.GraphedFunction) -> int:
-    """How many keys have a graph."""
+    """Return the number of keys that have a graph."""
     return function.report().captured
 
 
 def states_of(function: cgraph.GraphedFunction) -> set[str]:
-    """The states of all keys."""
+    """Return the states of all keys."""
     return {one.state for one in function.report().keys}
 
 
@@ -99,7 +99,7 @@ def changed(
     args: Callable[[], tuple[Any, ...]] = tuple,
     **options: Any,
 ) -> cgraph.GraphedFunction:
-    """Require calls to be as eager ones at first and after each change, and to be replays again."""
+    """Require calls to equal eager ones at first and after each change, and to be replays again."""
     counting, counter = counted(function)
     graphed = cgraph.graphed(counting, **options)
     for change in (lambda: None, *changes):
@@ -117,7 +117,7 @@ def changed(
 
 
 def setting(holder: Any, name: str, value: Any) -> Callable[[], None]:
-    """What sets an attribute or an item."""
+    """Return a function that sets an attribute or an item."""
     if isinstance(holder, dict):
         return lambda: holder.__setitem__(name, value)
     return lambda: setattr(holder, name, value)

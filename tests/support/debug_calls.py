@@ -1,4 +1,4 @@
-"""Functions that are graphed with debug words, and what their errors are compared with."""
+"""Functions that are graphed with debug words, and comparisons of their errors."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MANY = [*WORDS, "sync,compare", "eager, compare", "sync,compare,poison", "eager,
 
 
 class Unseen:
-    """A value that a graphed function cannot see change: code comes by it under a computed name."""
+    """A value whose change a graphed function cannot see: code reads it under a computed name."""
 
     def __init__(self, value: Any) -> None:
         self.kept = value
@@ -31,19 +31,19 @@ class Unseen:
 
 
 def line_of(path: str, text: str) -> str:
-    """Where a file has a text, as errors name it."""
+    """Return the line of a text in a file, as errors name it."""
     lines = Path(path).read_text(encoding="utf-8").splitlines()
     (number,) = [i for i, line in enumerate(lines, 1) if text in line and "line_of" not in line]
     return f"{Path(path).parent.name}/{Path(path).name}:{number}"
 
 
 def graphed(function: Callable[..., Any], debug: str, **options: Any) -> Any:
-    """The function, to be debugged; what fails comes out."""
+    """Return the function, to be debugged; failures come out."""
     return cgraph.graphed(function, debug=debug, on_fail="raise", **options)
 
 
 def equal(found: Any, expected: Any) -> bool:
-    """Whether two results are alike up to rounding."""
+    """Return whether two results are alike up to rounding."""
     pairs = zip(
         torch.utils._pytree.tree_leaves(found),
         torch.utils._pytree.tree_leaves(expected),

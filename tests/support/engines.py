@@ -1,4 +1,4 @@
-"""A module that reads much of Python's: what callers may change between its calls."""
+"""A module that reads many Python objects that callers may change between its calls."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Doubled", "Engine", "Mode", "Plus", "Settings", "Slotted"]
 
 
 class Mode(enum.Enum):
-    """What a function may do."""
+    """The operations of a function."""
 
     ADD = 1
     MULTIPLY = 2
@@ -24,19 +24,19 @@ class Mode(enum.Enum):
 
 @dataclasses.dataclass
 class Settings:
-    """What a caller sets."""
+    """The settings of a caller."""
 
     scale: float
 
     @property
     def factor(self) -> float:
-        """Once."""
+        """One."""
         return 1.0
 
 
 @dataclasses.dataclass
 class Doubled(Settings):
-    """The same, of another class."""
+    """Settings of another class."""
 
     @property
     def factor(self) -> float:
@@ -45,7 +45,7 @@ class Doubled(Settings):
 
 
 class Plus:
-    """Adds its number."""
+    """An addend, whose number is added."""
 
     by = 1.0
 
@@ -54,7 +54,7 @@ class Plus:
 
 
 class Slotted:
-    """The same in a slot."""
+    """Settings in a slot."""
 
     __slots__ = ("scale",)
 
@@ -63,7 +63,7 @@ class Slotted:
 
 
 class Engine(nn.Module):
-    """A layer, and much of Python's beside it."""
+    """A layer, with many Python objects."""
 
     by_class = 1.5
 
@@ -83,7 +83,7 @@ class Engine(nn.Module):
         self.strategy, self.kind = Plus(), nn.ReLU
 
     def forward(self, x: Tensor) -> Tensor:
-        """Something of each: [rows, 3], same out."""
+        """Read something of each: [rows, 3], same out."""
         x = self.layer(x).reshape(-1, *self.shape)[:, 0] * self.scale * self.by_class
         x = x + 1 if self.mode is Mode.ADD else x * 2
         x = x if self.name == "a" else x - 1

@@ -17,7 +17,7 @@ __all__ = ["Around", "check", "step", "twins"]
 
 
 class Around(nn.Module):
-    """Calls a function between two layers."""
+    """A module that calls a function between two layers."""
 
     def __init__(self, between: Callable[[Tensor], Any]) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Around(nn.Module):
 
 
 def step(run: Callable[..., Tensor], x: Tensor, *others: Tensor) -> tuple[Tensor, Tensor | None]:
-    """One call with its backward pass; the result and the argument's gradient."""
+    """Make one call with its backward pass; return the result and the argument's gradient."""
     x = x.detach().clone().requires_grad_(x.requires_grad)
     result = run(x, *others)
     weights = torch.linspace(-1, 1, result.numel(), device=x.device).view_as(result)
@@ -38,7 +38,7 @@ def step(run: Callable[..., Tensor], x: Tensor, *others: Tensor) -> tuple[Tensor
 
 
 def check(graphed: Any, mine: nn.Module, eager: nn.Module, *given: Tensor) -> None:
-    """A call and its backward pass have the results and gradients of the eager twin."""
+    """Require a call and its backward pass to equal those of the eager twin."""
     found, own = step(graphed, *given)
     expected, its = step(eager, *given)
     assert near(found, expected)
@@ -47,6 +47,6 @@ def check(graphed: Any, mine: nn.Module, eager: nn.Module, *given: Tensor) -> No
 
 
 def twins(lab: Lab, net: nn.Module, **options: Any) -> tuple[Any, nn.Module, nn.Module]:
-    """A module graphed, itself, and an eager twin."""
+    """Return a graphed module, the module itself, and an eager twin."""
     mine = net.to(lab.device)
     return cgraph.graphed(mine, **options), mine, copy.deepcopy(mine)

@@ -18,7 +18,7 @@ __all__ = ["capture", "entry", "results_of"]
 def capture(
     fn: Callable[..., Sequence[Tensor]], *statics: Tensor, **options: Any
 ) -> tuple[cgraph.CUDAGraph, list[Tensor]]:
-    """A graph of a function, and its results there."""
+    """Return a graph of a function, and its results there."""
     graph = cgraph.CUDAGraph(**options)
     graph._statics = statics
     with cgraph.graph(graph):
@@ -28,7 +28,7 @@ def capture(
 
 
 def results_of(graph: cgraph.CUDAGraph) -> Results:
-    """What a graph knows of its results."""
+    """Return a graph's data about its results."""
     assert graph._captured is not None
     results = graph._captured.results
     assert results is not None
@@ -38,7 +38,7 @@ def results_of(graph: cgraph.CUDAGraph) -> Results:
 def entry(
     graph: Any, statics: Sequence[Tensor], leaves: list[tuple[Any, ...]], build: Any = "tuple"
 ) -> _core.Entry:
-    """An entry that returns these leaves."""
+    """Return an entry that returns these leaves."""
     signatures = [_torch.signature(one) for one in statics]
     work = graph if statics[0].is_cuda else graph._fresh_feeder()
     return _core.Entry(

@@ -34,7 +34,7 @@ __all__ = [
 def agree(function: GraphedFunction, eager: Callable[..., Any], *args: Any, **kwargs: Any) -> None:
     """Call both with arguments of the same contents; results and arguments must be equal.
 
-    What the graphed one returned is poisoned afterwards, so that the next call must write it anew.
+    The result of the graphed one is poisoned afterwards, so that the next call must write it anew.
     """
     own_args, own_kwargs = copy.deepcopy((args, kwargs))
     expected = eager(*own_args, **own_kwargs)
@@ -63,7 +63,7 @@ def alike_after(
 
 
 def poison(result: Any) -> None:
-    """Overwrite the tensors of a result with what no function of the tests computes."""
+    """Overwrite the tensors of a result with values that no function of the tests computes."""
     with torch.no_grad():
         for one in pytree.tree_leaves(result):
             if isinstance(one, Tensor) and one.numel() and not one.is_leaf:
@@ -73,13 +73,13 @@ def poison(result: Any) -> None:
 
 
 def states(function: GraphedFunction) -> list[str]:
-    """The state of each key, the first one first."""
+    """Return the state of each key, the first one first."""
     return [key.state for key in function.report().keys]
 
 
 @contextmanager
 def misses() -> Iterator[list[GraphedFunction]]:
-    """Collects the functions whose calls no native entry served."""
+    """Collect the functions whose calls no native entry served."""
     seen: list[GraphedFunction] = []
     original = GraphedFunction._miss
 
@@ -95,31 +95,31 @@ def misses() -> Iterator[list[GraphedFunction]]:
 
 
 def near(one: Tensor, other: Tensor) -> bool:
-    """Whether two results are equal but for the order of sums."""
+    """Return whether two results are equal but for the order of sums."""
     return one.shape == other.shape and torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 @contextmanager
 def quiet() -> Iterator[list[warnings.WarningMessage]]:
-    """Collects warnings."""
+    """Collect warnings."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield caught
 
 
 def numbers(function: Any) -> tuple[int, int, int]:
-    """How many keys have a graph, how many calls were replays, and how many ran eagerly."""
+    """Return the numbers of keys with a graph, of replays, and of eager calls."""
     report = function.report()
     return report.captured, report.replays, eager_calls(function)
 
 
 def eager_calls(function: Any) -> int:
-    """How many calls ran eagerly."""
+    """Return the number of eager calls."""
     return sum(key.eager_calls for key in function.report().keys)
 
 
 def same_gradients(one: torch.nn.Module, other: torch.nn.Module) -> bool:
-    """Whether the parameters of two modules have about the same gradients."""
+    """Return whether the parameters of two modules have about the same gradients."""
     pairs = zip(one.parameters(), other.parameters(), strict=True)
     return all(
         second.grad is None

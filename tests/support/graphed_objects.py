@@ -12,16 +12,16 @@ __all__ = ["Net", "Own", "Scale", "eager_net", "keys"]
 
 
 class Own(Tensor):
-    """Of a derived class: torch's stable functions do not read it, and it has a tensor inside."""
+    """A tensor subclass: torch's stable functions do not read it, and it has a tensor inside."""
 
 
 def keys(function: Any) -> tuple[int, int]:
-    """How many keys have a graph, and how many calls were replays."""
+    """Return the numbers of keys with a graph and of replays."""
     return function.report().captured, function.report().replays
 
 
 class Scale:
-    """Multiplies by a number of its own."""
+    """An object that multiplies by a number of its own."""
 
     def __init__(self, by: float) -> None:
         self.by = by
@@ -60,5 +60,5 @@ class Net(nn.Module):
 
 
 def eager_net(net: Net, x: Tensor) -> Tensor:
-    """What the forward computes."""
+    """Return the forward's result, computed eagerly."""
     return net.layer(x).tanh()

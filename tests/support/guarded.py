@@ -28,24 +28,24 @@ VALUES: list[Any] = [
 
 
 class Plain:
-    """Has attributes of its own, and some of its class."""
+    """An object with attributes of its own, and some of its class."""
 
     a: Any
     shared: Any = 1
 
 
 class Derived(Plain):
-    """Has some of its base."""
+    """A class with some attributes of its base."""
 
 
 class Slotted:
-    """Has slots alone."""
+    """A class with slots alone."""
 
     __slots__ = ("a", "b")
 
 
 class Ours(dict[Any, Any]):
-    """A dictionary of the user's."""
+    """A user-defined dictionary."""
 
 
 def cell_of(value: Any) -> types.CellType:
@@ -53,7 +53,7 @@ def cell_of(value: Any) -> types.CellType:
 
 
 def fresh(value: Any) -> Any:
-    """An equal object, another one where Python has no common one."""
+    """Return an equal object, another one where Python has no common one."""
     if type(value) is tuple:
         return tuple(fresh(item) for item in value)
     if type(value) in (int, float):
@@ -78,7 +78,7 @@ class World:
             self.look(-1, ("object", number), self.objects[number])
 
     def make(self, depth: int) -> Any:
-        """A random object with others in it."""
+        """Return a random object with others in it."""
         pick, some = self.random.choice, self.random.sample
         kind = pick(["plain", "plain", "slotted", "dict", "list", "tuple", "set", "cell", "value"])
         if depth == 0 or kind == "value":
@@ -105,7 +105,7 @@ class World:
         return cell_of(self.make(depth - 1))
 
     def look(self, parent: int, step: tuple[Any, ...], found: Any) -> None:
-        """Add a place for what was found, and for what is in it."""
+        """Add a place for an object, and for its parts."""
         place = len(self.places)
         kind = type(found)
 
@@ -153,7 +153,7 @@ class World:
             add(("plain", found))
 
     def new(self, before: Any, or_none: bool = True) -> Any:
-        """A value: an equal one, another one, or none."""
+        """Return an equal value, another one, or none."""
         if type(before) in map(type, VALUES) and self.random.random() < 0.5:
             return fresh(before)
         return self.random.choice([*VALUES, MISSING] if or_none else VALUES)
@@ -211,18 +211,18 @@ class World:
         return lambda: put_shared(before)
 
     def set_object(self) -> Callable[[], None]:
-        """Give the calls another object, and then the one before again."""
+        """Give the calls another object, and then the previous one again."""
         number, before = self.random.randrange(len(self.objects)), list(self.objects)
         self.objects[number] = self.make(2)
         return lambda: self.objects.__setitem__(slice(None), before)
 
     def change(self) -> Callable[[], None]:
-        """Change something at random; what undoes that."""
+        """Change something at random; return a function that undoes it."""
         common = [self.set_shared, self.set_object]
         return self.random.choice([*self.changes, *common])()
 
     def run(self, make: Callable[..., Any], rounds: int) -> tuple[int, int]:
-        """Compare the guards with the plain comparison; how many calls fitted, and how many not."""
+        """Compare guards with plain comparison; return the numbers of fitting and other calls."""
         guards, counts = make(self.places), [0, 0]
         undo: list[Callable[[], None]] = []
         for _ in range(rounds):
@@ -245,7 +245,7 @@ class World:
 
 
 class Key:
-    """Itself a key, which is compared by what it is."""
+    """A key, which is compared by identity."""
 
 
 def put(own: Any, key: Any, value: Any) -> None:
@@ -270,7 +270,7 @@ def put_slot(found: Any, name: str, value: Any) -> None:
 
 
 def differences(places: list[Any], objects: list[Any]) -> list[int]:
-    """The places that differ and whose parents do not, found in the plainest way."""
+    """Return the places that differ and whose parents do not, found in the plainest way."""
     values: list[Any] = []
     bad: list[bool] = []
     differ = []

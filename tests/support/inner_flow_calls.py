@@ -19,20 +19,20 @@ Step = Callable[..., Any]
 
 
 def both(lab: Lab, net: nn.Module, make: Callable[[Any], Step], **options: Any) -> Any:
-    """A graphed step, an eager one, and their modules."""
+    """Return a graphed step, an eager one, and their modules."""
     mine = net.to(lab.device)
     eager = copy.deepcopy(mine)
     return cgraph.graphed(make(mine), **options), make(eager), mine, eager
 
 
 def loss_of(result: Tensor) -> Tensor:
-    """A number that each element of a result counts in otherwise."""
+    """Return a number that weighs each element of a result differently."""
     weights = torch.linspace(-1, 1, result.numel(), device=result.device).view_as(result)
     return (result * weights).sum() + result.square().mean()
 
 
 def passes(net: nn.Module) -> Step:
-    """A forward and a backward pass."""
+    """Return a forward and a backward pass."""
 
     def step(*args: Tensor) -> Tensor:
         net.zero_grad()
@@ -44,12 +44,12 @@ def passes(net: nn.Module) -> Step:
 
 
 def same_parameters(mine: nn.Module, eager: nn.Module) -> bool:
-    """Whether two modules have about the same parameters."""
+    """Return whether two modules have about the same parameters."""
     return all(map(near, mine.parameters(), eager.parameters()))
 
 
 def training(net: nn.Module, clears: bool = True) -> Step:
-    """A step with its backward pass and an optimizer with a state."""
+    """Return a step with its backward pass and an optimizer with a state."""
     optimizer = torch.optim.SGD(net.parameters(), lr=0.05, momentum=0.9, weight_decay=0.1)
 
     def step(*args: Tensor) -> Tensor:

@@ -14,18 +14,18 @@ __all__ = ["CudaLab", "Lab", "SimLab", "fresh"]
 
 
 class Lab(Protocol):
-    """What a test needs of a driver."""
+    """The functions of a driver that a test needs."""
 
     device: str
 
     def stream(self) -> Any:
-        """A new stream."""
+        """Return a new stream."""
 
     def use(self, stream: Any) -> AbstractContextManager[Any]:
         """Make a stream current."""
 
     def current(self) -> Any:
-        """The current stream."""
+        """Return the current stream."""
 
     def fork(self, stream: Any) -> None:
         """Let a stream wait for the current one."""
@@ -37,10 +37,10 @@ class Lab(Protocol):
         """Wait for everything."""
 
     def in_pool(self, tensor: torch.Tensor, handle: Any) -> bool:
-        """Whether a tensor lies in a pool."""
+        """Return whether a tensor lies in a pool."""
 
     def segments(self, handle: Any) -> int:
-        """How many segments a pool has."""
+        """Return the number of segments of a pool."""
 
 
 class CudaLab:
@@ -49,7 +49,7 @@ class CudaLab:
     device = "cuda"
 
     def stream(self) -> torch.cuda.Stream:
-        # torch gives its streams out again and again: this is not to be the one that captures.
+        # torch reuses its streams again and again: this must not be the one that captures.
         taken = (torch.cuda.current_stream(), cgraph.graph.default_capture_stream)
         while (stream := torch.cuda.Stream()) in taken:
             pass
@@ -112,12 +112,12 @@ class SimLab:
 
 
 def fresh(lab: Lab, *shape: int) -> torch.Tensor:
-    """Fresh random numbers."""
+    """Return fresh random numbers."""
     return torch.randn(*shape, device=lab.device)
 
 
 def captured(lab: Lab, x: torch.Tensor, **options: Any) -> tuple[cgraph.CUDAGraph, torch.Tensor]:
-    """A graph that computes ``x * 2 + 1``, and its output."""
+    """Return a graph that computes ``x * 2 + 1``, and its output."""
     graph = cgraph.CUDAGraph(**options)
     with cgraph.graph(graph):
         y = x * 2 + 1

@@ -1,4 +1,4 @@
-"""Ladders that tests capture, and what is right for them."""
+"""Ladders that tests capture, and checks of them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SIZES = [1, 2, 3, 4, 6, 8]
 
 
 def doubled(x: Tensor) -> Tensor:
-    """What the ladders are of."""
+    """Double and clamp, as the function of the ladders."""
     return torch.relu(x * 2)
 
 

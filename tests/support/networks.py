@@ -13,17 +13,17 @@ __all__ = ["LAYOUTS", "leaf", "network", "random_state"]
 
 
 def leaf(lab: Lab, *shape: int) -> Tensor:
-    """A fresh tensor that gradients are asked for."""
+    """Return a fresh tensor that requires a gradient."""
     return fresh(lab, *shape).requires_grad_()
 
 
 def network(lab: Lab, *extra: nn.Module) -> nn.Sequential:
-    """A small network with parameters."""
+    """Return a small network with parameters."""
     return nn.Sequential(nn.Linear(6, 8), nn.Tanh(), *extra, nn.Linear(8, 3)).to(lab.device)
 
 
 def random_state(lab: Lab) -> Tensor:
-    """The state of the generator that the lab draws from."""
+    """Return the state of the generator that the lab draws from."""
     return torch.cuda.get_rng_state() if lab.device == "cuda" else torch.get_rng_state()
 
 

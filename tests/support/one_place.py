@@ -10,7 +10,7 @@ from readers import reader_by_fields
 
 
 def guards_on(root: Any, *steps: tuple[Any, ...], check: tuple[Any, ...]) -> _core.Guards:
-    """One place at the end of some steps."""
+    """Return guards on one place at the end of some steps."""
     last = len(steps)
     places: list[Any] = [(-1, ("root", root), check if not steps else ("is", root))]
     for i, step in enumerate(steps):

@@ -18,7 +18,7 @@ MIB = 1 << 20
 
 
 def capture(work: Callable[[], Tensor], pool: Any = None) -> tuple[cgraph.CUDAGraph, Tensor]:
-    """A graph of some work, and its output."""
+    """Return a graph of some work, and its output."""
     graph = cgraph.CUDAGraph()
     with cgraph.graph(graph, pool=pool):
         output = work()
@@ -26,14 +26,14 @@ def capture(work: Callable[[], Tensor], pool: Any = None) -> tuple[cgraph.CUDAGr
 
 
 def fail(x: Tensor, pool: Any = None) -> None:
-    """A capture whose body raises after it has allocated."""
+    """Make a capture whose body raises after it has allocated."""
     with pytest.raises(ValueError, match="mine"), cgraph.graph(cgraph.CUDAGraph(), pool=pool):
         x * 2
         raise ValueError("mine")
 
 
 def handles() -> set[tuple[int, int]]:
-    """The tokens of the pools that are there."""
+    """Return the tokens of the existing pools."""
     gc.collect()
     return {one.handle for one in cgraph.memory().pools}
 

@@ -1,4 +1,4 @@
-"""The parts of random programs: each reads other places of Python, and says what changes them."""
+"""The parts of random programs: each reads other places of Python, and names their changes."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def _named(world: World) -> Part:
 
 
 class Seen(nn.Module):
-    """Writes a buffer in place."""
+    """A module that writes a buffer in place."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -185,7 +185,7 @@ def _break(world: World) -> Part:
 
 
 class Slotted:
-    """Has a slot, a property and a method of its class."""
+    """A class with a slot, a property and a method."""
 
     __slots__ = ("by", "items")
     more = 1.0

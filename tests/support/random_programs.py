@@ -23,20 +23,20 @@ WRAPS = [lambda one: one, lambda one: {"into": one}, lambda one: Box(into=one)]
 
 
 class World:
-    """A program, and all that it reads and writes; two of one seed are equal.
+    """A program with all the objects that it reads and writes; two of one seed are equal.
 
     Args:
-        seed: Of the program.
-        device: Of its tensors.
-        has_graphs: Whether functions that it calls are graphed themselves.
+        seed: The seed of the program.
+        device: The device of its tensors.
+        has_graphs: True if functions that it calls are graphed themselves.
 
     Attributes:
-        actions: What changes something of it between calls; each draws from what it is given.
-        tensors: Each gives the tensors of one part as they are now.
-        values: Each gives the Python state of one part that the program itself changes.
-        parts: What the program calls one after another.
+        actions: Changes between calls; each draws from the given generator.
+        tensors: Functions that return the tensors of one part as they are now.
+        values: Functions that return the Python state that the program changes in one part.
+        parts: The functions that the program calls one after another.
         mode: One of ``MODES``.
-        wrap: How the second argument of a call is given.
+        wrap: The way of passing the second argument of a call.
         by: A plain argument of the next call.
     """
 
@@ -67,12 +67,12 @@ class World:
         self.run = self._entry()
 
     def fresh(self, draw: random.Random, *shape: int) -> Tensor:
-        """Numbers that are equal for equal draws."""
+        """Return numbers that are equal for equal draws."""
         generator = torch.Generator().manual_seed(draw.getrandbits(31))
         return torch.randn(*shape, generator=generator).to(self.device)
 
     def add(self, module: nn.Module) -> str:
-        """Let a module be part of the net; its name."""
+        """Let a module be part of the net; return its name."""
         name = f"m{len(self.net)}"
         self.net[name] = module.to(self.device)
         return name

@@ -10,7 +10,7 @@ from cgraph._torch.fields import tensor_fields
 from cgraph._torch.native import stable_functions
 
 EXCHANGE_API = getattr(Tensor, "__dlpack_c_exchange_api__", None)
-# torch 2.8 has all but that of the layout; where there is DLPack's table, all are there.
+# torch 2.8 has all but the layout; where there is DLPack's table, all are there.
 HAS_STABLE_FUNCTIONS = EXCHANGE_API is not None or bool(stable_functions())
 
 

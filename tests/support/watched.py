@@ -1,6 +1,6 @@
-"""What guards see in a Python without torch: a script for `test_watchers.py`.
+"""Changes that guards see in a Python without torch: a script for `test_dictionary_watchers.py`.
 
-Its arguments are the native library and what it must do in this Python: ``watches``,
+Its arguments are the native library and the required behaviour in this Python: ``watches``,
 ``compares`` or ``either``.
 """
 
@@ -21,7 +21,7 @@ NOTHING: frozenset[str] = frozenset()
 
 
 def load(path: str) -> Any:
-    """The native library alone: its package needs torch."""
+    """Load the native library alone: its package needs torch."""
     loader = importlib.machinery.ExtensionFileLoader("cgraph._core", path)
     spec = importlib.util.spec_from_loader("cgraph._core", loader, origin=path)
     assert spec is not None
@@ -57,7 +57,7 @@ def each_store_is_seen() -> None:
 
 
 def each_read_leaves_the_watch() -> None:
-    """Python 3.12 takes a dictionary that nobody else has away from its object."""
+    """Python 3.12 takes an unshared dictionary away from its object."""
 
     def read(one: Any) -> Any:
         return one.a

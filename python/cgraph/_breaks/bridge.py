@@ -85,9 +85,9 @@ class Bridge:
         for leaf in self._leaves:
             if isinstance(leaf, _Kept) and leaf.is_shared and leaf.is_written():
                 raise CaptureError(
-                    f"{self._name} has returned a tensor that others hold as well, as an argument,"
-                    " or two of the same memory, and the code behind it has written to it in place:"
-                    " what a break returns is copied. Return a clone(), or write to it in the break"
+                    f"{self._name} has returned a tensor that others also hold, as an argument,"
+                    " or two of the same memory, and the code after it has written to it in place:"
+                    " a break's result is copied. Return a clone(), or write to it in the break"
                 )
 
     def _leaf(self, value: Any, storage: int | None) -> tuple[_Constant | _Kept, Any]:
@@ -117,8 +117,8 @@ class Bridge:
     def _error(self, found: str, expected: str) -> CaptureError:
         return CaptureError(
             f"{self._name} has returned {found} in a replay, expected {expected} as in the capture:"
-            " the segments behind the break were captured with that. Let the break return tensors"
-            " of fixed shape in place of what changes, or capture again; a graphed function does so"
+            " the segments after the break were captured with that. Let the break return tensors"
+            " of fixed shape instead of changing ones, or capture again; a graphed function does so"
             " after reset()"
         )
 

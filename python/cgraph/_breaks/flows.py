@@ -98,8 +98,8 @@ class Flow(ABC):
                 result = self._fn(*args, **kwargs)
         if any(one.grad is not None for one in inner.values()):
             raise CaptureError(
-                f"the break {self._title} runs a backward pass to its arguments, which would get no"
-                " further: ask for the gradients, by torch.autograd.grad()"
+                f"the break {self._title} runs a backward pass to its arguments, which would end"
+                " there: compute the gradients with torch.autograd.grad()"
             )
         hooked = (hooks for one in inner.values() for hooks in _torch.hooks_of_leaf(one))
         if any(len(hooks or ()) > 1 for _, _, hooks in hooked):
@@ -176,7 +176,7 @@ class Flow(ABC):
         """
         if self.divides is None:
             raise CaptureError(
-                f"a gradient came to the break {self._title} when its capture was over, and no"
+                f"a gradient came to the break {self._title} after its capture had ended, and no"
                 " replay would give it: run the backward pass inside of the captured function"
             )
         if refusal is None and torch.is_grad_enabled():
@@ -266,8 +266,8 @@ def no_way_back(user: str, tensor: torch.Tensor) -> CallableError:
 def unreached(user: str, tensor: torch.Tensor) -> str:
     """Return the text about a user that requires a gradient of a tensor that would not get one."""
     return (
-        f"{user} requires a gradient of a tensor of shape {list(tensor.shape)} that is no argument"
-        " and in no module that the function names"
+        f"{user} requires a gradient of a tensor of shape {list(tensor.shape)} that is not an"
+        " argument and in no module that the function names"
     )
 
 
@@ -294,8 +294,9 @@ class _Guard:
         """Refuse a gradient outside of :meth:`opened`."""
         if not self._is_open:
             raise CaptureError(
-                f"a gradient got to an argument of the break {self._title} by what the break has"
-                " kept, and cannot get further: return that from the function, or keep it detached"
+                f"a gradient reached an argument of the break {self._title} by a tensor that the"
+                " break has kept, and cannot get further: return that tensor from the function, or"
+                " keep it detached"
             )
 
 

@@ -77,8 +77,8 @@ class InnerFlow(Flow):
             if id(leaf) not in known:
                 raise CaptureError(
                     f"the break {self._title} uses a tensor of shape {list(leaf.shape)} that"
-                    " requires a gradient, which its first call has not used, or for other results:"
-                    " let it use the same in each call, or run the backward pass behind the"
+                    " requires a gradient, which its first call did not use, or for other results:"
+                    " let it use the same in each call, or run the backward pass after the"
                     " function"
                 )
         found = self._gradients(ends, given, inner, self._leaves, keeps)
@@ -130,7 +130,7 @@ class InnerFlow(Flow):
         if self._refusal is None and others and not self._may_materialize:
             self._refusal = (
                 f"the break {self._title} uses a parameter of shape {list(others[0].shape)} that is"
-                " no argument, and a backward pass inside the function cannot leave that out in a"
+                " not an argument, and a backward pass inside the function cannot leave it out in a"
                 " call: pass it as an argument, or let it get zeros there, as"
                 " @eager_break(materialize_grads=True)"
             )

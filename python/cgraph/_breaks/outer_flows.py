@@ -74,9 +74,9 @@ class OuterFlow(Flow):
         refusal = None
         if self.divides is self._forward:
             refusal = (
-                f"a backward pass inside of the function comes through the break {self._title}, and"
-                " another one is to come for the result: return that detached, or let all backward"
-                " passes come behind the function"
+                f"a backward pass inside the function comes through the break {self._title}, and"
+                " another one will follow for the result: return the result detached, or run all"
+                " backward passes after the function"
             )
         return None, *self._divided(self.back, gradients, refusal, self._like_gradients)
 

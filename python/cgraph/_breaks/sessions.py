@@ -298,8 +298,8 @@ class Break:
         stand_in = self._work.stand_in
         if stand_in is None:
             raise CaptureError(
-                f"the break {self.title} was called in the backward pass of what the function"
-                " returns, whose capture runs nothing: run the backward pass inside of the"
+                f"the break {self.title} was called in the backward pass of the function's"
+                " result, whose capture runs nothing: run the backward pass inside the"
                 " function, or call the break in its forward pass"
             )
         args, kwargs = self._arguments

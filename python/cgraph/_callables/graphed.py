@@ -124,7 +124,7 @@ class Sample:
             elif type(value) is not type(constant) or not _equal(value, constant):
                 raise CallableError(
                     f"argument {path} of {name} is {value!r:.80}, expected {constant!r:.80}: it is"
-                    " no tensor, so the capture has made it a constant"
+                    " not a tensor, so the capture made it a constant"
                 )
         return tuple(tensors)
 
@@ -501,7 +501,7 @@ class _NoSecond(torch.autograd.Function):
     def backward(ctx: Any, *_grads: torch.Tensor | None) -> None:
         raise StateError(
             f"double backward through {ctx.name}, which is graphed: the graph of its backward pass"
-            " has no derivative. Call the function that it was made of"
+            " has no derivative. Call the original function"
         )
 
 

@@ -233,7 +233,7 @@ def _gradients(
     if not inputs:
         raise CallableError(
             f"{name_of(function)}: its outputs require gradients, but none of its arguments and"
-            " parameters does: pass the tensors that it is to be differentiated by as arguments, or"
+            " parameters does: pass the tensors to differentiate with respect to as arguments, or"
             " a module that owns them, or graph it under torch.no_grad()"
         )
     try:
@@ -247,7 +247,7 @@ def _gradients(
             add_note(error, "cgraph: here that is make_graphed_callables(allow_unused_input=True)")
         if "through the graph a second time" in str(error):
             raise CallableError(
-                f"{name_of(function)} runs a backward pass through what it returns, which could not"
+                f"{name_of(function)} runs a backward pass through its result, which then cannot"
                 " run another one: return the loss detached, as loss.detach()"
             ) from error
         raise

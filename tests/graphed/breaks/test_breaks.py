@@ -18,7 +18,7 @@ from lab import Lab, fresh
 
 
 class Counting(nn.Module):
-    """Counts its calls in a buffer, before a break, inside it or behind it."""
+    """A counter of its calls in a buffer, before a break, inside it or after it."""
 
     def __init__(self, where: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Breaks in functions whose results require gradients: how these get back, and what raises."""
+"""Breaks in functions whose results require gradients: the way of the gradients, and refusals."""
 
 from __future__ import annotations
 

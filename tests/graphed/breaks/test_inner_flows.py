@@ -1,4 +1,4 @@
-"""Breaks beside a backward pass inside of a graphed function: through them, and behind it."""
+"""Breaks beside a backward pass inside a graphed function: through them, and after it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from lab import Lab, fresh
 
 
 class Attended(nn.Module):
-    """Has a break without parameters."""
+    """A module with a break without parameters."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -187,7 +187,7 @@ def test_a_break_runs_once_in_each_call_and_once_back(lab: Lab, grad: bool) -> N
     net = scaled
 
     def function(x: Tensor) -> Tensor:
-        assert net is not None  # what only the break names has no gradients
+        assert net is not None  # parameters that only the break names have no gradients
         return counted(x * 2).sin()
 
     graphed = cgraph.graphed(function)

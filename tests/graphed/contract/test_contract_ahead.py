@@ -19,7 +19,7 @@ from networks import random_state
 
 
 class Writing(nn.Module):
-    """Writes a buffer, its argument and a tensor in a list, and draws random numbers."""
+    """A module that writes a buffer, its argument and a tensor in a list, and draws numbers."""
 
     def __init__(self, lab: Lab) -> None:
         super().__init__()

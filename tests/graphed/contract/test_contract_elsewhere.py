@@ -27,7 +27,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 class Dispatched(TorchDispatchMode):
-    """Counts operators."""
+    """A counter of operators."""
 
     count = 0
 
@@ -37,7 +37,7 @@ class Dispatched(TorchDispatchMode):
 
 
 class Functions(TorchFunctionMode):
-    """Counts functions."""
+    """A counter of functions."""
 
     count = 0
 

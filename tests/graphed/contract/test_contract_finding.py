@@ -29,7 +29,7 @@ without_gradients = pytest.mark.usefixtures("_without_gradients")
 
 
 def hidden(box: Box, *parts: str) -> Any:
-    """An attribute under a name that stands in no code."""
+    """Return an attribute under a name that stands in no code."""
     return getattr(box, "".join(parts))
 
 
@@ -57,7 +57,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Box, Tensor], Tensor], str]] = {
 
 
 def boxed(lab: Lab) -> Box:
-    """What functions read under hidden names."""
+    """Return an object that functions read under hidden names."""
     return Box(scale=2.0, table=fresh(lab, 3), flag=True)
 
 

@@ -27,7 +27,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def hidden(box: Box, *parts: str) -> Any:
-    """An attribute under a name that stands in no code."""
+    """Return an attribute under a name that stands in no code."""
     return getattr(box, "".join(parts))
 
 
@@ -156,7 +156,7 @@ def _by_host(box: Box, x: Tensor) -> Tensor:
 def test_what_only_a_break_reads_or_changes_is_its_own_affair(
     lab: Lab, work: Callable[[Box, Tensor], Tensor]
 ) -> None:
-    """What only an `eager_break` reads or changes is its own affair."""
+    """… only an `eager_break` reads or changes is its own affair."""
 
     def new() -> Box:
         return Box(

@@ -19,7 +19,7 @@ from networks import leaf, network
 
 
 def grads(net: nn.Module) -> list[Tensor | None]:
-    """The gradients of all parameters."""
+    """Return the gradients of all parameters."""
     return [one.grad for one in net.parameters()]
 
 
@@ -29,7 +29,7 @@ def near(one: Any, other: Any) -> None:
 
 
 def inside(net: nn.Module) -> Any:
-    """A function with its own backward pass."""
+    """Run a function with its own backward pass."""
 
     def function(x: Tensor) -> Tensor:
         loss = net(x).square().mean()

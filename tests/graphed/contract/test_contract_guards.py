@@ -1,4 +1,4 @@
-"""The contract, "Guarded", what is found under names: each test quotes its sentence."""
+"""The contract, "Guarded", values under names: each test quotes its sentence."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = sys.modules[__name__]
 
 
 class Kept(Box):
-    """Has an attribute of its class."""
+    """A class with an attribute of its own."""
 
     by = 1.0
 

@@ -1,4 +1,4 @@
-"""The contract, "Guarded", what modules have: each test quotes its sentence."""
+"""The contract, "Guarded", parts of modules: each test quotes its sentence."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ def test_training_flags_and_hooks_of_modules_are_guarded(lab: Lab, case: str) ->
 def follow_changes(
     lab: Lab, graphed: Any, net: nn.Module, changes: list[Callable[[], object]]
 ) -> None:
-    """Like ``changed``, for modules that write buffers: these are put back before eager runs."""
+    """Compare as ``changed``, for modules that write buffers: restore these before eager runs."""
     for change in (lambda: None, *changes):
         change()
         for _ in range(4):

@@ -1,4 +1,4 @@
-"""The contract, "Guarded", keys and what is not seen: each test quotes its sentence."""
+"""The contract, "Guarded", keys and unseen values: each test quotes its sentence."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_guards_adds_a_function_of_the_arguments(lab: Lab) -> None:
 
 
 def hidden_value(table: dict[str, float]) -> float:
-    """A value that no name or literal leads to."""
+    """Return a value that no name or literal leads to."""
     return sum(table.values())
 
 

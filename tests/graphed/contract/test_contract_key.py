@@ -39,7 +39,7 @@ class Level(enum.IntEnum):
 def alternate(
     lab: Lab, function: Callable[..., Any], one: Callable[[], Any], other: Callable[[], Any]
 ) -> None:
-    """Require two kinds of calls to be two keys, each right and a replay in the end."""
+    """Require two kinds of calls to have two keys, each right and a replay in the end."""
     counting, counter = counted(function)
     graphed = cgraph.graphed(counting)
     for number in range(8):
@@ -54,7 +54,7 @@ def alternate(
 
 
 def total(*args: Any, **kwargs: Any) -> Any:
-    """A sum of all tensors, weighed by where they are."""
+    """Return a sum of all tensors, weighed by their places."""
     parts: list[Tensor] = []
 
     def visit(one: Any, weight: float) -> None:

@@ -218,7 +218,7 @@ def test_a_new_tensor_that_only_a_result_has_is_replayed(lab: Lab) -> None:
 
 
 class Lazy(nn.Module):
-    """Makes a table in its first call, and one more in its second."""
+    """A module that makes a table in its first call, and one more in its second."""
 
     def __init__(self) -> None:
         super().__init__()

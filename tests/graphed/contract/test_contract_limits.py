@@ -29,7 +29,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 class Where:
-    """A function of ``x`` that multiplies by a value, which stands in one kind of place."""
+    """A function of ``x`` that multiplies by a value in one kind of place."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -63,7 +63,7 @@ class Where:
         self.set_cell, self.function = set_cell, functions[kind]
 
     def graphed(self, **options: Any) -> cgraph.GraphedFunction:
-        """The function, graphed."""
+        """Return the function, graphed."""
         return cgraph.graphed(self.function, guards={"seen": False}, **options)
 
     def call(self, lab: Lab, graphed: Callable[..., Any], value: float) -> None:

@@ -74,7 +74,7 @@ def test_a_size_of_its_own_rows_captures_without_a_comparison(lab: Lab) -> None:
             before, x = runs_of(counter), fresh(lab, rows, 3)
             equal(graphed(x), x * 2)
             runs.append(runs_of(counter) - before)
-    # Of one row padding can show nothing that it does to several, and the other way round.
+    # One row of padding shows nothing that several do not, and the other way round.
     assert runs == [1, 1, 0, 1, 0, 1, 0, 0]
 
 
@@ -101,7 +101,7 @@ def test_a_call_whose_padding_shows_in_its_result_runs_eagerly(lab: Lab, case: s
 
 
 class Norm(nn.Module):
-    """Writes statistics of all rows, and returns none of them."""
+    """A module that writes statistics of all rows, and returns none of them."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -115,7 +115,7 @@ class Norm(nn.Module):
 
 
 class Total(Norm):
-    """Its statistics are the same with rows of zeros."""
+    """A module whose statistics are the same with rows of zeros."""
 
     def forward(self, x: Tensor) -> Tensor:
         self.total.add_(x.abs().amax(0))

@@ -30,7 +30,7 @@ class Batch:
 
 
 def seeing(function: Callable[..., Any]) -> tuple[cgraph.GraphedFunction, list[int]]:
-    """A graphed function of ``x`` and one more, and where the latter's tensor lies in each run."""
+    """Return a graphed function of ``x`` and one more, and the latter's addresses in each run."""
     addresses: list[int] = []
 
     def watched(x: Tensor, given: Any) -> Any:
@@ -172,7 +172,7 @@ def test_written_inputs_are_copied_back(lab: Lab, wrap: str, layout: str) -> Non
 
 
 def tensor_in(one: Any) -> Tensor:
-    """The tensor of a wrap."""
+    """Return the tensor in a wrapper."""
     if isinstance(one, Tensor):
         return one
     return one["into"] if isinstance(one, dict) else one.into
@@ -267,7 +267,7 @@ def test_inputs_that_overlap_where_something_is_written_are_as_eager(
         before = runs_of(counter)
         equal(graphed(*OVERLAPS[case](base)), eager(*OVERLAPS[case](twin)))
         equal(base, twin)
-        # What stays where it lies is read there, and no copy.
+        # A tensor that keeps its address is read there, without a copy.
         assert runs_of(counter) == before + 1 or when == "at first"
 
 

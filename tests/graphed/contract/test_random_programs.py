@@ -1,4 +1,4 @@
-"""Random programs: every call is as that of an equal program without graphs."""
+"""Random programs: every call equals that of the same program without graphs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ FIRST = int(os.environ.get("CGRAPH_SEED", "0"))
 
 
 def mode_of(world: World, draw: random.Random) -> AbstractContextManager[Any]:
-    """The mode of a call: a program with gradients also runs without them."""
+    """Return the mode of a call: a program with gradients also runs without them."""
     if world.mode == "inference":
         return torch.inference_mode()
     if world.mode == "no_grad" or (world.mode == "grad" and draw.random() < 0.2):
@@ -33,7 +33,7 @@ def mode_of(world: World, draw: random.Random) -> AbstractContextManager[Any]:
 
 
 def call(world: World, run: Any, seed: int, rows: int) -> tuple[Any, list[Any]]:
-    """Change something, and make a call; its result, and what is left of all that it may write."""
+    """Make a change and a call; return its result, and the state that it may write."""
     draw = random.Random(seed)
     if seed % CALLS > 2 and draw.random() < 0.4:
         for _ in range(draw.choice([1, 1, 2])):
@@ -78,7 +78,7 @@ def agree(found: Any, expected: Any) -> None:
 
 
 def compare(lab: Lab, seed: int) -> int:
-    """Run a program with and without graphs; how many calls were replays."""
+    """Run a program with and without graphs; return the number of replays."""
     world, twin = (World(seed, lab.device, has_graphs=one) for one in (True, False))
     for one in (world, twin):
         one.into = torch.zeros(4, device=lab.device)
@@ -95,7 +95,7 @@ def compare(lab: Lab, seed: int) -> int:
             except Exception as error:
                 add_note(error, f"seed {seed}, call {number}, {world.mode}")
                 raise
-    # Torch says that a gradient waits for the stream of the call before.
+    # torch warns that a gradient waits for the stream of the previous call.
     own = [one for one in caught if "AccumulateGrad node's stream" not in str(one.message)]
     others = [one for one in own if not issubclass(one.category, CgraphWarning)]
     assert not others, others[0]
@@ -104,6 +104,6 @@ def compare(lab: Lab, seed: int) -> int:
 
 @pytest.mark.parametrize("block", range(30))
 def test_random_programs_are_as_without_graphs_at_each_call(lab: Lab, block: int) -> None:
-    """What it promises, it keeps at any program size."""
+    """Graphs keep their promises at any program size."""
     replays = [compare(lab, FIRST + block * EACH + number) for number in range(EACH)]
     assert sum(replays) >= EACH

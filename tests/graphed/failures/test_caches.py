@@ -1,4 +1,4 @@
-"""Caches that begin empty, and lists: what a refused capture leaves there."""
+"""Caches that begin empty, and lists: their contents after a refused capture."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from torch import Tensor, nn
 import cgraph
 from lab import Lab, fresh
 
-# Each of these functions runs eagerly, and says so.
+# Each of these functions runs eagerly, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 
 class Layer:
-    """What is kept for one layer. It begins as nothing."""
+    """The cache of one layer, which is None at first."""
 
     def __init__(self) -> None:
         self.keys: Tensor | None = None
         self.calls = 0
 
     def update(self, keys: Tensor) -> Tensor:
-        """Keep more keys; all of them."""
+        """Keep more keys; return all of them."""
         self.keys = keys if self.keys is None else torch.cat([self.keys, keys])
         return self.keys
 
     def count(self) -> int:
-        """How often it was asked."""
+        """Count this call; return the count."""
         self.calls += 1
         return self.calls
 
 
 class Cache:
-    """As those of libraries: code that uses it names a method alone."""
+    """A cache as in libraries: code that uses it names a method alone."""
 
     def __init__(self) -> None:
         self.layers = [Layer(), Layer()]
 
     def update(self, keys: Tensor) -> Tensor:
-        """Keep more keys; all of them."""
+        """Keep more keys; return all of them."""
         return self.layers[1].update(keys)
 
     def __getitem__(self, keys: Tensor) -> Tensor:
-        """The same by an operator, which has no name in the code."""
+        """Update by an operator, which has no name in the code."""
         return self.layers[0].update(keys)
 
     def count(self) -> int:
-        """How often it was asked."""
+        """Count this call; return the count."""
         return self.layers[0].count()
 
 
@@ -113,11 +113,11 @@ def test_a_list_that_another_thread_fills_keeps_what_that_has_put_there(lab: Lab
 
 
 class Connection:
-    """What is made once."""
+    """An object that is made once."""
 
 
 class Host:
-    """Makes it where there is none."""
+    """An owner that makes the connection if it is missing."""
 
     __slots__ = ("connection", "count")
 

@@ -1,4 +1,4 @@
-"""Failing and refused calls: whose error comes out, what is said, and that the next call works."""
+"""Failing and refused calls: the error that comes out, its text, and the next call, which works."""
 
 from __future__ import annotations
 

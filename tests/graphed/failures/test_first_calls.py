@@ -1,4 +1,4 @@
-"""What first calls of keys make, keep and count."""
+"""Effects of first calls of keys: objects made, kept and counted."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from lab import Lab, fresh
 
 @pytest.fixture(autouse=True)
 def libraries(lab: Lab) -> None:
-    """Loads what a first capture without warm-up cannot, as torch's own cannot."""
+    """Load libraries that a first capture without warm-up cannot load, as torch's own cannot."""
     net = nn.Linear(3, 3).to(lab.device)
     net(torch.ones(2, 3, device=lab.device)).sum().backward()
 
 
 class Trainer:
-    """Makes its optimizer in the first call with gradients."""
+    """A trainer that makes its optimizer in the first call with gradients."""
 
     def __init__(self, lab: Lab) -> None:
         torch.manual_seed(3)

@@ -1,4 +1,4 @@
-"""What calls leave of a capture that fails, what code takes, and how else it comes by settings."""
+"""Leftovers of a failed capture in calls, and other ways in which code reads settings."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Spread(nn.Module):
         self.given["mask"] = fresh(lab, 3)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3] → [n, 3]."""
+        """Return [n, 3] → [n, 3]."""
         if self.how == "spread":
             return _affine(x, **self.given)
         if self.how == "items":
@@ -73,14 +73,14 @@ def test_what_a_partial_function_was_given_counts(lab: Lab, place: str) -> None:
 
 
 class Block(nn.Module):
-    """Has an activation, settings and a tensor by its class."""
+    """A module with an activation, settings and a tensor on its class."""
 
     act: Any = staticmethod(functional.relu)
     options: ClassVar[dict[str, float]] = {"k": 2.0}
     weight: Any = None
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3] → [n, 3]."""
+        """Return [n, 3] → [n, 3]."""
         x = self.act(x) * self.options["k"]
         return x if self.weight is None else x * self.weight
 

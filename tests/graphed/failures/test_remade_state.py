@@ -16,7 +16,7 @@ import cgraph
 from graphed_calls import states
 from lab import Lab, fresh
 
-# Each of these functions runs eagerly at times, and says so.
+# Each of these functions runs eagerly at times, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 
@@ -34,7 +34,7 @@ class Box:
 
 
 Kind = tuple[Callable[[Tensor], Any], Callable[[Any], Tensor]]
-"""Puts a tensor into something, and takes it out."""
+"""Functions that put a tensor into something, and take it out."""
 
 KINDS: dict[str, Kind] = {
     "tensor": (lambda one: one, lambda kept: kept),

@@ -1,4 +1,4 @@
-"""Reports of graphed functions: their numbers, words, tables and pages are true."""
+"""Reports of graphed functions: their numbers, texts, tables and pages are true."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ NASTY = "<script>alert('&\"')</script>\x00\x1b[7m\ud800\n</table>"
 
 
 def some_key(**changes: Any) -> KeyReport:
-    """A captured key that is fine."""
+    """Return a captured key that is fine."""
     values: dict[str, Any] = {
         "key": f"x: float32[{CHANCE.randrange(1, 999)}, 16]",
         "state": "captured",
@@ -40,7 +40,7 @@ def some_key(**changes: Any) -> KeyReport:
 
 
 def eager_key(reason: str | None, **changes: Any) -> KeyReport:
-    """A key that was never captured."""
+    """Return a key that was never captured."""
     nothing = dict.fromkeys(("nodes", "memory_bytes"))
     some = {"state": "eager", "reason": reason, "replays": 0, "capture_seconds": 0.0}
     return some_key(**(nothing | some | changes))
@@ -55,7 +55,7 @@ def of(*keys: KeyReport, name: str = "decode") -> FunctionReport:
 
 
 def root(shown: Report | FunctionReport) -> ElementTree.Element:
-    """The page, which has to be XML."""
+    """Parse the page, which must be XML."""
     return ElementTree.fromstring(shown.html())
 
 
@@ -64,7 +64,7 @@ def said(element: ElementTree.Element) -> str:
 
 
 def rows(shown: Report | FunctionReport) -> list[dict[str, str]]:
-    """The cells of each key by the names of their columns, from the page."""
+    """Return the cells of each key by column name, from the page."""
     found = []
     for grid in root(shown).iter("table"):
         names = [said(head) for head in grid.iterfind("thead/tr/th")]
@@ -74,7 +74,7 @@ def rows(shown: Report | FunctionReport) -> list[dict[str, str]]:
 
 
 def printed_rows(function: FunctionReport) -> list[dict[str, str]]:
-    """The same from the printed table, by the places of its columns."""
+    """Return the cells of each key from the printed table, by column position."""
     lines = str(function).splitlines()
     spans = [match.span() for match in re.finditer("─+", lines[2])]
     table = [[line[start:end].strip() for start, end in spans] for line in [lines[1], *lines[3:]]]
@@ -292,7 +292,7 @@ def test_every_ink_of_a_page_can_be_read_in_light_and_dark() -> None:
 
 
 def contrast(one: str, other: str) -> float:
-    """The ratio of WCAG 2 between two colours: 1 if they are equal, 21 between black and white."""
+    """Return the WCAG 2 contrast of two colours: 1 if equal, 21 between black and white."""
 
     def light(colour: str) -> float:
         parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]

@@ -1,4 +1,4 @@
-"""Functions that seed, put random states back, or draw from generators of their own."""
+"""Functions that seed, restore random states, or draw from generators of their own."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a refused call has set up is not there in part: another call sets it up anew."""
+"""State set up by a refused call is not there in part: another call sets it up anew."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from torch.nn.utils import parametrize, prune
 import cgraph
 from lab import Lab, fresh
 
-# Each of these functions runs eagerly, and says so.
+# Each of these functions runs eagerly, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 
@@ -26,7 +26,7 @@ def table(x: Tensor) -> Tensor:
 
 
 def once(lab: Lab, kind: str) -> tuple[nn.Module, Callable[[Tensor], Tensor]]:
-    """A module, and a function whose first call changes what it consists of."""
+    """Return a module, and a function whose first call changes the module's parts."""
     net = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3)).to(lab.device)
     part: Any = net[0]
     host = types.SimpleNamespace(done=False, count=0, parts=nn.ParameterList())

@@ -1,4 +1,4 @@
-"""What Python has is after a refused capture as after the calls alone."""
+"""Python objects after a refused capture are as after the calls alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cgraph import eager_break
 from graphed_calls import states
 from lab import Lab, fresh
 
-# Each of these functions runs eagerly, and says so.
+# Each of these functions runs eagerly, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 

@@ -1,4 +1,4 @@
-"""What functions find that the graphed one calls: methods, forward, hooks, modules of Python."""
+"""Lookups of functions that the graphed one calls: methods, forward, hooks, Python modules."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Forward(nn.Module):
 
 
 class Normed(nn.Module):
-    """A module whose forward names a module that is none of its own."""
+    """A module whose forward names a module outside itself."""
 
     def forward(self, x: Tensor) -> Tensor:
         return NORM(x)  # type: ignore[no-any-return]
@@ -60,27 +60,27 @@ class Host:
 
 
 class Derived(Forward):
-    """A module whose forward is that of another one."""
+    """A module whose forward is that of another module."""
 
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x) + 1
 
 
 def patched() -> nn.Module:
-    """A module with a forward of its own."""
+    """Return a module with a forward of its own."""
     net = nn.Sequential(nn.Identity())
     net[0].forward = lambda x: x * WEIGHT
     return net
 
 
 def with_function() -> Callable[..., Any]:
-    """A function that calls what an object has as an attribute."""
+    """Return a function that calls an object's attribute."""
     host = types.SimpleNamespace(function=lambda x: x * WEIGHT)
     return lambda x: host.function(x)
 
 
 class Times(torch.autograd.Function):
-    """An operator of the user's."""
+    """A user-defined operator."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:

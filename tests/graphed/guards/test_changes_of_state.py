@@ -1,4 +1,4 @@
-"""What functions change besides what is in their tensors, and what reads it otherwise."""
+"""Changes of functions outside their tensors, and other reads of them."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Count:
 
 
 def grow(value: Any) -> int:
-    """Change a value; how large it is then."""
+    """Change a value; return its size then."""
     if isinstance(value, set):
         value.add(len(value))
         return len(value)

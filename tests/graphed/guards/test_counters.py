@@ -1,4 +1,4 @@
-"""Numbers of Python's that a function changes, which no replay does."""
+"""Python numbers that a function changes, which no replay does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab import Lab, fresh
 
 
 class Engine:
-    """Counts its calls, and computes with the count."""
+    """A counter of its calls that computes with the count."""
 
     def __init__(self) -> None:
         self.place = 1

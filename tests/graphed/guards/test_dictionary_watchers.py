@@ -18,7 +18,7 @@ TELL = "import sys; print(*sys.version_info[:3], sys.implementation.name)"
 
 
 def interpreters(version: str) -> list[str]:
-    """Those of this version, as ``3.12``, that are installed here."""
+    """Return the installed interpreters of a version such as ``3.12``."""
     named = shutil.which(f"python{version}")
     built = sorted(PYENV.glob(f"{version}.*/bin/python3"))
     found = [sys.executable] if version == "{}.{}".format(*sys.version_info) else []
@@ -26,7 +26,7 @@ def interpreters(version: str) -> list[str]:
 
 
 def wanted(major: int, minor: int, micro: int) -> str:
-    """What guards must do: Python 3.13.0 tells of hardly any change of an object's attributes."""
+    """Return the required mode: Python 3.13.0 reports hardly any changes of attributes."""
     if minor < 12 or (minor, micro) == (13, 0):
         return "compares"
     return "watches" if minor == 12 else "either"

@@ -1,4 +1,4 @@
-"""What is exchanged, by a function or between its calls: modules, generators, frames, flags."""
+"""Exchanges by a function or between its calls: modules, generators, frames, flags."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from torch.testing import assert_close
 import cgraph
 from lab import Lab, fresh
 
-# Some of these functions run eagerly, and say so.
+# Some of these functions run eagerly, and warn.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 
@@ -176,7 +176,7 @@ def trained(
     module: nn.Module,
     between: dict[int, Callable[[], object]],
 ) -> list[Tensor]:
-    """What steps return, with something done before some of them; then the parameters."""
+    """Return the results of steps, with a change before some of them; then the parameters."""
     made, found = make(step), []
     for call, x in enumerate(inputs(lab, 7)):
         between.get(call, lambda: None)()

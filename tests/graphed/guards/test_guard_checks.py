@@ -1,4 +1,4 @@
-"""Guards: each way to a place, each check there, and that no code of the user's runs."""
+"""Guards: each way to a place, each check there, and no user code that runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Color(enum.Enum):
 
 
 class Noisy:
-    """Fails where code of its own runs, however it is looked at."""
+    """An object that fails if its own code runs, however it is accessed."""
 
     def fail(self, *_: Any, **__: Any) -> Any:
         raise AssertionError("code of the user's has run")
@@ -38,7 +38,7 @@ class Noisy:
 
 
 class NoisyMeta(type):
-    """Its classes fail where they are asked for something."""
+    """A metaclass whose classes fail when they are asked for anything."""
 
     def __getattribute__(cls, name: str) -> Any:
         raise AssertionError("code of the user's has run")

@@ -1,4 +1,4 @@
-"""Guards of tensors: where they lie, how, and that no code of the user's runs."""
+"""Guards of tensors: address, layout, and no user code that runs."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def changed_tensors() -> dict[str, Callable[[Tensor], object]]:
 
 @pytest.mark.parametrize(
     ("change", "dims"),
-    # Only matrices are turned.
+    # Only matrices are transposed.
     [
         (name, dims)
         for name in changed_tensors()

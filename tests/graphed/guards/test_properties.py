@@ -1,4 +1,4 @@
-"""What properties and methods of any class read, where a function names their objects."""
+"""Reads of properties and methods of any class, where a function names their objects."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class OfMeta(metaclass=Meta):
 
 
 class Wrapping:
-    """Has been made by the function that asks it."""
+    """A wrapper made by the function that reads it."""
 
     def __init__(self, x: Tensor) -> None:
         self.x = x
@@ -110,7 +110,7 @@ def test_a_number_that_a_method_or_getter_reads_is_followed(
 
 
 class Holding(nn.Module):
-    """Has something that is no parameter and no buffer."""
+    """A module with a value that is neither a parameter nor a buffer."""
 
     def __init__(self, value: Any) -> None:
         super().__init__()

@@ -60,7 +60,7 @@ def of_cell(kept: Kept, device: str) -> Callable[[Tensor], Any]:
 
 
 def seen(kept: Kept) -> list[Tensor]:
-    """What is there now."""
+    """Return the tensors kept so far."""
     if "list" in kept:
         return list(kept["list"])
     if "host" in kept:
@@ -82,7 +82,7 @@ def test_what_is_stored_is_that_of_the_last_call(lab: Lab, made: Any) -> None:
             for x in inputs:
                 if graphs and not found[-1]:
                     with pytest.warns(UserWarning, match="runs eagerly"):
-                        for _ in range(4):  # some wait for what the first calls make
+                        for _ in range(4):  # some wait for objects that the first calls make
                             run(x)
                     kept.get("list", []).clear()
                 elif not found[-1]:

@@ -1,4 +1,4 @@
-"""What a graphed function reaches besides tensor arguments: a change of it is never overlooked."""
+"""Objects that a graphed function reaches besides tensor arguments: no change is overlooked."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from networks import network
 
 
 def steps(net: nn.Module) -> Any:
-    """A training step: gradients and optimiser inside the function."""
+    """Return a training step: gradients and optimizer inside the function."""
     optimizer = torch.optim.SGD(net.parameters(), 0.1, momentum=0.9)
 
     def step(x: Tensor) -> Tensor:

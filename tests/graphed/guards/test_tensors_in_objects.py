@@ -23,13 +23,13 @@ Find = Callable[[Any], tuple[Any, Callable[[Any], None]]]
 
 @dataclass
 class State:
-    """What belongs to a request."""
+    """The state of a request."""
 
     k: Tensor
 
 
 class Engine:
-    """Has the state of the request that is served."""
+    """An engine with the state of the served request."""
 
     def __init__(self, state: State) -> None:
         self.state = state
@@ -225,7 +225,7 @@ def test_objects_may_refer_to_each_other(lab: Lab) -> None:
 
 
 class Closed:
-    """Whose attributes are no longer to be had."""
+    """A state whose attributes cannot be read any more."""
 
     @property
     def k(self) -> Tensor:

@@ -116,7 +116,7 @@ SETTINGS: Any = Settings(2.0)
 
 
 def scaled(x: Tensor) -> Tensor:
-    """By globals."""
+    """Scale by globals."""
     return x * SCALE + SETTINGS.scale  # type: ignore[no-any-return]
 
 
@@ -153,14 +153,14 @@ def test_how_much_a_dropout_drops_may_change(lab: Lab) -> None:
 
 @dataclass(slots=True)
 class State:
-    """What belongs to a request."""
+    """The state of a request."""
 
     k: Tensor
     count: int = 0
 
 
 class Engine:
-    """Has the state of the request that is served."""
+    """An engine with the state of the served request."""
 
     __slots__ = ("__dict__", "state")
 
@@ -173,7 +173,7 @@ class Engine:
 
 
 class Bare:
-    """Has it itself, and nothing else."""
+    """An engine that has the state itself, and nothing else."""
 
     __slots__ = ("k",)
 

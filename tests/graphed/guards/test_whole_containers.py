@@ -25,7 +25,7 @@ class Adapted(nn.Module):
         self.adapters = adapters
 
     def forward(self, x: Tensor) -> Tensor:
-        """[n, 3] → [n, 3]."""
+        """Return [n, 3] → [n, 3]."""
         y: Tensor = self.linear(x)
         for weight in self.adapters.values():
             y = y + x @ weight

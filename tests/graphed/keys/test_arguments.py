@@ -1,4 +1,4 @@
-"""What arguments are besides their elements: classes, attributes, histories, parts that change."""
+"""Properties of arguments besides their elements: classes, attributes, histories, mutable parts."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def test_an_argument_is_of_the_class_of_its_parameter(lab: Lab) -> None:
 
 @dataclasses.dataclass
 class Config:
-    """Has a list."""
+    """An object with a list."""
 
     scales: list[int]
 
 
 @dataclasses.dataclass(frozen=True)
 class Fixed:
-    """Has a list in a tuple, of which Python knows no hash."""
+    """An object with a list in a tuple, which Python cannot hash."""
 
     scales: tuple[list[int], ...]
 
@@ -92,7 +92,7 @@ def test_a_function_that_changes_a_value_deep_inside_changes_it_once_in_each_cal
 
 @dataclasses.dataclass
 class Node:
-    """Part of a graph with circles."""
+    """A part of a graph with cycles."""
 
     links: list[Node]
     number: int
@@ -136,7 +136,7 @@ def test_values_that_a_function_changes_stay_the_objects_that_they_are(lab: Lab)
 
 
 class Slow:
-    """A constant that is compared for a while, in which other threads run."""
+    """A constant that is compared for a while, during which other threads run."""
 
     def __init__(self, number: int) -> None:
         self.number = number

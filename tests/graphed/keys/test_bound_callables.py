@@ -1,4 +1,4 @@
-"""Callables that are bound already, as attributes of classes, and those that are refused."""
+"""Callables that are already bound, as attributes of classes, and refused ones."""
 
 from __future__ import annotations
 

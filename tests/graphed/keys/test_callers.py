@@ -1,4 +1,4 @@
-"""What callers of a graphed method do is no part of its keys; what the method comes to is."""
+"""The callers of a graphed method do not count for its keys, but everything that it reads does."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from lab import Lab, fresh
 
 
 class Counted(nn.Module):
-    """Counts its calls, and reads the count."""
+    """A counter of its calls that reads the count."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class Counted(nn.Module):
 
 
 class Trainer:
-    """Its method of the name of an optimizer's counts."""
+    """A trainer that counts in a method with the name of an optimizer's."""
 
     def __init__(self, device: str) -> None:
         self.model = nn.Linear(4, 4).to(device)
@@ -63,7 +63,7 @@ def test_what_a_method_counts_of_the_name_of_an_optimizers_makes_no_keys(lab: La
 
 
 class Scaled(nn.Module):
-    """Reads a number in its forward."""
+    """A module that reads a number in its forward."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -84,7 +84,7 @@ def called(module: nn.Module, x: Tensor) -> Any:
 
 
 class Ways(nn.Module):
-    """Comes to a number of its own or of its part in many ways."""
+    """A module that reads its own number, or its part's, in many ways."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -188,7 +188,7 @@ def test_a_forward_of_torchs_that_is_graphed_as_a_method_comes_to_its_parts(lab:
 
 
 class Base(nn.Module):
-    """Reads a number in a method that others call."""
+    """A module that reads a number in a method that others call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -216,7 +216,7 @@ class Row(nn.Sequential):
 
 
 class Delegating:
-    """Asks another object for what it does not have."""
+    """An object that asks another one for missing attributes."""
 
     def __init__(self) -> None:
         self.other = Base()
@@ -229,7 +229,7 @@ class Delegating:
 
 
 class Reading:
-    """A descriptor that reads a number of its owner's."""
+    """A descriptor that reads a number of its owner."""
 
     def __get__(self, one: Any, kind: Any) -> Any:
         return one.part.scale

@@ -1,4 +1,4 @@
-"""Graphed functions as attributes of classes, however they came there."""
+"""Graphed functions as attributes of classes, in every way of becoming one."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lab import Lab, fresh
 
 
 def scaled(by: float) -> Callable[[Any, Tensor], Tensor]:
-    """A method like others but for a number."""
+    """Multiply by a number, as a method."""
 
     def method(self: Any, x: Tensor) -> Tensor:
         return x * by
@@ -29,11 +29,11 @@ def scaled(by: float) -> Callable[[Any, Tensor], Tensor]:
 
 
 class Layer:
-    """A class that a derived one has the name of."""
+    """A class whose name a derived class has, too."""
 
     @cgraph.graphed
     def go(self, x: Tensor) -> Tensor:
-        """Twice."""
+        """Return twice the argument."""
         return x * 2
 
 
@@ -41,11 +41,11 @@ Base = Layer
 
 
 class Layer(Base):  # type: ignore[no-redef]
-    """Adds one to what its base does."""
+    """A class that adds one to its base's result."""
 
     @cgraph.graphed
     def go(self, x: Tensor) -> Tensor:
-        """Twice, and one more."""
+        """Return twice the argument, and one more."""
         return super().go(x) + 1  # type: ignore[no-any-return]
 
 

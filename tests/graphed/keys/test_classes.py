@@ -1,4 +1,4 @@
-"""Graphed functions in classes that are no methods, and what else is no function."""
+"""Graphed functions in classes that are not methods, and other objects that are not functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a graphed function reads and writes: copied and mutated inputs, and no traces."""
+"""Reads and writes of a graphed function: copied and mutated inputs, and no traces."""
 
 from __future__ import annotations
 

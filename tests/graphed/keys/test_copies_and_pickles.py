@@ -1,4 +1,4 @@
-"""Copies and pickles of what is graphed, and what it looks like."""
+"""Copies, pickles and representations of graphed functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tensors inside of objects that pytree does not know, in arguments and in results."""
+"""Tensors inside objects that pytree does not know, in arguments and in results."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from torch import Tensor
 import cgraph
 from lab import Lab, fresh
 
-# Each of these functions runs eagerly, and says so.
+# Each of these functions runs eagerly, and warns.
 pytestmark = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 
@@ -25,7 +25,7 @@ class Plain:
 
 
 class Raising:
-    """An object that is not to be asked anything."""
+    """An object that must not be asked for anything."""
 
     @property
     def __class__(self) -> Any:
@@ -52,7 +52,7 @@ class Deep:
 
     @property
     def tensor(self) -> Tensor:
-        """It."""
+        """Return the tensor."""
         return self.parts[0].tensor
 
 
@@ -74,13 +74,13 @@ class Inner:
 
 @dataclass
 class Meta:
-    """A dataclass with such a dataclass, compared by its one number where that has one element."""
+    """A dataclass with such a dataclass, compared by its one number if that has one element."""
 
     inner: Inner
 
     @property
     def tensor(self) -> Tensor:
-        """That of the inner one."""
+        """Return the inner dataclass's tensor."""
         return self.inner.tensor
 
 
@@ -92,7 +92,7 @@ class Named(dict[str, Tensor]):
 
     @property
     def tensor(self) -> Tensor:
-        """Its item."""
+        """Return its item."""
         return self["tensor"]
 
 
@@ -104,7 +104,7 @@ class Listed(list[Tensor]):
 
     @property
     def tensor(self) -> Tensor:
-        """Its item."""
+        """Return its item."""
         return self[0]
 
 
@@ -166,7 +166,7 @@ def test_a_result_of_an_unknown_container_is_a_new_one_in_each_call(
 
 
 class Called(Deep):
-    """The same, of a class whose objects can be called, as those of a graph's data."""
+    """A dataclass of a class whose objects can be called, as those of a graph's data."""
 
     def __call__(self) -> list[str]:
         return ["parts"]

@@ -1,4 +1,4 @@
-"""Which calls of a graphed function share a graph."""
+"""Calls of a graphed function that share a graph."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from lab import Lab, fresh
 
 
 def weighed(*tensors: Tensor | float) -> Tensor:
-    """Depends on each argument and its place."""
+    """Return a sum that depends on each argument and its place."""
     total: Tensor | float = 0.0
     for place, one in enumerate(tensors, 2):
         total = total + place * (one.double().sum() if isinstance(one, Tensor) else one)
@@ -23,12 +23,12 @@ def weighed(*tensors: Tensor | float) -> Tensor:
 
 
 def row(lab: Lab, *shape: int) -> Tensor:
-    """A view, of which torch notes something for autograd."""
+    """Return a view, of which torch notes something for autograd."""
     return fresh(lab, 3, *shape)[1]
 
 
-# Tensors with and without anything that is noted for autograd, of several classes and dimensions.
-# The last one has so many that it is compared in another way.
+# Tensors with and without notes for autograd, of several classes and dimensions. The last one has
+# so many that it is compared in another way.
 MIXED: list[Callable[[Lab], Tensor]] = [
     lambda lab: fresh(lab, 4),
     lambda lab: row(lab, 2, 3, 2),
@@ -56,7 +56,7 @@ def test_whether_a_tensor_requires_a_gradient_counts_in_either_order(lab: Lab, f
 
 @pytest.mark.parametrize("place", range(3))
 def test_a_tensor_with_gaps_is_copied_anew_at_each_call(lab: Lab, place: int) -> None:
-    # Only on CUDA does one native call compare where tensors lie with where they lay.
+    # Only on CUDA does one native call compare the present and earlier addresses of tensors.
     function = cgraph.graphed(weighed)
     given = [fresh(lab, 4, 2) for _ in range(3)]
     agree(function, weighed, *given)

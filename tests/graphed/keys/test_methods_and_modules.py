@@ -1,4 +1,4 @@
-"""What can be graphed besides plain functions: methods, modules, partials and other callables."""
+"""Other graphed callables than plain functions: methods, modules, partials and others."""
 
 from __future__ import annotations
 

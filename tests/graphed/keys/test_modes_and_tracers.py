@@ -20,7 +20,7 @@ from lab import Lab, fresh
 
 
 class Negated(TorchFunctionMode):
-    """Gives the negative of what ``relu`` does."""
+    """A mode that negates the result of ``relu``."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
@@ -30,7 +30,7 @@ class Negated(TorchFunctionMode):
 
 
 class Seen(TorchDispatchMode):
-    """Counts operators."""
+    """A counter of operators."""
 
     def __init__(self) -> None:
         super().__init__()

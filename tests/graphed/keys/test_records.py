@@ -18,7 +18,7 @@ from lab import Lab, fresh
 
 @dataclass
 class Lengths:
-    """What an engine says of the sequences of a batch."""
+    """An engine's data about the sequences of a batch."""
 
     each: Tensor
     most: int = 4
@@ -30,7 +30,7 @@ class Lengths:
 
 @dataclass(frozen=True)
 class Batch:
-    """With another one inside, and what is made of it later."""
+    """A batch with lengths inside, and a later result of them."""
 
     tokens: Tensor
     lengths: Lengths
@@ -43,7 +43,7 @@ class Batch:
 
 @dataclass
 class Loop:
-    """One that may lead back to itself."""
+    """A dataclass that may lead back to itself."""
 
     tensor: Tensor
     other: Any = None
@@ -58,7 +58,7 @@ def scored(one: Lengths) -> Lengths:
 
 
 def agree_on_gradients(lab: Lab, function: Callable[[Lengths], Lengths]) -> None:
-    """Compare gradients through a function with those through the one above."""
+    """Compare gradients through a function with those through :func:`scored`."""
     for _ in range(3):
         each = fresh(lab, 3).requires_grad_()
         other = each.detach().clone().requires_grad_()
@@ -109,7 +109,7 @@ def test_a_function_that_keeps_a_tensor_of_the_call_in_a_list_of_its_own_is_as_e
 
 
 class Counted(NamedTuple("Counted", [("first", Tensor)])):  # type: ignore[misc]
-    """A named tuple that is made in a way of its own."""
+    """A named tuple with a constructor of its own."""
 
     number: int
 

@@ -1,4 +1,4 @@
-"""Calls whose tensors lie where those of the call before lay."""
+"""Calls whose tensors have the addresses of the previous call."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lab import Lab, fresh
 
 
 def weighed(*tensors: Tensor) -> Tensor:
-    """Depends on each argument, its contents and its place."""
+    """Return a sum that depends on each argument, its contents and its place."""
     total = tensors[0].double().sum()
     for place, one in enumerate(tensors, 2):
         total = total + place * (one.double() ** 2).sum()
@@ -22,12 +22,12 @@ def weighed(*tensors: Tensor) -> Tensor:
 
 
 def in_order(x: Tensor) -> Tensor:
-    """Depends on where each element is."""
+    """Return a sum that depends on the place of each element."""
     return x.reshape(-1).double() * torch.arange(x.numel(), device=x.device)
 
 
 def called(lab: Lab, function: Callable[..., Tensor], *given: Tensor) -> None:
-    """Three calls with these tensors, which have other contents each time."""
+    """Make three calls with these tensors, which have other contents each time."""
     for _ in range(3):
         for one in given:
             one.copy_(fresh(lab, *one.shape))
@@ -38,7 +38,7 @@ def exchange(lab: Lab, one: Tensor) -> None:
     torch.utils.swap_tensors(one, fresh(lab, *one.shape))
 
 
-# What gives a tensor other memory.
+# Operations that give a tensor other memory.
 MOVES: dict[str, Callable[[Lab, Tensor], object]] = {
     "data": lambda lab, one: setattr(one, "data", fresh(lab, *one.shape)),
     "set_": lambda lab, one: one.set_(fresh(lab, *one.shape)),

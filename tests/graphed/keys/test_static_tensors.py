@@ -1,4 +1,4 @@
-"""What a graphed function reads where it lies: static arguments, parameters and buffers."""
+"""Tensors that a graphed function reads in place: static arguments, parameters and buffers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def loaded_in_place(module: nn.Linear) -> None:
 
 
 def require_equal(lab: Lab, function: Callable[[Tensor], Tensor], module: nn.Module) -> None:
-    """Two calls give twice what the module gives."""
+    """Require two calls to return twice the module's result."""
     for _ in range(2):
         x = fresh(lab, 2, 3)
         assert_close(function(x), module(x) * 2)
@@ -89,7 +89,7 @@ def test_a_hook_that_another_thread_is_about_to_add_is_noticed(lab: Lab) -> None
     with torch.no_grad():
         function(fresh(lab, 2, 3))
         handle = RemovableHandle(module._forward_hooks)
-        for _ in range(5):  # while it is counted and not yet there
+        for _ in range(5):  # while its use is counted and not yet there
             function(fresh(lab, 2, 3))
         module._forward_hooks[handle.id] = add_one
         x = fresh(lab, 2, 3)

@@ -50,7 +50,7 @@ def test_two_threads_get_right_results(lab: Lab) -> None:
 
 @pytest.fixture
 def heard_interrupts() -> Iterator[None]:
-    """Interrupts raise, also where a shell has started this in the background and they do not."""
+    """Make interrupts raise, also where a background shell has started this and they do not."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
@@ -132,7 +132,7 @@ def test_a_report_may_be_asked_for_while_keys_come_and_go(lab: Lab) -> None:
             while not is_over.is_set():
                 function.report()
                 cgraph.memory()
-                # Who only asks would have the interpreter almost always.
+                # A loop that only asks would hold the interpreter almost all the time.
                 time.sleep(0.0005)
         except BaseException as error:
             errors.append(error)

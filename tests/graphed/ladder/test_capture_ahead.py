@@ -26,14 +26,14 @@ def affine(x: Tensor) -> Tensor:
 
 @contextmanager
 def captures() -> Iterator[list[int]]:
-    """Counts captures that begin."""
+    """Count captures that begin."""
     found: list[int] = []
     with cgraph.register_graph_capture_start_hook(lambda graph: found.append(1)):
         yield found
 
 
 def sizes_of(function: Any) -> list[int]:
-    """The rows of each key, in the order in which they were met."""
+    """Return the rows of each key, in the order of their first call."""
     return [int(key.key.split("[")[1].split(",")[0].rstrip("]")) for key in function.report().keys]
 
 

@@ -79,7 +79,7 @@ def test_evicted_keys_are_forgotten_when_there_are_many(sim: Lab) -> None:
     graphed = cgraph.graphed(lambda x: x * 2, max_graphs=2)
     for columns in range(1, MANY):
         x = fresh(sim, 2, columns)
-        # The second call keeps it from being one of too many.
+        # The second call keeps it from counting as one of too many.
         for _ in range(2):
             assert torch.equal(graphed(x), x * 2)
     assert len(graphed.report().keys) <= 260

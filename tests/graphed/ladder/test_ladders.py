@@ -1,4 +1,4 @@
-"""Ladders of which nothing but the captures runs: made in a row, and finished at the end."""
+"""Ladders that only run captures: made in a row, and finished at the end."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ ALONE: dict[str, Any] = {}
 
 @pytest.fixture(autouse=True)
 def no_grad() -> Iterator[None]:
-    """Calls that record gradients look for more than captures do."""
+    """Disable gradients: calls that record them look for more than captures do."""
     with torch.no_grad():
         yield
 
 
 def at(rows: int, x: Tensor) -> bool:
-    """Whether a tensor has so many rows."""
+    """Return whether a tensor has so many rows."""
     return x.shape[0] == rows
 
 

@@ -20,7 +20,7 @@ from ladders import SIZES, doubled, require_right
 
 
 class Switched(nn.Module):
-    """What it computes depends on whether it is training."""
+    """A module whose result depends on its training flag."""
 
     def forward(self, x: Tensor) -> Tensor:
         return x * 2 if self.training else x * 3
@@ -51,7 +51,7 @@ def test_a_ladder_in_which_a_flag_changes_raises_and_puts_it_back(lab: Lab) -> N
 
 
 class Tabled(nn.Module):
-    """Keeps a table for each number of rows, some of them where nobody looks."""
+    """A module that keeps a table for each number of rows, some of them out of sight."""
 
     def __init__(self, hides: bool) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ def test_what_a_function_keeps_for_each_size_has_contents_wherever_it_is_made(
     with torch.no_grad():
         net(fresh(lab, 8))
         if ahead:
-            with contextlib.suppress(CaptureError):  # where it can tell that state is made
+            with contextlib.suppress(CaptureError):  # where it can detect that state is made
                 function.capture(fresh(lab, 8), progress=False)
         for rows in (4, 8, 8, 4, 4, 8):
             x = fresh(lab, rows)

@@ -1,4 +1,4 @@
-"""Which rows calls have, and what the first padded call of a size does with them."""
+"""The rows of calls, and their use in the first padded call of a size."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calls of any number of rows, padded to the sizes that were captured; trap T145."""
+"""Calls of any number of rows, padded to captured sizes; trap T145."""
 
 from __future__ import annotations
 

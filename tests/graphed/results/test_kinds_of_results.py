@@ -1,4 +1,4 @@
-"""What graphed functions return: nothing, constants, containers, arguments, views, parameters."""
+"""Kinds of results: nothing, constants, containers, arguments, views, parameters."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Results of graphed functions: whose they are, how long, and that nothing leaks."""
+"""Results of graphed functions: owner, lifetime, and no leaks."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ def _without_gradients() -> Iterator[None]:
 
 
 def capture(function: Callable[..., Tensor], *statics: Tensor) -> tuple[cgraph.CUDAGraph, Tensor]:
-    """A graph of a function, and its result there."""
+    """Return a graph of a function, and its result there."""
     graph = cgraph.CUDAGraph()
     graph._statics = statics
     with cgraph.graph(graph):
@@ -42,7 +42,7 @@ def entry(
     build: str = "tuple",
     warn: Callable[[], object] | None = None,
 ) -> _core.Entry:
-    """An entry that returns these leaves."""
+    """Return an entry that returns these leaves."""
     signatures = [_torch.signature(one) for one in statics]
     return _core.Entry(
         [("tensor", signature, False, None, Tensor) for signature in signatures],
@@ -57,7 +57,7 @@ def entry(
 
 
 def same_view(found: Tensor, expected: Tensor) -> None:
-    """Require a tensor to lie where another one lies, and to be laid out as that is."""
+    """Require a tensor to have the memory and layout of another one."""
     assert_close(found, expected, rtol=0, atol=0)
     assert found.data_ptr() == expected.data_ptr() and found.dtype is expected.dtype
     assert (found.shape, found.stride()) == (expected.shape, expected.stride())
@@ -219,7 +219,7 @@ def test_an_entry_gives_views_what_the_caller_gave(lab: Lab) -> None:
 
 
 def static_entry(lab: Lab, warn: Callable[[], object] | None) -> tuple[Callable[[], Any], Tensor]:
-    """A call of an entry with one static result, and that."""
+    """Return a call of an entry with one static result, and that result."""
     x = fresh(lab, 3)
     graph, twice = capture(lambda x: x * 2, x)
     leaf = ("static", twice.detach(), _torch.signature(twice))
@@ -232,7 +232,7 @@ def test_a_static_result_is_used_again_once_it_was_let_go(lab: Lab) -> None:
     call, twice = static_entry(lab, lambda: told.append(1))
     numbers = {id(call()) for _ in range(5)}
     assert len(numbers) == 1
-    # A variable has the one of the call before during each call.
+    # A variable has the result of the previous call during each call.
     now, numbers = None, set()
     for _ in range(6):
         now = call()

@@ -19,7 +19,7 @@ Step = Callable[[Tensor], Tensor]
 
 
 def step_of(net: nn.Module, optimizer: torch.optim.Optimizer, *, is_whole: bool = False) -> Step:
-    """A training step, with or without that of the optimizer."""
+    """Return a training step, with or without the optimizer's."""
 
     def step(x: Tensor) -> Tensor:
         optimizer.zero_grad()
@@ -80,7 +80,7 @@ def test_gradients_of_a_pass_inside_are_there_after_somebody_took_them_away(lab:
 
 
 class Sum(nn.Module):
-    """Adds its arguments up, in memory that the first call makes."""
+    """A module that adds its arguments up, in memory that the first call makes."""
 
     total: Tensor | None = None
 
@@ -92,7 +92,7 @@ class Sum(nn.Module):
 
 
 class Buffered(nn.Module):
-    """The same in a buffer, which is watched."""
+    """A module that adds its arguments up in a buffer, which is watched."""
 
     total: Tensor | None
 

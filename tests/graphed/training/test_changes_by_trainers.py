@@ -21,12 +21,12 @@ Wrap = Callable[[Any], Any]
 
 
 def plain(function: Any) -> Any:
-    """The function itself."""
+    """Return the function itself."""
     return function
 
 
 def both(lab: Lab, run: Callable[[Wrap], list[Any]]) -> None:
-    """Compare what a run gives with graphed functions and without."""
+    """Compare the results of a run with graphed functions and without."""
     for got, right in zip(run(cgraph.graphed), run(plain), strict=True):
         assert_close(got, right)
 
@@ -37,7 +37,7 @@ def after_steps(
     optimizer: torch.optim.Optimizer,
     change: Callable[[bool], None],
 ) -> Tensor:
-    """A weight after four steps, of which the last two come after a change."""
+    """Return a weight after four steps, with a change before the last two."""
 
     @wrap
     def step(x: Tensor) -> None:
@@ -69,7 +69,7 @@ def test_a_frozen_parameter_with_a_gradient_that_comes_later_steps(lab: Lab) -> 
 
 
 class Sign(torch.optim.Optimizer):
-    """An optimizer of the user's with an attribute of its own."""
+    """A user-defined optimizer with an attribute of its own."""
 
     def __init__(self, parameters: Any) -> None:
         super().__init__(parameters, {"lr": 0.1})
@@ -118,7 +118,7 @@ Make = Callable[[Any], Optimizer]
 
 
 class Trainer:
-    """A module and what trains it."""
+    """A module and its trainer."""
 
     def __init__(self, lab: Lab, make: Make, net: nn.Module | None = None) -> None:
         self.net = nn.Linear(4, 4).to(lab.device) if net is None else net

@@ -1,4 +1,4 @@
-"""Gradients of padded calls, of what moves, and what runs eagerly while gradients are recorded."""
+"""Gradients of padded calls and of moving tensors, and eager calls that record gradients."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from networks import leaf, network
 
 
 def test_padding_that_shows_in_a_gradient_runs_eagerly(lab: Lab) -> None:
-    # The rows of the result are right, and a weight counts how many there are.
+    # The rows of the result are right, and a weight counts the number of rows.
     class Counts(nn.Module):
         def __init__(self) -> None:
             super().__init__()

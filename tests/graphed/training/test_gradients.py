@@ -199,7 +199,7 @@ def test_calls_of_several_keys_share_one_backward_pass(lab: Lab) -> None:
         same = [x.detach().clone().requires_grad_() for x in inputs]
         for given, run, net in ((inputs, graphed, mine), (same, eager, eager)):
             net.zero_grad()
-            # The one that was called first is not the one whose backward pass comes last.
+            # The one that was called first does not have the last backward pass.
             losses = [run(x).square().mean() for x in given]
             (losses[1] * losses[0] + losses[2]).backward()
         assert same_gradients(mine, eager)

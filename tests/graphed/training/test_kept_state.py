@@ -1,4 +1,4 @@
-"""What functions keep between calls: attributes, gradients, the state of optimizers and scalers."""
+"""State that functions keep between calls: attributes, gradients, optimizers and scalers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ignored = pytest.mark.filterwarnings("ignore:.*runs eagerly")
 
 
 class Running(nn.Module):
-    """Assigns a new tensor to a buffer in each call."""
+    """A module that assigns a new tensor to a buffer in each call."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class Running(nn.Module):
 
 
 class Table(nn.Module):
-    """Makes a table that grows with the rows."""
+    """A module that makes a table that grows with the rows."""
 
     def __init__(self) -> None:
         super().__init__()

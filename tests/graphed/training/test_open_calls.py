@@ -19,13 +19,13 @@ from networks import leaf, network
 
 
 def pair(lab: Lab, **options: Any) -> tuple[Any, GraphedFunction, nn.Module]:
-    """A network, the same graphed, and an eager twin."""
+    """Return a network, its graphed version, and an eager twin."""
     mine = network(lab)
     return mine, cgraph.graphed(mine, **options), copy.deepcopy(mine)
 
 
 def step_both(mine: nn.Module, eager: nn.Module) -> bool:
-    """Step with the gradients of both and clear them; whether these and the parameters agree."""
+    """Step with the gradients of both and clear them; return whether both modules agree."""
     are_same = same_gradients(mine, eager)
     with torch.no_grad():
         for net in (mine, eager):
@@ -106,7 +106,7 @@ def test_threads_whose_calls_wait_at_the_same_time_have_a_graph_each(lab: Lab) -
     barrier, found = threading.Barrier(2), {}
 
     def work(place: int) -> None:
-        # Libraries of CUDA's have handles for each thread.
+        # CUDA libraries have handles for each thread.
         eager(given[place]).sum().backward()
         loss = graphed(given[place]).square().sum()
         barrier.wait()
@@ -137,7 +137,7 @@ def test_captures_ahead_of_time_take_a_graph_that_is_waited_for_as_it_is(lab: La
 def test_a_result_that_waits_is_kept_by_autograd_alone(lab: Lab) -> None:
     mine, graphed, eager = pair(lab)
     x, other = leaf(lab, 4, 6), fresh(lab, 4, 6)
-    loss = graphed(x).square().sum()  # of the result only autograd knows
+    loss = graphed(x).square().sum()  # only autograd keeps the result
     second: Tensor = graphed(other).square().sum()
     second.backward()
     loss.backward()

@@ -1,4 +1,4 @@
-"""What a training function asks for besides its arguments, and what changes of it between calls."""
+"""Other reads of a training function than its arguments, and changes of them between calls."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from lab import Lab, fresh
 
 
 def are_alike(one: nn.Module, other: nn.Module) -> bool:
-    """Whether parameters and gradients of two modules are."""
+    """Return whether parameters and gradients of two modules are alike."""
 
     def near(a: Tensor | None, b: Tensor | None) -> bool:
         return a is b if a is None or b is None else torch.allclose(a, b, rtol=1e-4, atol=1e-6)
@@ -25,13 +25,13 @@ def are_alike(one: nn.Module, other: nn.Module) -> bool:
 
 
 def twins(lab: Lab, net: nn.Module) -> tuple[nn.Module, nn.Module]:
-    """A module, and a copy of it."""
+    """Return a module, and a copy of it."""
     net = net.to(lab.device)
     return net, copy.deepcopy(net)
 
 
 class Tasks(nn.Module):
-    """One body, two heads."""
+    """A module with one body and two heads."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +66,7 @@ def test_tasks_that_take_turns_clear_the_gradients_of_one_another(lab: Lab) -> N
 
 
 class Stack:
-    """Modules in a container of Python's."""
+    """A module with modules in a Python container."""
 
     def __init__(self, lab: Lab, kind: str) -> None:
         self.lab, self.kind = lab, kind
@@ -74,25 +74,25 @@ class Stack:
         self.renew()
 
     def made(self) -> nn.Module:
-        """Another layer."""
+        """Make another layer."""
         return nn.Linear(3, 3).to(self.lab.device)
 
     def renew(self) -> None:
-        """Let it have another container with other layers."""
+        """Give it another container with other layers."""
         made = self.made(), self.made()
         self.layers = {"list": list, "tuple": tuple}.get(self.kind, lambda x: dict(enumerate(x)))(
             made
         )
 
     def exchange(self) -> None:
-        """Let it have another first layer."""
+        """Give it another first layer."""
         if self.kind == "tuple":
             self.renew()
         else:
             self.layers[0] = self.made()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """Go through both."""
+        """Run both layers."""
         return self.layers[1](self.layers[0](x))
 
 

@@ -48,7 +48,7 @@ def test_steps_are_seen_by_hooks_of_torchs_where_its_list_of_them_is_gone(
     other = copy.deepcopy(module)
     graphed = cgraph.graphed(training(module, OPTIMIZERS["momentum"](module.parameters())))
     eager = training(other, OPTIMIZERS["momentum"](other.parameters()))
-    # What cgraph finds; torch's own code goes on with its own.
+    # Warnings of cgraph; torch's own code uses its own.
     hidden = SimpleNamespace(
         register_optimizer_step_pre_hook=torch_optimizer.register_optimizer_step_pre_hook
     )
@@ -61,7 +61,7 @@ def test_steps_are_seen_by_hooks_of_torchs_where_its_list_of_them_is_gone(
     assert not torch_optimizer._global_optimizer_pre_hooks
 
 
-# torch 2.8 warns of what its own LBFGS does.
+# torch 2.8 warns about its own LBFGS.
 @pytest.mark.filterwarnings("ignore:Converting a tensor with requires_grad")
 def test_an_optimizer_that_cannot_be_captured_keeps_its_history(lab: Lab) -> None:
     def stepping() -> tuple[Tensor, torch.optim.Optimizer, Callable[[Tensor], Tensor]]:
