@@ -225,6 +225,8 @@ def test_other_threads_go_on_compiling(lab: Lab) -> None:
     x = fresh(lab, 4)
     compiled = torch.compile(lambda x: x * 2, backend=here)
     others = torch.compile(lambda x: x * 3, backend=there)
+    # torch 2.11 crashes where the first thread that compiles has ended.
+    torch.compile(lambda x: x * 4, backend=Compiler())(x)
     with Rollback() as rollback:
         assert near(compiled(x), x * 2)
         thread = threading.Thread(target=others, args=(x,))
