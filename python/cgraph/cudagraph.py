@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
-import torch
-
 from cgraph import _core, _driver, data
 from cgraph._captures.label_recorder import LabelRecorder
 from cgraph._driver import Captured, Handle, Pool, Recording
@@ -120,8 +118,6 @@ class CUDAGraph(_core.Graph):
         self._require_empty()
         require_mode(capture_error_mode)
         self._driver = _driver.current()
-        # What its cache has from outside goes while the graph reads it.
-        torch.clear_autocast_cache()
         self._recording = self._driver.begin(
             pool=pool,
             mode=capture_error_mode,
@@ -165,8 +161,6 @@ class CUDAGraph(_core.Graph):
         """End the capture without finalising it: the template is live, even if it is not kept."""
         recording = self._require_recording()
         self._recording = None
-        # What its cache has from inside is overwritten by replays.
-        torch.clear_autocast_cache()
         try:
             self._give_results(recording)
             captured = recording.finish()
@@ -472,7 +466,6 @@ class CUDAGraph(_core.Graph):
         recording, self._recording = self._recording, None
         if recording is None:
             return
-        torch.clear_autocast_cache()
         try:
             reason = recording.abandon()
         except Exception as failure:  # the body's own exception is the one to come out

@@ -12,6 +12,8 @@ import gc
 from contextlib import AbstractContextManager, ExitStack
 from typing import Any, ClassVar
 
+import torch
+
 from cgraph import _driver, _torch
 from cgraph._captures.collector import collections_held_off
 from cgraph._captures.label_recorder import LabelRecorder
@@ -135,6 +137,10 @@ class graph:
         with ExitStack() as entered:
             entered.enter_context(stream)
             entered.enter_context(collections_held_off())
+            # A cast from outside would be freed while the graph reads it, and replays would
+            # overwrite one from inside.
+            torch.clear_autocast_cache()
+            entered.callback(torch.clear_autocast_cache)
             try:
                 self.cuda_graph._recorder = (
                     LabelRecorder(self._label_config) if self.enable_annotations else None
