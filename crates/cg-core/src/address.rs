@@ -37,7 +37,7 @@ impl Template {
     #[doc(alias = "cuGraphKernelNodeGetParams")]
     pub fn addresses(&self) -> Result<Vec<NodeAddress>> {
         let mut found = Vec::new();
-        self.with(|graph, _| collect(self, graph, &mut found))?;
+        self.with(|graph, _, _| collect(self, graph, &mut found))?;
         Ok(found)
     }
 }

@@ -114,7 +114,7 @@ pub struct EdgeData {
 impl Template {
     /// All that is known of it, the graphs of its nodes included.
     pub fn data(&self) -> Result<TemplateData> {
-        self.with(|graph, _| graph_data(graph))
+        self.with(|graph, _, _| graph_data(graph))
     }
 }
 

@@ -1,19 +1,18 @@
 //! [`Device`]: one GPU, real or simulated, and the one place where a driver is chosen.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
+use crate::base_addresses::BaseAddresses;
 use crate::code::Code;
 use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::owned::{pages, relaxed};
-use crate::driver::sim::Sim;
 use crate::error::{Error, Result};
-use crate::pool::Bases;
 use crate::retain::{Limbo, Retained};
-use crate::transfer::{self, Direction};
 
 /// One GPU and all that is made on it. Clones are the same device.
 #[derive(Clone)]
@@ -29,10 +28,10 @@ struct Inner {
     /// How many captures are open: those that have a guard, and those that others have begun
     /// ([`Device::mark_capture`]).
     open: AtomicUsize,
-    /// The kernels of [`crate::Inputs`] and of [`crate::Outputs`], loaded as long as there are some.
-    kernels: [Mutex<Weak<transfer::Kernels>>; 2],
-    /// Where pools lie.
-    bases: Arc<Bases>,
+    /// Results of [`Device::load_once`], by name.
+    loaded: Mutex<HashMap<&'static str, Weak<dyn Any + Send + Sync>>>,
+    /// Addresses for pools.
+    bases: Arc<BaseAddresses>,
 }
 
 #[derive(Default)]
@@ -64,13 +63,6 @@ pub struct MemoryInfo {
 }
 
 impl Device {
-    /// A simulated device.
-    #[must_use]
-    pub fn sim(sim: &Sim) -> Self {
-        transfer::register(sim);
-        Self::new(Arc::new(sim.clone()))
-    }
-
     /// The GPU with this number. The same number gives the same device for the whole process.
     ///
     /// # Errors
@@ -152,15 +144,15 @@ impl Device {
         self.inner.limbo.collect()
     }
 
-    fn new(driver: Arc<dyn Driver>) -> Self {
+    pub(crate) fn new(driver: Arc<dyn Driver>) -> Self {
         Self {
             inner: Arc::new(Inner {
-                bases: Arc::new(Bases::new(driver.ordinal())),
+                bases: Arc::new(BaseAddresses::new(driver.ordinal())),
                 driver,
                 limbo: Limbo::default(),
                 captured: Mutex::new(HashMap::new()),
                 open: AtomicUsize::new(0),
-                kernels: Default::default(),
+                loaded: Mutex::default(),
             }),
         }
     }
@@ -203,21 +195,22 @@ impl Device {
         Arc::ptr_eq(&self.inner, &other.inner) || self.inner.driver.id() == other.inner.driver.id()
     }
 
-    /// The kernels of [`crate::Inputs`] or [`crate::Outputs`]: those that are loaded, or else what `load`
-    /// makes.
-    pub(crate) fn kernels(
+    /// Return what `load` has made under this name, as long as somebody holds it, or else make it.
+    pub(crate) fn load_once<T: Any + Send + Sync>(
         &self,
-        direction: Direction,
-        load: impl FnOnce(&Self) -> Result<transfer::Kernels>,
-    ) -> Result<Arc<transfer::Kernels>> {
-        let known = self.inner.kernels[direction as usize].lock();
-        let mut known = known.unwrap_or_else(PoisonError::into_inner);
-        if let Some(kernels) = known.upgrade() {
-            return Ok(kernels);
+        name: &'static str,
+        load: impl FnOnce() -> Result<T>,
+    ) -> Result<Arc<T>> {
+        let loaded = self.inner.loaded.lock();
+        let mut loaded = loaded.unwrap_or_else(PoisonError::into_inner);
+        let known = loaded.get(name).and_then(Weak::upgrade);
+        if let Some(Ok(known)) = known.map(Arc::downcast) {
+            return Ok(known);
         }
-        let kernels = Arc::new(load(self)?);
-        *known = Arc::downgrade(&kernels);
-        Ok(kernels)
+        let new = Arc::new(load()?);
+        let weak = Arc::downgrade(&new);
+        loaded.insert(name, weak);
+        Ok(new)
     }
 
     pub(crate) fn capture_opened(&self, id: u64) {
@@ -266,7 +259,7 @@ impl Device {
         self.captured().get(&id).is_some_and(|entry| entry.guarded)
     }
 
-    pub(crate) fn bases(&self) -> &Arc<Bases> {
+    pub(crate) fn bases(&self) -> &Arc<BaseAddresses> {
         &self.inner.bases
     }
 

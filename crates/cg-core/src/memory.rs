@@ -9,7 +9,7 @@ use crate::driver::Driver;
 use crate::driver::handle::Address;
 use crate::driver::owned::{self, OwnedMemory};
 use crate::error::{Error, Result};
-use crate::pool;
+use crate::gate;
 use crate::retain::Retained;
 
 /// A range of device memory. Clones and slices share it; it is freed when the last one, and the
@@ -103,7 +103,7 @@ impl Memory {
                 expected,
             ));
         }
-        let _open = pool::pass(self.owner.as_ref())?;
+        let _open = gate::pass(self.owner.as_ref())?;
         owned::write(&*self.driver, self.address, data)
     }
 
@@ -114,7 +114,7 @@ impl Memory {
     pub fn read(&self) -> Result<Vec<u8>> {
         let bytes = usize::try_from(self.bytes)
             .map_err(|_| Error::invalid("bytes", &self.bytes, "what fits the host's memory"))?;
-        let _open = pool::pass(self.owner.as_ref())?;
+        let _open = gate::pass(self.owner.as_ref())?;
         let mut data = vec![0; bytes];
         owned::read(&*self.driver, &mut data, self.address)?;
         Ok(data)

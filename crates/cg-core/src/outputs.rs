@@ -4,14 +4,13 @@
 use std::fmt;
 use std::sync::Arc;
 
-use crate::driver::handle::Address;
 use crate::driver::owned::same_driver;
 use crate::error::{Error, Result};
 use crate::memory::Memory;
 use crate::ranges::Ranges;
 use crate::retain::Retained;
 use crate::template::Template;
-use crate::transfer::{self, Direction, Nodes, Shared};
+use crate::transfer::{self, Destination, Direction, Nodes, Shared};
 
 /// Nodes at the end of a template that copy its memory to where each replay says.
 ///
@@ -42,15 +41,6 @@ use crate::transfer::{self, Direction, Nodes, Shared};
 pub struct Outputs {
     template: Arc<Template>,
     shared: Arc<Shared>,
-}
-
-/// Where a replay copies one piece of memory to, and how many bytes from its start on.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Destination {
-    /// The address; that of the memory itself copies nothing.
-    pub address: Address,
-    /// No more than the memory has, and maybe none.
-    pub bytes: u64,
 }
 
 /// Where one replay copies to; made by [`Outputs::deliver`].

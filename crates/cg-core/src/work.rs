@@ -8,8 +8,8 @@ use crate::driver::handle::FunctionHandle;
 use crate::driver::owned::{OwnedModule, same_driver};
 use crate::driver::spec::{Dim3, HostFunction, WorkSpec};
 use crate::error::{Error, Result};
+use crate::gate::Gates;
 use crate::memory::Memory;
-use crate::pool::Gates;
 use crate::retain::Retained;
 
 /// Kernels loaded from PTX text.

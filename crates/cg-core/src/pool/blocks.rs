@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::gate::Gate;
+use super::Shared;
 use super::segment::Backing;
-use super::{FreeList, Shared};
 use crate::driver::handle::{Address, StreamHandle};
+use crate::free_list::FreeList;
 
 /// What a pool's lock guards.
 #[derive(Default)]
@@ -236,12 +236,6 @@ impl Book {
 pub(super) struct Block {
     pub(super) pool: Arc<Shared>,
     pub(super) number: u64,
-}
-
-impl Block {
-    pub(super) fn gate(&self) -> &Arc<Gate> {
-        &self.pool.gate
-    }
 }
 
 impl Drop for Block {

@@ -4,10 +4,10 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 
 use super::addresses::Addresses;
-use super::gate::Gate;
-use super::{Pool, PoolId, Shared};
+use super::{Pool, Shared};
 use crate::device::Device;
 use crate::driver::handle::Address;
+use crate::gate::{Gate, PoolId};
 
 /// Addresses that a pool reserves at once. They cost no memory.
 const RANGE_BYTES: u64 = 64 << 30;

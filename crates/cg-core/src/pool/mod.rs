@@ -14,8 +14,6 @@ mod addresses;
 mod blocks;
 mod builder;
 mod checkpoint;
-mod free_list;
-mod gate;
 mod pause;
 mod segment;
 mod stats;
@@ -24,23 +22,21 @@ use std::fmt;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-pub(crate) use addresses::Bases;
 pub use builder::PoolBuilder;
 pub use checkpoint::Checkpoint;
-pub use free_list::FreeList;
-pub(crate) use gate::{Gates, pass};
 pub use pause::Keep;
 pub use stats::{PoolStats, SegmentStats};
 
 use crate::device::Device;
 use crate::driver::handle::Address;
 use crate::error::{Error, Result};
+use crate::free_list::FreeList;
+use crate::gate::{Gate, Gated};
 use crate::memory::Memory;
 use crate::retain::Retained;
 use crate::stream::Stream;
 use addresses::Addresses;
 use blocks::{Block, Book, Leaving, Usage};
-use gate::Gate;
 use segment::Backing;
 
 /// A block starts at a multiple of this and has a multiple of this many bytes.
@@ -66,12 +62,6 @@ struct Shared {
     turn: Mutex<()>,
     /// How many [`Hold`]s there are.
     holds: AtomicUsize,
-}
-
-/// A pool in words.
-struct PoolId {
-    number: u64,
-    device: String,
 }
 
 impl Pool {
@@ -176,9 +166,8 @@ impl Pool {
     #[must_use]
     pub fn retained(&self) -> Retained {
         self.shared.holds.fetch_add(1, Ordering::AcqRel);
-        Arc::new(Hold {
-            shared: Arc::clone(&self.shared),
-        })
+        let shared = Arc::clone(&self.shared);
+        Gated::retained(&self.shared.gate, Arc::new(Hold { shared }))
     }
 
     /// The segments: where each starts and its bytes.
@@ -241,12 +230,6 @@ struct Hold {
     shared: Arc<Shared>,
 }
 
-impl Hold {
-    fn gate(&self) -> &Arc<Gate> {
-        &self.shared.gate
-    }
-}
-
 impl Drop for Hold {
     fn drop(&mut self) {
         self.shared.holds.fetch_sub(1, Ordering::AcqRel);
@@ -264,12 +247,6 @@ fn check_bytes(bytes: u64) -> Result<()> {
 /// The next multiple; a number so large that there is none stays, for the driver to refuse.
 fn round_up(bytes: u64, unit: u64) -> u64 {
     bytes.checked_next_multiple_of(unit).unwrap_or(bytes)
-}
-
-impl fmt::Display for PoolId {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "pool {} of {}", self.number, self.device)
-    }
 }
 
 impl fmt::Debug for Pool {

@@ -3,10 +3,10 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use super::addresses::{Addresses, Place};
-use super::gate::Gate;
 use crate::driver::handle::Address;
 use crate::driver::owned::pages::{OwnedPage, PinnedCopy};
 use crate::error::Result;
+use crate::gate::{Gate, Gated};
 use crate::memory::Memory;
 use crate::retain::Retained;
 
@@ -49,10 +49,6 @@ impl Backing {
         })
     }
 
-    pub(super) fn gate(&self) -> &Arc<Gate> {
-        &self.gate
-    }
-
     pub(super) fn address(&self) -> Address {
         self.place.address()
     }
@@ -80,6 +76,7 @@ impl Backing {
     /// A part of it, kept alive by `owner`.
     pub(super) fn memory(&self, offset: u64, bytes: u64, owner: Retained) -> Memory {
         let address = self.address().offset(offset);
+        let owner = Gated::retained(&self.gate, owner);
         Memory::owned_by(self.addresses.driver(), address, bytes, owner)
     }
 

@@ -3,10 +3,9 @@
 
 use std::ops::Range;
 
-use super::Direction;
 use super::places::{COPY_WORDS, HALF, HEADER, Places, STORE_WORDS, WORD};
+use super::{Direction, Fill, Padding};
 use crate::driver::handle::Address;
-use crate::inputs::{Fill, Padding};
 
 /// Names of a kernel and size of its parameter.
 pub(super) struct Kernel {

@@ -3,6 +3,7 @@
 
 mod bound;
 mod layout;
+mod padding;
 mod places;
 mod simulate;
 
@@ -15,41 +16,35 @@ use crate::driver::handle::{Address, FunctionHandle, NodeHandle};
 use crate::driver::owned::relaxed;
 use crate::driver::spec::{NodeSpec, WorkSpec};
 use crate::error::Result;
-use crate::inputs::Feed;
-use crate::outputs::Delivery;
 use crate::ranges::Ranges;
 use crate::retain::Retained;
 use crate::work::{Function, Module};
 
 pub(crate) use bound::Bound;
+pub use padding::{Fill, Padding};
+
 use layout::{KERNELS, Parameter, THREADS};
-pub(crate) use simulate::register;
 
-/// What a replay copies besides its own work: a [`Feed`] before it, a [`Delivery`] after it, or both.
-#[derive(Debug, Clone, Copy, Default)]
-pub struct Transfer<'a> {
-    pub(crate) feed: Option<&'a Feed<'a>>,
-    pub(crate) delivery: Option<&'a Delivery<'a>>,
+/// What one replay copies from and stores.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Sources<'a> {
+    /// An address for each slot.
+    pub(crate) addresses: &'a [Address],
+    /// A value for each store.
+    pub(crate) values: &'a [u64],
+    /// Which sources have fewer rows than their slots.
+    pub(crate) padding: Option<&'a Padding>,
+    /// True if the caller has seen that no source conflicts.
+    pub(crate) is_checked: bool,
 }
 
-impl<'a> Transfer<'a> {
-    /// Both, as far as they are there.
-    #[must_use]
-    pub fn new(feed: Option<&'a Feed<'a>>, delivery: Option<&'a Delivery<'a>>) -> Self {
-        Self { feed, delivery }
-    }
-}
-
-impl<'a, 'b: 'a> From<&'a Feed<'b>> for Transfer<'a> {
-    fn from(feed: &'a Feed<'b>) -> Self {
-        Self::new(Some(feed), None)
-    }
-}
-
-impl<'a, 'b: 'a> From<&'a Delivery<'b>> for Transfer<'a> {
-    fn from(delivery: &'a Delivery<'b>) -> Self {
-        Self::new(None, Some(delivery))
-    }
+/// Where a replay copies one piece of memory to, and how many bytes from its start on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Destination {
+    /// The address; that of the memory itself copies nothing.
+    pub address: Address,
+    /// No more than the memory has, and maybe none.
+    pub bytes: u64,
 }
 
 /// Where nodes copy to.
@@ -197,7 +192,7 @@ impl Part {
 
 /// The kernels of a direction.
 pub(crate) fn kernels(device: &Device, direction: Direction) -> Result<Arc<Kernels>> {
-    device.kernels(direction, |device| {
+    device.load_once(KERNELS[0].name(direction), || {
         // Loading is no reason to break a capture of another thread.
         relaxed(&**device.driver(), || {
             let module = Module::load(device, layout::ptx(direction).as_bytes())?;

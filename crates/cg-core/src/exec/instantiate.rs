@@ -6,14 +6,14 @@ use std::panic::resume_unwind;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, mpsc};
 use std::thread;
 
-use super::Template;
+use super::Exec;
 use crate::device::Device;
 use crate::driver::InstantiateFlags;
 use crate::driver::handle::NodeHandle;
 use crate::driver::owned::{OwnedExec, OwnedGraph, relaxed, same_driver};
 use crate::error::{Error, Result};
-use crate::exec::Exec;
 use crate::retain::Retained;
+use crate::template::Template;
 use crate::transfer::Shared;
 
 /// What an exec is made of.
@@ -32,9 +32,9 @@ impl Template {
     /// [allocates](Self::allocates), also while it has an exec.
     #[doc(alias = "cuGraphInstantiateWithParams")]
     pub fn instantiate(&self, flags: InstantiateFlags) -> Result<Exec> {
-        self.device.collect();
+        self.device().collect();
         // CUDA counts it among the calls that break a capture of another thread.
-        let (made, bytes) = self.device.measure(|| self.make(flags))?;
+        let (made, bytes) = self.device().measure(|| self.make(flags))?;
         Ok(self.exec(made?, bytes))
     }
 
@@ -79,7 +79,7 @@ impl Template {
         let Some(first) = templates.next() else {
             return Ok(Vec::new());
         };
-        let device = first.device.clone();
+        let device = first.device().clone();
         device.collect();
         let all = iter::once(first).chain(templates);
         let (made, bytes) = device.measure(|| make_all(&device, all, flags, threads))?;
@@ -94,26 +94,27 @@ impl Template {
     }
 
     fn make(&self, flags: InstantiateFlags) -> Result<Made> {
-        let state = self.state();
-        let owned = state.graph.instantiate(flags).map_err(|failure| {
-            let node = failure.node.map(|node| describe(&state.graph, node));
-            Error::Instantiate {
-                code: failure.code,
-                node,
-            }
-        })?;
-        Ok(Made {
-            owned,
-            retained: state.all_retained(),
-            transfers: state.transfers.clone(),
+        self.with(|graph, retained, transfers| {
+            let owned = graph.instantiate(flags).map_err(|failure| {
+                let node = failure.node.map(|node| describe(graph, node));
+                Error::Instantiate {
+                    code: failure.code,
+                    node,
+                }
+            })?;
+            Ok(Made {
+                owned,
+                retained,
+                transfers: transfers.to_vec(),
+            })
         })
     }
 
     fn exec(&self, made: Made, bytes: u64) -> Exec {
         let (retained, transfers) = (made.retained, made.transfers);
         Exec::new(
-            &self.device,
-            self.id,
+            self.device(),
+            self.id(),
             made.owned,
             bytes,
             retained,
@@ -140,7 +141,7 @@ fn make_all(
             };
             let object = format!("{template:?}, one of many to be instantiated");
             let is_of_device =
-                same_driver(&**device.driver(), &**template.device.driver(), &object);
+                same_driver(&**device.driver(), &**template.device().driver(), &object);
             // Each thread has a capture mode of its own.
             let instantiate = |()| relaxed(&**device.driver(), || template.make(flags));
             let made = is_of_device.and_then(instantiate);

@@ -4,11 +4,14 @@ use std::any::Any;
 use std::fmt;
 use std::sync::{Arc, PoisonError, RwLock, RwLockReadGuard};
 
-use super::blocks::Block;
-use super::segment::Backing;
-use super::{Hold, PoolId};
 use crate::error::{Error, Result};
 use crate::retain::Retained;
+
+/// A pool in words.
+pub(crate) struct PoolId {
+    pub(crate) number: u64,
+    pub(crate) device: String,
+}
 
 /// What everything that uses a pool's memory passes on its way to the driver.
 ///
@@ -20,14 +23,14 @@ pub(crate) struct Gate {
 }
 
 impl Gate {
-    pub(super) fn new(pool: PoolId) -> Self {
+    pub(crate) fn new(pool: PoolId) -> Self {
         Self {
             pool,
             closed: RwLock::new(false),
         }
     }
 
-    pub(super) fn pool(&self) -> &PoolId {
+    pub(crate) fn pool(&self) -> &PoolId {
         &self.pool
     }
 
@@ -41,17 +44,17 @@ impl Gate {
         Ok(closed)
     }
 
-    pub(super) fn is_closed(&self) -> bool {
+    pub(crate) fn is_closed(&self) -> bool {
         *self.closed.read().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Closes or opens it, once all that is passing has passed.
-    pub(super) fn set_closed(&self, closed: bool) {
+    pub(crate) fn set_closed(&self, closed: bool) {
         *self.closed.write().unwrap_or_else(PoisonError::into_inner) = closed;
     }
 
     #[cold]
-    pub(super) fn paused(&self) -> Error {
+    pub(crate) fn paused(&self) -> Error {
         Error::Paused {
             pool: self.pool.to_string(),
         }
@@ -61,6 +64,21 @@ impl Gate {
 impl fmt::Debug for Gate {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Gate of {}", self.pool)
+    }
+}
+
+/// Something that keeps memory of a pool alive: work that retains it passes the pool's gate.
+pub(crate) struct Gated {
+    gate: Arc<Gate>,
+    _owner: Retained,
+}
+
+impl Gated {
+    pub(crate) fn retained(gate: &Arc<Gate>, owner: Retained) -> Retained {
+        Arc::new(Self {
+            gate: Arc::clone(gate),
+            _owner: owner,
+        })
     }
 }
 
@@ -114,11 +132,12 @@ pub(crate) fn pass(owner: Option<&Retained>) -> Result<Option<RwLockReadGuard<'_
 
 fn gate_of(retained: &Retained) -> Option<&Arc<Gate>> {
     let retained: &(dyn Any + Send + Sync) = &**retained;
-    if let Some(block) = retained.downcast_ref::<Block>() {
-        return Some(block.gate());
+    let gated = retained.downcast_ref::<Gated>();
+    gated.map(|gated| &gated.gate)
+}
+
+impl fmt::Display for PoolId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "pool {} of {}", self.number, self.device)
     }
-    if let Some(hold) = retained.downcast_ref::<Hold>() {
-        return Some(hold.gate());
-    }
-    retained.downcast_ref::<Backing>().map(Backing::gate)
 }

@@ -1,7 +1,5 @@
 //! [`Template`]: a graph that can change and cannot run.
 
-mod instantiate;
-
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -363,10 +361,13 @@ impl Template {
         })
     }
 
-    /// Runs `with` on the graph and what its nodes name.
-    pub(crate) fn with<T>(&self, with: impl FnOnce(&OwnedGraph, Vec<Retained>) -> T) -> T {
+    /// Run `with` on the graph, what its nodes name, and its inputs and outputs.
+    pub(crate) fn with<T>(
+        &self,
+        with: impl FnOnce(&OwnedGraph, Vec<Retained>, &[Arc<Shared>]) -> T,
+    ) -> T {
         let state = self.state();
-        with(&state.graph, state.all_retained())
+        with(&state.graph, state.all_retained(), &state.transfers)
     }
 
     /// Runs `with` on a node of this template, which stays one until it returns.

@@ -1,5 +1,8 @@
 //! [`Exec`]: a graph that can run and cannot change shape.
 
+mod instantiate;
+mod transfer;
+
 use std::any::Any;
 use std::collections::HashMap;
 use std::fmt;
@@ -12,12 +15,15 @@ use crate::driver::handle::{ExecHandle, NodeHandle};
 use crate::driver::owned::{OwnedExec, same_driver};
 use crate::driver::spec::WorkSpec;
 use crate::error::{Error, Result};
-use crate::pool::Gates;
+use crate::gate::Gates;
 use crate::retain::Retained;
 use crate::stream::Stream;
 use crate::template::{Node, Template};
-use crate::transfer::{Bound, Shared, Transfer};
+use crate::transfer::Shared;
 use crate::work::Work;
+
+pub use transfer::Transfer;
+use transfer::Transfers;
 
 /// A graph that can run and cannot change shape.
 ///
@@ -42,7 +48,7 @@ struct State {
     /// What [`Exec::retain`] was given.
     kept: Vec<Retained>,
     /// The inputs and the outputs that the template had when the exec was made.
-    transfers: Vec<Bound>,
+    transfers: Transfers,
     /// Of the pools that the nodes' memory is from.
     gates: Gates,
     /// The stream of the last replay. Replays of one exec never overlap: where the last one has
@@ -70,7 +76,7 @@ impl Exec {
                 retained,
                 set: HashMap::new(),
                 kept: Vec::new(),
-                transfers: transfers.into_iter().map(Bound::new).collect(),
+                transfers: Transfers::new(transfers),
                 last: None,
             })),
         }
@@ -181,7 +187,7 @@ impl Exec {
                 ..
             } = state;
             let _open = gates.pass()?;
-            prepare(owned, transfers, transfer, self.template)?;
+            transfers.prepare(owned, transfer, self.template)?;
             if let Some(last) = last.as_ref().filter(|last| is_last(last)) {
                 let launched = owned.launch(last.owned());
                 return launched
@@ -210,13 +216,13 @@ impl Exec {
             &**template.device().driver(),
             "template",
         )?;
-        let updated = template.with(|graph, retained| {
+        let updated = template.with(|graph, retained, _| {
             self.with(|state| {
                 state.owned.update(graph)?;
                 let before = std::mem::replace(&mut state.retained, retained);
                 let set = std::mem::take(&mut state.set);
                 state.gates = Gates::of(state.retained.iter().chain(&state.kept));
-                state.transfers.iter_mut().for_each(Bound::forget);
+                state.transfers.forget();
                 Ok((before, set))
             })
         });
@@ -252,8 +258,7 @@ impl Exec {
             self.with(|state| {
                 state.owned.set_work(handle, work.spec())?;
                 state.gates.extend(work.retained());
-                let transfers = state.transfers.iter_mut();
-                transfers.for_each(|bound| bound.forget_node(handle));
+                state.transfers.forget_node(handle);
                 Ok(state.set.insert(handle, work.retained().to_vec()))
             })
         });
@@ -337,51 +342,6 @@ impl Exec {
         let mut state: MutexGuard<'_, _> =
             self.state.lock().unwrap_or_else(PoisonError::into_inner);
         with(state.as_mut().expect("the state is taken only by drop"))
-    }
-}
-
-/// Makes the nodes of inputs and outputs do what the next launch is to do.
-#[inline]
-fn prepare(
-    exec: &OwnedExec,
-    transfers: &mut [Bound],
-    transfer: Transfer<'_>,
-    template: u64,
-) -> Result<()> {
-    let Transfer { feed, delivery } = transfer;
-    let (mut feed, mut delivery) = (feed, delivery);
-    for bound in transfers {
-        if let Some(feed) = feed.take_if(|feed| bound.is(feed.inputs.shared())) {
-            bound.feed(exec, feed)?;
-        } else if let Some(to) = delivery.take_if(|to| bound.is(to.outputs.shared())) {
-            bound.deliver(exec, to)?;
-        } else {
-            bound.rest(exec)?;
-        }
-    }
-    if let Some(feed) = feed {
-        let (object, of) = (format!("{:?}", feed.inputs), feed.inputs.template());
-        return Err(foreign(object, of, template));
-    }
-    if let Some(to) = delivery {
-        let (object, of) = (format!("{:?}", to.outputs), to.outputs.template());
-        return Err(foreign(object, of, template));
-    }
-    Ok(())
-}
-
-/// The error of a replay of an exec that does not have these inputs or outputs.
-#[cold]
-fn foreign(object: String, found: &Template, template: u64) -> Error {
-    let expected = if found.id() == template {
-        format!("{found:?} when the exec was made, which was before they were added")
-    } else {
-        format!("template {template}, which the exec was made from")
-    };
-    Error::Foreign {
-        object,
-        found: format!("{found:?}"),
-        expected,
     }
 }
 

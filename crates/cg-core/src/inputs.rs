@@ -1,8 +1,6 @@
 //! [`Inputs`]: root nodes that copy sources into a template's memory and store words, set and
 //! launched at each replay by one call.
 
-mod padding;
-
 use std::fmt;
 use std::sync::Arc;
 
@@ -13,9 +11,7 @@ use crate::memory::Memory;
 use crate::ranges::Ranges;
 use crate::retain::Retained;
 use crate::template::Template;
-use crate::transfer::{self, Direction, Nodes, Shared};
-
-pub use padding::{Fill, Padding};
+use crate::transfer::{self, Direction, Fill, Nodes, Padding, Shared, Sources};
 
 /// Nodes at the root of a template that copy what a replay is given into the template's memory.
 ///
@@ -54,12 +50,7 @@ pub struct Inputs {
 #[derive(Debug, Clone, Copy)]
 pub struct Feed<'a> {
     pub(crate) inputs: &'a Inputs,
-    pub(crate) sources: &'a [Address],
-    pub(crate) values: &'a [u64],
-    /// Which sources have fewer rows than their slots.
-    pub(crate) padding: Option<&'a Padding>,
-    /// Whether the caller has seen that no source conflicts.
-    pub(crate) is_checked: bool,
+    pub(crate) sources: Sources<'a>,
 }
 
 impl Inputs {
@@ -193,6 +184,43 @@ impl Inputs {
         self.new_feed(sources, values, padding, true)
     }
 
+    /// Padding for sources that have the first `rows` rows of as many as `of`, side by side in
+    /// memory, in the slots for which `has_rows` is true; the other sources are whole.
+    ///
+    /// ```
+    /// # use cg_core::{Device, Fill, Inputs, InstantiateFlags, Memory, Sim, Stream, Template};
+    /// # use std::sync::Arc;
+    /// # let device = Device::sim(&Sim::default());
+    /// let slot = Memory::new(&device, 8)?;
+    /// let template = Arc::new(Template::new(&device)?);
+    /// let inputs = Inputs::add(&template, &[slot.clone()], &[])?;
+    /// let exec = template.instantiate(InstantiateFlags::default())?;
+    ///
+    /// let (stream, three) = (Stream::new(&device)?, Memory::new(&device, 6)?);
+    /// three.write(&[1, 2, 3, 4, 5, 6])?;
+    /// let padding = inputs.padding(3, 4, Fill::LastRow, [true])?;
+    /// let sources = [three.address()];
+    /// // SAFETY: `three` has three rows, and lives until the stream has passed the replay.
+    /// let feed = unsafe { inputs.feed_padded(&sources, &[], &padding) }?;
+    /// exec.replay_with(&feed, &stream)?;
+    /// stream.synchronize()?;
+    /// assert_eq!(slot.read()?, [1, 2, 3, 4, 5, 6, 5, 6]);
+    /// # Ok::<(), cg_core::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`Error::Invalid`] if `has_rows` is not one for each slot, for no rows or more than `of`, and for
+    /// a slot with rows whose bytes are not those of so many, or that has none.
+    pub fn padding(
+        &self,
+        rows: u32,
+        of: u32,
+        fill: Fill,
+        has_rows: impl Into<Box<[bool]>>,
+    ) -> Result<Padding> {
+        Padding::new(&self.shared, rows, of, fill, has_rows.into())
+    }
+
     fn new_feed<'a>(
         &'a self,
         sources: &'a [Address],
@@ -217,10 +245,12 @@ impl Inputs {
         }
         Ok(Feed {
             inputs: self,
-            sources,
-            values,
-            padding,
-            is_checked,
+            sources: Sources {
+                addresses: sources,
+                values,
+                padding,
+                is_checked,
+            },
         })
     }
 }
