@@ -111,6 +111,17 @@ const CORE_LAYERS: &[&[&str]] = &[
     &["lib"],
 ];
 
+/// The same of cg-py.
+const PY_LAYERS: &[&[&str]] = &[
+    &["error"],
+    &["detach", "raw"],
+    &["device", "tensors"],
+    &["arguments", "guards"],
+    &["graph"],
+    &["dispatch"],
+    &["lib"],
+];
+
 #[test]
 fn cudarc_is_named_by_the_cuda_driver_only() {
     let naming = those(sources("crates/cg-core/src", &["rs"]), |source| {
@@ -152,7 +163,8 @@ fn each_driver_knows_nothing_of_the_other() {
 
 #[test]
 fn modules_use_only_those_of_lower_layers() {
-    for (folder, layers) in [("crates/cg-core/src", CORE_LAYERS)] {
+    let of_core = ("crates/cg-core/src", CORE_LAYERS);
+    for (folder, layers) in [of_core, ("crates/cg-py/src", PY_LAYERS)] {
         let layer_of = |module: &str| layers.iter().position(|layer| layer.contains(&module));
         let mut found = BTreeSet::new();
         for source in sources(folder, &["rs"]) {

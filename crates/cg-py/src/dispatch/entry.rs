@@ -6,29 +6,25 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyDict, PyList, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
-use super::found::{Argument, Found, FoundAll};
-use super::front::Front;
-use super::guards::Guards;
-use super::lane::Lane;
+use super::function_lock::{FunctionLock, Locked};
+use super::last_stream::LastStream;
 use super::modes::Mode;
-use super::outputs::{Outputs, Returned};
-use super::pattern::{Pattern, all_fit, fits_dict, has_order};
-use super::turn::{Taken, Turn};
-use super::written::Written;
-use crate::fed::Given;
-use crate::fresh::{New, call_with};
-use crate::graph::Graph;
-use crate::padded::PaddedGraph;
+use super::results::{Results, Returned};
+use crate::arguments::{
+    Argument, LeadingTensors, MatchedArguments, MatchedTensor, Pattern, WrittenMemory, all_fit,
+    fits_dict, has_order,
+};
+use crate::graph::{Graph, NewResults, PaddedGraph, ReplayTensors, Segments, call_with};
+use crate::guards::Guards;
 use crate::raw;
-use crate::segments::Segments;
-use crate::signature::Match;
+use crate::tensors::Match;
 
 /// A graph, or what calls are handed on to, with the arguments that it takes and what it returns.
 #[pyclass(frozen, weakref, module = "cgraph._core")]
 pub(crate) struct Entry {
     args: Vec<Pattern>,
     /// Compares the tensors that they begin with.
-    front: Front,
+    front: LeadingTensors,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
     /// Whether keyword arguments must come in this order.
     is_in_order: bool,
@@ -36,15 +32,15 @@ pub(crate) struct Entry {
     /// What must be as it was, outside of the arguments and in objects among them.
     guards: Option<Py<Guards>>,
     /// Where an argument must not lie.
-    written: Option<Written>,
+    written: Option<WrittenMemory>,
     /// Whether Python code of the user's runs between segments of it.
     has_breaks: bool,
     /// Tells whether what its last call left is still waited for. No call fits as long as it is.
     is_open: Option<Py<PyAny>>,
     work: Work,
-    lane: Option<Py<Lane>>,
+    lane: Option<Py<LastStream>>,
     /// None where calls are handed on that several threads may make at a time.
-    turn: Option<Py<Turn>>,
+    turn: Option<Py<FunctionLock>>,
     replays: AtomicU64,
     /// Calls that its feed has made without a replay.
     eager_calls: AtomicU64,
@@ -58,14 +54,14 @@ static CLOCK: AtomicU64 = AtomicU64::new(1);
 /// What a call does.
 enum Work {
     /// Replays a graph, whose static inputs are the tensors of the patterns.
-    Graph(Py<Graph>, Outputs),
+    Graph(Py<Graph>, Results),
     /// The same with fewer rows.
-    Padded(Py<PaddedGraph>, Outputs),
+    Padded(Py<PaddedGraph>, Results),
     /// The same for a graph with breaks.
-    Segments(Py<Segments>, Outputs),
+    Segments(Py<Segments>, Results),
     /// The same by a callable that takes a tuple of tensors, and for fresh results where these go and the
     /// new tensors, and returns `True` if it did not replay.
-    Feed(Py<PyAny>, Outputs),
+    Feed(Py<PyAny>, Results),
     /// Calls what takes the arguments as they are, and returns the result.
     Call(Py<PyAny>),
 }
@@ -75,7 +71,7 @@ impl Entry {
     /// `args` and `kwargs` are patterns, see [`Pattern::parse`]. `modes` is `(grad, inference,
     /// autocast)`. `work` is a graph, a callable that replays one with a tuple of tensors, or where
     /// `outputs` is `None` what is called with the arguments instead. `outputs` is `(leaves, build,
-    /// warn)`, see [`Outputs::new`]. `guards` look into what the function finds outside of
+    /// warn)`, see [`Results::new`]. `guards` look into what the function finds outside of
     /// the arguments, and into objects among them. `written` are start and end of each piece of memory
     /// that it writes and that is not its own: no call fits whose tensors lie there. Without `turn`
     /// several threads may make a call at a time. `has_breaks` says whether Python code of the user's
@@ -95,8 +91,8 @@ impl Entry {
         modes: (bool, bool, Option<Py<PyAny>>),
         work: Bound<'_, PyAny>,
         outputs: Option<Returned<'_>>,
-        lane: Option<Py<Lane>>,
-        turn: Option<Py<Turn>>,
+        lane: Option<Py<LastStream>>,
+        turn: Option<Py<FunctionLock>>,
         guards: Option<Py<Guards>>,
         written: Vec<(u64, u64)>,
         has_breaks: bool,
@@ -110,7 +106,7 @@ impl Entry {
         let work = match (outputs, work.cast::<Graph>()) {
             (None, _) => Work::Call(work.unbind()),
             (Some((leaves, build, warn)), graph) => {
-                let outputs = Outputs::new(&leaves, &build, warn)?;
+                let outputs = Results::new(&leaves, &build, warn)?;
                 if let Ok(graph) = graph {
                     Work::Graph(graph.clone().unbind(), outputs)
                 } else if let Ok(padded) = work.cast::<PaddedGraph>() {
@@ -129,13 +125,13 @@ impl Entry {
             pattern.add_bytes(&mut bytes);
         }
         Ok(Self {
-            front: Front::of(py, &args, bytes.len()),
+            front: LeadingTensors::of(py, &args, bytes.len()),
             args,
             kwargs,
             is_in_order,
             mode: Mode::new(modes),
             guards,
-            written: Written::new(written, &bytes),
+            written: WrittenMemory::new(written, &bytes),
             has_breaks,
             is_open,
             work,
@@ -156,10 +152,10 @@ impl Entry {
         tensors: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let fit = Match::Torch;
-        let mut found: FoundAll<'_, '_> = tensors
+        let mut found: MatchedArguments<'_, '_> = tensors
             .into_iter()
             .map(Argument::Held)
-            .map(|tensor| Found { tensor, fit })
+            .map(|tensor| MatchedTensor { tensor, fit })
             .collect();
         Self::run(slf, args, Some(kwargs), &mut found)
     }
@@ -220,7 +216,7 @@ impl Entry {
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut FoundAll<'a, 'py>,
+        found: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<bool> {
         let py = args.py();
         if args.len() != self.args.len() || !self.mode.equals(mode, py)? {
@@ -255,7 +251,7 @@ impl Entry {
 
     /// Gives back what it has put into `found`, for calls to come.
     #[inline]
-    pub(super) fn give_back(&self, py: Python<'_>, found: &mut FoundAll<'_, '_>) {
+    pub(super) fn give_back(&self, py: Python<'_>, found: &mut MatchedArguments<'_, '_>) {
         self.front.give_back(py, found);
     }
 
@@ -276,7 +272,7 @@ impl Entry {
 
     /// Takes the turn to run it, where it needs one; as an error that of another thread.
     #[inline]
-    pub(super) fn try_take(&self) -> Result<Option<Taken<'_>>, &Turn> {
+    pub(super) fn try_take(&self) -> Result<Option<Locked<'_>>, &FunctionLock> {
         let Some(turn) = &self.turn else {
             return Ok(None);
         };
@@ -297,14 +293,14 @@ impl Entry {
         slf: &Bound<'py, Self>,
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut FoundAll<'_, 'py>,
+        found: &mut MatchedArguments<'_, 'py>,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
         let tensors = found.tensors(args);
         let turn = entry.turn.as_ref().filter(|_| entry.has_breaks);
         let _replaying = turn.map(|turn| turn.get().replays());
         let enter_lane = || match &entry.lane {
-            Some(lane) => lane.get().enter(py),
+            Some(lane) => lane.get().follow(py),
             None => Ok(None),
         };
         let mut is_eager = false;
@@ -313,8 +309,8 @@ impl Entry {
                 let stream = enter_lane()?;
                 outputs.tell(py)?;
                 let new = outputs.new_results(py)?;
-                let to = new.as_ref().map(New::to);
-                Graph::run(graph.bind(py), Given::Found(tensors), to, stream)?;
+                let to = new.as_ref().map(NewResults::to);
+                Graph::run(graph.bind(py), ReplayTensors::Matched(tensors), to, stream)?;
                 outputs.result(py, tensors, new.as_ref())?
             }
             Work::Padded(padded, outputs) => {
@@ -328,8 +324,10 @@ impl Entry {
                 enter_lane()?;
                 outputs.tell(py)?;
                 let new = outputs.new_results(py)?;
-                let to = new.as_ref().map(New::to);
-                segments.get().run(py, Given::Found(tensors), to)?;
+                let to = new.as_ref().map(NewResults::to);
+                segments
+                    .get()
+                    .run(py, ReplayTensors::Matched(tensors), to)?;
                 outputs.result(py, tensors, new.as_ref())?
             }
             Work::Feed(feed, outputs) => {

@@ -1,16 +1,11 @@
 //! `Dispatcher`: finds the entry that a call fits, and replays it, in one native call.
 
 mod entry;
-mod followers;
-mod found;
-mod front;
-mod guards;
-mod lane;
+mod function_lock;
+mod last_stream;
 mod modes;
-mod outputs;
-mod pattern;
-mod turn;
-mod written;
+mod observers;
+mod results;
 
 use std::collections::HashMap;
 
@@ -20,15 +15,13 @@ use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 pub(crate) use entry::Entry;
-use followers::Followers;
-use found::FoundAll;
-pub(crate) use found::Tensors;
-pub(crate) use guards::{Guards, note_change, watches_dictionaries};
-pub(crate) use lane::{Lane, enter_busy, is_any_busy, leave_busy};
+pub(crate) use function_lock::FunctionLock;
+pub(crate) use last_stream::{LastStream, enter_busy, is_any_busy, leave_busy};
 pub(crate) use modes::set_driver;
 use modes::{Mode, Modes};
-pub(crate) use turn::Turn;
+use observers::Observers;
 
+use crate::arguments::MatchedArguments;
 use crate::raw::Attached;
 
 /// A function's entries. A call that fits one is a replay of it; a derived class has a method `_miss`
@@ -36,7 +29,7 @@ use crate::raw::Attached;
 #[pyclass(frozen, subclass, weakref, module = "cgraph._core")]
 pub(crate) struct Dispatcher {
     is_capturing: Py<PyAny>,
-    followers: Followers,
+    followers: Observers,
     modes: Modes,
     /// The one that was used last comes first. Replaced as a whole: a call goes through what it
     /// found, whatever other threads do.
@@ -71,7 +64,7 @@ impl Dispatcher {
         let by_python = [is_grad_enabled, is_inference, is_autocast, autocast];
         Self {
             is_capturing,
-            followers: Followers::new(&functions, keys, is_followed, forward_ad),
+            followers: Observers::new(&functions, keys, is_followed, forward_ad),
             modes: Modes::new(&functions, by_python),
             entries: Attached::new(PyTuple::empty(py).unbind()),
         }
@@ -87,7 +80,7 @@ impl Dispatcher {
     ) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
-        let mut found = FoundAll::new();
+        let mut found = MatchedArguments::new();
         let is_followed = this.followers.are_there(py)?;
         while !is_followed
             && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
@@ -161,7 +154,7 @@ impl Dispatcher {
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut FoundAll<'a, 'py>,
+        found: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<Option<(usize, Bound<'py, Entry>)>> {
         let py = args.py();
         for (place, entry) in self.entries.get(py).bind(py).iter_borrowed().enumerate() {

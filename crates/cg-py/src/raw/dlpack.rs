@@ -12,20 +12,20 @@ use dlpack_ffi::{DLDeviceType, DLPackExchangeAPI, DLTensor};
 use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
+use super::view::{Dtype, Lazy, Place, View};
 use super::{is_instance, numbers};
 use crate::error::argument;
-use crate::tensor::{Dtype, Lazy, Place, View};
 
 /// DLPack versions whose table has its functions where `dlpack_ffi` declares them.
 const MAJOR: u32 = 1;
 
 /// torch's "what is this tensor" as a C function: no Python call and no allocation.
-pub(crate) struct ReadTensor {
+pub(crate) struct DlpackReader {
     function: unsafe extern "C" fn(*mut c_void, *mut DLTensor) -> i32,
     class: Py<PyType>,
 }
 
-impl ReadTensor {
+impl DlpackReader {
     /// Takes the function from the table of `torch.Tensor`, which is `class`.
     pub(crate) fn new(capsule: &Bound<'_, PyCapsule>, class: &Bound<'_, PyType>) -> PyResult<Self> {
         let table = exchange_api(capsule)?;

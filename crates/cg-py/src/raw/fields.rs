@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use pyo3::PyResult;
 
-use super::plain::Seen;
+use super::fast_reader::Comparison;
 use crate::error::argument;
 
 /// What is known of the fields of a `c10::TensorImpl` and of its storage.
@@ -59,7 +59,7 @@ const PLACES: [(&str, usize); 11] = [
 /// side by side.
 #[derive(Debug, Clone)]
 #[repr(C)]
-pub(crate) struct Words {
+pub(crate) struct LayoutWords {
     kind: u64,
     keys: u64,
     element_bytes: u64,
@@ -141,7 +141,7 @@ impl Fields {
         object: *const c_void,
         element_bytes: u64,
         extents: &[i64],
-    ) -> Option<Words> {
+    ) -> Option<LayoutWords> {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
         let dim = extents.len() / 2;
@@ -149,7 +149,7 @@ impl Fields {
             return None;
         }
         let (shape, strides) = extents.split_at(dim);
-        let mut words = Words {
+        let mut words = LayoutWords {
             kind: at(KIND) & OF_KIND,
             keys: at(KEYS),
             element_bytes,
@@ -167,22 +167,22 @@ impl Fields {
     /// # Safety
     /// As for [`Self::words`], and its storage is not exchanged meanwhile.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
-    pub(super) unsafe fn compare(&self, object: *const c_void, words: &Words) -> Seen {
+    #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
+    pub(super) unsafe fn compare(&self, object: *const c_void, words: &LayoutWords) -> Comparison {
         // SAFETY: the contract is that of this function.
         let at = |field| unsafe { word(object, field) };
         // It has neither names nor symbolic sizes.
         if at(EXTRA) != 0 {
-            return Seen::Unknown;
+            return Comparison::Unknown;
         }
         if at(DIM) != words.dim as u64 {
-            return Seen::Other;
+            return Comparison::Other;
         }
         // All sizes first: with most of them the strides before change, too.
         let mut apart = 0;
         for (i, [size, stride]) in words.extents.iter().take(words.dim).enumerate() {
             if at(SIZES + WORD * i) != *size {
-                return Seen::Other;
+                return Comparison::Other;
             }
             apart |= at(STRIDES + WORD * i) ^ *stride;
         }
@@ -190,11 +190,11 @@ impl Fields {
         // else it is not: sparse, nested, quantized, a conjugate or a negative, of a subclass or a
         // transform.
         if apart != 0 || at(KEYS) != words.keys || at(KIND) & OF_KIND != words.kind {
-            return Seen::Unknown;
+            return Comparison::Unknown;
         }
         // SAFETY: the contract is that of this function.
         let Some([data, offset]) = (unsafe { self.place(object) }) else {
-            return Seen::Unknown;
+            return Comparison::Unknown;
         };
         let inside = offset.wrapping_mul(words.element_bytes);
         let address = if data == 0 {
@@ -202,7 +202,7 @@ impl Fields {
         } else {
             data.wrapping_add(inside)
         };
-        Seen::At(address, None)
+        Comparison::At(address, None)
     }
 
     /// Whether a tensor is [strided](Self::is_strided), has these words and nothing noted for autograd, and
@@ -212,8 +212,13 @@ impl Fields {
     /// The object is the `c10::TensorImpl` of a tensor that is alive, strided or not, and its storage is not
     /// exchanged meanwhile.
     #[inline(always)]
-    #[expect(clippy::inline_always, reason = "as for `ByFields::see`")]
-    pub(super) unsafe fn is_at(&self, object: *const c_void, words: &Words, address: u64) -> bool {
+    #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
+    pub(super) unsafe fn is_at(
+        &self,
+        object: *const c_void,
+        words: &LayoutWords,
+        address: u64,
+    ) -> bool {
         // SAFETY: the object is of that class or of one that is derived from it, which has its fields.
         let at = |field| unsafe { word(object, field) };
         let of_other_kind = (at(VTABLE) ^ self.vtable) | at(AUTOGRAD) | at(EXTRA);
@@ -375,13 +380,13 @@ mod tests {
             }
         }
 
-        fn is_at(&self, words: &Words, address: u64) -> bool {
+        fn is_at(&self, words: &LayoutWords, address: u64) -> bool {
             // SAFETY: the words are laid out as those of a tensor, and nothing else uses them.
             unsafe { FIELDS.is_at(self.object.as_ptr().cast(), words, address) }
         }
 
         /// What calls ask that do not know where it may lie.
-        fn lies_plainly_at(&self, words: &Words, address: u64) -> bool {
+        fn lies_plainly_at(&self, words: &LayoutWords, address: u64) -> bool {
             let object = self.object.as_ptr().cast();
             // SAFETY: as in `is_at`; so below.
             let is_strided = unsafe { FIELDS.is_strided(object) };
@@ -389,12 +394,12 @@ mod tests {
             let has_no_history = unsafe { FIELDS.has_no_history(object) };
             // SAFETY: as above.
             let seen = unsafe { FIELDS.compare(object, words) };
-            let is_there = matches!(seen, Seen::At(now, _) if now == address && now != 0);
+            let is_there = matches!(seen, Comparison::At(now, _) if now == address && now != 0);
             is_strided && has_no_history && is_there
         }
     }
 
-    fn words() -> Words {
+    fn words() -> LayoutWords {
         let tensor = Tensor::new();
         // SAFETY: as in `Tensor::is_at`.
         let words = unsafe { FIELDS.words(tensor.object.as_ptr().cast(), 4, &[2, 3, 3, 1]) };

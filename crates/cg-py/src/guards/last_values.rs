@@ -1,0 +1,243 @@
+//! `LastValues`: what was found at the places of a guard the last time.
+
+use pyo3::prelude::*;
+use pyo3::types::{PyDict, PyWeakrefMethods, PyWeakrefReference};
+use pyo3::{PyTraverseError, PyVisit};
+
+use super::change_tracker::{ChangeTracker, Tracking};
+use super::check::Check;
+use super::object_access::attributes_of;
+use super::place::Looks;
+use crate::raw;
+
+/// What was found at the places, which all fitted, and at those of arguments as long as these are held.
+pub(super) struct LastValues {
+    pub(super) seen: Vec<LastValue>,
+    pub(super) telling: ChangeTracker,
+    /// In the order of the objects of `Guards`.
+    pub(super) given: Vec<ArgumentObject>,
+    /// Whether the last look came to its end, so that what is known of absent names is of then.
+    pub(super) has_fitted: bool,
+    /// What was found before: to drop it may run any code, so that comes last.
+    pub(super) dropped: Vec<Py<PyAny>>,
+    /// Places that look into dictionaries which nobody tells of, as attributes that each thread has its own of.
+    pub(super) untold: Vec<usize>,
+}
+
+/// What was found at one place.
+pub(super) struct LastValue {
+    /// None where nothing was. It is held, so that no other object comes to be at its address.
+    pub(super) value: Option<Py<PyAny>>,
+    /// Its attributes, where somebody looks into them. They are held, too: Python 3.12 takes a dictionary that
+    /// nobody else has away from its object when that is used, and lets another one come.
+    pub(super) attributes: Option<Py<PyDict>>,
+    /// Where in a dictionary it is, see [`crate::raw::entry_at`]; -1 where that is not known.
+    pub(super) position: isize,
+    /// How many items there were when names were found to be absent.
+    pub(super) length: usize,
+    attributes_told: Option<Tracking>,
+    items_told: Option<Tracking>,
+}
+
+/// An object among the arguments.
+#[derive(Default)]
+pub(super) struct ArgumentObject {
+    /// That of the last call.
+    last: Option<Py<PyWeakrefReference>>,
+    /// Whether what was found in it is kept, as it has come twice in a row. What a call gives that is new
+    /// each time does not live longer than the call.
+    pub(super) is_held: bool,
+}
+
+impl LastValues {
+    pub(super) fn new(telling: ChangeTracker, places: usize, given: usize) -> Self {
+        Self {
+            telling,
+            seen: (0..places).map(|_| LastValue::default()).collect(),
+            given: (0..given).map(|_| ArgumentObject::default()).collect(),
+            has_fitted: false,
+            dropped: Vec::new(),
+            untold: Vec::new(),
+        }
+    }
+
+    /// Forgets what was found at a place.
+    pub(super) fn forget(&mut self, py: Python<'_>, place: usize) {
+        let seen = &mut self.seen[place];
+        seen.forget(py, place, &mut self.telling, &mut self.dropped);
+    }
+
+    pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        self.telling.traverse(visit)?;
+        for seen in &self.seen {
+            visit.call(&seen.value)?;
+            visit.call(&seen.attributes)?;
+        }
+        let mut given = self.given.iter();
+        given.try_for_each(|given| visit.call(&given.last))?;
+        self.dropped.iter().try_for_each(|one| visit.call(one))
+    }
+}
+
+impl Default for LastValue {
+    fn default() -> Self {
+        Self {
+            value: None,
+            attributes: None,
+            position: -1,
+            length: usize::MAX,
+            attributes_told: None,
+            items_told: None,
+        }
+    }
+}
+
+impl LastValue {
+    pub(super) fn forget(
+        &mut self,
+        py: Python<'_>,
+        place: usize,
+        telling: &mut ChangeTracker,
+        dropped: &mut Vec<Py<PyAny>>,
+    ) {
+        let before = std::mem::take(self);
+        if let (Some(told), Some(dict)) = (before.attributes_told, &before.attributes) {
+            telling.end(dict.bind(py), place, told);
+        }
+        if let (Some(told), Some(dict)) = (before.items_told, &before.value)
+            && let Ok(dict) = dict.bind(py).cast::<PyDict>()
+        {
+            telling.end(dict, place, told);
+        }
+        dropped.extend(before.value);
+        dropped.extend(before.attributes.map(Py::into_any));
+    }
+
+    /// Looks for the attributes; whether they are those of all threads.
+    pub(super) fn open(
+        &mut self,
+        py: Python<'_>,
+        place: usize,
+        telling: &mut ChangeTracker,
+        dropped: &mut Vec<Py<PyAny>>,
+    ) -> bool {
+        let value = self.value.as_ref();
+        if let (Some(value), Some(attributes)) = (value, &self.attributes)
+            && raw::has_attributes(value.bind(py), attributes.bind(py))
+        {
+            return true;
+        }
+        let now = value.and_then(|value| attributes_of(value.bind(py)));
+        let are_of_all = now.as_ref().is_none_or(|now| now.are_of_all);
+        let now = now.map(|now| now.dict);
+        let is_same = match (&now, &self.attributes) {
+            (Some(now), Some(before)) => now.is(before),
+            (now, before) => now.is_none() && before.is_none(),
+        };
+        if !is_same {
+            let before = std::mem::replace(&mut self.attributes, now.map(Bound::unbind));
+            if let (Some(told), Some(before)) = (self.attributes_told.take(), &before) {
+                telling.end(before.bind(py), place, told);
+            }
+            self.length = usize::MAX;
+            dropped.extend(before.map(Py::into_any));
+        }
+        are_of_all
+    }
+
+    /// Sees to it that changes of the dictionaries are told that others look into; whether they are.
+    pub(super) fn tell(
+        &mut self,
+        py: Python<'_>,
+        place: usize,
+        telling: &mut ChangeTracker,
+        looks: &Looks,
+    ) -> bool {
+        if let (Some(keys), Some(dict), None) = (
+            &looks.at_attributes,
+            &self.attributes,
+            &self.attributes_told,
+        ) {
+            self.attributes_told = telling.begin(dict.bind(py), place, keys);
+            if self.attributes_told.is_none() {
+                return false;
+            }
+        }
+        if let (Some(keys), Some(value), None) = (&looks.at_items, &self.value, &self.items_told)
+            && let Ok(dict) = value.bind(py).cast::<PyDict>()
+        {
+            self.items_told = telling.begin(dict, place, keys);
+            return self.items_told.is_some();
+        }
+        true
+    }
+}
+
+impl LastValue {
+    /// Whether names that a check wants to be absent are so. They are looked for only with `looks`, or if there
+    /// are not as many items as when they were; `is_known` says that they were just now.
+    pub(super) fn are_absent(
+        &mut self,
+        py: Python<'_>,
+        check: &Check,
+        is_known: bool,
+        looks: bool,
+    ) -> bool {
+        let (Some(absent), Some(value)) = (check.absent(), &self.value) else {
+            return true;
+        };
+        let attributes = self.attributes.as_ref().map(|dict| dict.bind(py));
+        let dict = match check {
+            Check::Dict(..) => value.bind(py).cast::<PyDict>().ok(),
+            _ => attributes,
+        };
+        let Some(dict) = dict else {
+            return true;
+        };
+        let is_as_long = dict.len() == self.length;
+        if !is_known && (looks || !is_as_long) && !absent.are_absent(dict) {
+            return false;
+        }
+        self.length = dict.len();
+        true
+    }
+}
+
+impl ArgumentObject {
+    /// Takes note of the object of a call; whether what was found in the one before is to be forgotten.
+    pub(super) fn take(
+        &mut self,
+        object: Option<&Bound<'_, PyAny>>,
+        held: Option<&Py<PyAny>>,
+    ) -> ObjectChange {
+        if let (true, Some(object), Some(held)) = (self.is_held, object, held)
+            && object.is(held)
+        {
+            return ObjectChange::Held;
+        }
+        let was_held = std::mem::take(&mut self.is_held);
+        let Some(object) = object else {
+            self.last = None;
+            return ObjectChange::New(was_held);
+        };
+        let py = object.py();
+        let last = self.last.as_ref().and_then(|last| last.bind(py).upgrade());
+        if !was_held && last.is_some_and(|last| last.is(object)) {
+            self.is_held = true;
+            return ObjectChange::Again;
+        }
+        let weak = PyWeakrefReference::new(object);
+        self.last = weak.ok().map(Bound::unbind);
+        ObjectChange::New(was_held)
+    }
+}
+
+/// What an object is to a guard.
+pub(super) enum ObjectChange {
+    /// The one whose insides are known.
+    Held,
+    /// The one that came the last time: its insides are kept from now on.
+    Again,
+    /// Another one, and whether the insides of the one before are known.
+    New(bool),
+}
