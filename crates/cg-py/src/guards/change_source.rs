@@ -58,7 +58,7 @@ pub(super) enum ChangeSource {
 }
 
 /// What tells of all changes in this Python; none if nothing does.
-pub(super) fn teller(py: Python<'_>) -> Option<ChangeSource> {
+pub(super) fn find_change_source(py: Python<'_>) -> Option<ChangeSource> {
     static WATCHERS: PyOnceLock<Option<DictWatchers>> = PyOnceLock::new();
     static VERSIONS: PyOnceLock<Option<DictVersions>> = PyOnceLock::new();
     let found = WATCHERS.get_or_init(py, || find_watchers(py).ok().flatten());

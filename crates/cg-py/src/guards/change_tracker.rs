@@ -5,13 +5,13 @@ use std::sync::Arc;
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 
-use super::change_source::{ChangeSource, teller};
+use super::change_source::{ChangeSource, find_change_source};
 use super::watched_dicts::{Marks, WatchedKeys, unwatch, watch};
 
 /// The dictionaries that a guard looks into, and who tells of their changes. Whoever has begun to be told of
 /// one holds it until the end of that.
 pub(super) struct ChangeTracker {
-    teller: Option<ChangeSource>,
+    source: Option<ChangeSource>,
     marks: Arc<Marks>,
     /// Where they are compared.
     versions: Vec<Version>,
@@ -33,7 +33,7 @@ pub(super) struct Tracking(usize);
 impl ChangeTracker {
     pub(super) fn new(py: Python<'_>, marks: &Arc<Marks>) -> Self {
         Self {
-            teller: teller(py),
+            source: find_change_source(py),
             marks: marks.clone(),
             versions: Vec::new(),
             free: Vec::new(),
@@ -42,7 +42,7 @@ impl ChangeTracker {
 
     /// Whether there is somebody who tells.
     pub(super) fn is_there(&self) -> bool {
-        self.teller.is_some()
+        self.source.is_some()
     }
 
     /// From now on a place is marked when a dictionary that it looks into changes; none if that cannot be.
@@ -52,7 +52,7 @@ impl ChangeTracker {
         place: usize,
         keys: &Arc<WatchedKeys>,
     ) -> Option<Tracking> {
-        match self.teller? {
+        match self.source? {
             ChangeSource::DictWatchers(watchers) => {
                 watch(watchers, dict, place, &self.marks, keys).then_some(Tracking(0))
             }
@@ -73,15 +73,15 @@ impl ChangeTracker {
     }
 
     /// It is marked no more.
-    pub(super) fn end(&mut self, dict: &Bound<'_, PyDict>, place: usize, told: Tracking) {
-        match self.teller {
+    pub(super) fn end(&mut self, dict: &Bound<'_, PyDict>, place: usize, tracking: Tracking) {
+        match self.source {
             Some(ChangeSource::DictWatchers(watchers)) => {
                 unwatch(watchers, dict, place, &self.marks);
             }
             Some(ChangeSource::DictVersions(_)) => {
                 // The caller has it, too, so that this drops nothing.
-                self.versions[told.0].dict = None;
-                self.free.push(told.0);
+                self.versions[tracking.0].dict = None;
+                self.free.push(tracking.0);
             }
             None => {}
         }
@@ -90,7 +90,7 @@ impl ChangeTracker {
     /// Marks the places whose dictionaries have other versions now.
     #[inline]
     pub(super) fn compare_versions(&mut self, py: Python<'_>) {
-        let Some(ChangeSource::DictVersions(versions)) = self.teller else {
+        let Some(ChangeSource::DictVersions(versions)) = self.source else {
             return;
         };
         for one in &mut self.versions {

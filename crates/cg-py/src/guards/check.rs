@@ -89,7 +89,7 @@ impl Check {
             Self::Missing => None,
             Self::Is(object) => Some(object.bind(py).get_type()),
             Self::PlainValue(plain) => Some(plain.value(py).get_type()),
-            Self::Tensor(lying) => Some(lying.class().bind(py).clone()),
+            Self::Tensor(tensor) => Some(tensor.class().bind(py).clone()),
             Self::Kind(class)
             | Self::Length(class, _)
             | Self::Dict(class, ..)
@@ -99,7 +99,7 @@ impl Check {
     }
 
     /// Whether the same object may be another one inside, of which nobody tells.
-    pub(super) fn is_untold(&self, py: Python<'_>) -> bool {
+    pub(super) fn is_untracked(&self, py: Python<'_>) -> bool {
         match self {
             Self::Tensor(_) => true,
             Self::Length(class, _) => !class.bind(py).is_subclass_of::<PyTuple>().unwrap_or(false),
@@ -144,7 +144,7 @@ impl Check {
                 is_of(class) && now.cast::<PyDict>().is_ok_and(|now| now.len() == *count)
             }
             Self::Set(class, members) => is_of(class) && members.are_in(now),
-            Self::Tensor(lying) => lying.fits(now),
+            Self::Tensor(tensor) => tensor.fits(now),
         }
     }
 
@@ -171,7 +171,7 @@ impl Check {
                 visit.call(class)?;
                 visit.call(&members.of)
             }
-            Self::Tensor(lying) => lying.traverse(visit),
+            Self::Tensor(tensor) => tensor.traverse(visit),
         }
     }
 }

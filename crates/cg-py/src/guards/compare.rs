@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 
 use super::Guards;
 use super::last_values::{LastValues, ObjectChange};
-use super::place::{Inside, Place, Untold};
+use super::place::{Inside, Place, Untracked};
 
 /// How what is at a place compares with what was there the last time.
 enum Compared {
@@ -25,15 +25,15 @@ impl Guards {
         if !self.places.given.is_empty() {
             self.take_given(py, &mut state, objects);
         }
-        state.telling.compare_versions(py);
-        let quick = if self.is_told && !self.marks.are_there() {
-            self.look_at_untold(py, &mut state, objects)
+        state.tracker.compare_versions(py);
+        let quick = if self.is_tracked && !self.marks.are_there() {
+            self.look_at_untracked(py, &mut state, objects)
         } else {
             None
         };
         let fits = match quick {
             Some(fits) => fits,
-            None if self.is_told => self.look_at_marked(py, &mut state, objects),
+            None if self.is_tracked => self.look_at_marked(py, &mut state, objects),
             None => self.look_at_all(py, &mut state, objects),
         };
         state.has_fitted = fits;
@@ -47,7 +47,7 @@ impl Guards {
     /// Compares the objects of a call with those of the last one.
     fn take_given(&self, py: Python<'_>, state: &mut LastValues, objects: &[Bound<'_, PyAny>]) {
         for (i, inside) in self.places.given.iter().enumerate() {
-            let held = state.seen[inside.root].value.as_ref();
+            let held = state.places[inside.root].value.as_ref();
             match state.given[i].take(objects.get(inside.number), held) {
                 ObjectChange::Held | ObjectChange::New(false) => {}
                 ObjectChange::Again => inside.all.iter().for_each(|place| self.marks.put(*place)),
@@ -73,13 +73,13 @@ impl Guards {
 
     /// Looks at what nobody tells of; none if more has to be looked at then.
     #[inline]
-    fn look_at_untold<'py>(
+    fn look_at_untracked<'py>(
         &self,
         py: Python<'py>,
         state: &mut LastValues,
         objects: &[Bound<'py, PyAny>],
     ) -> Option<bool> {
-        match self.compare_untold(py, state, &self.places.untold, objects) {
+        match self.compare_untracked(py, state, &self.places.untracked, objects) {
             Compared::Same => {}
             Compared::Moved => return None,
             Compared::Other => return Some(false),
@@ -91,7 +91,7 @@ impl Guards {
                 }
                 continue;
             }
-            match self.compare_untold(py, state, &inside.untold, objects) {
+            match self.compare_untracked(py, state, &inside.untracked, objects) {
                 Compared::Same => {}
                 Compared::Moved => return None,
                 Compared::Other => return Some(false),
@@ -102,23 +102,23 @@ impl Guards {
 
     /// Compares places that nobody tells of, up to the first that is not the same.
     #[inline]
-    fn compare_untold<'py>(
+    fn compare_untracked<'py>(
         &self,
         py: Python<'py>,
         state: &mut LastValues,
-        places: &[Untold],
+        places: &[Untracked],
         objects: &[Bound<'py, PyAny>],
     ) -> Compared {
-        for untold in places {
-            if untold.moves {
-                match self.compare(py, state, untold.place, true, false, objects) {
+        for untracked in places {
+            if untracked.moves {
+                match self.compare(py, state, untracked.place, true, false, objects) {
                     Compared::Same => continue,
                     other => return other,
                 }
             }
             // Most of these are tensors.
-            let value = state.seen[untold.place].value.as_ref();
-            let check = &self.places.all[untold.place].check;
+            let value = state.places[untracked.place].value.as_ref();
+            let check = &self.places.all[untracked.place].check;
             if !value.is_some_and(|value| check.still_fits(value.bind(py))) {
                 return Compared::Other;
             }
@@ -147,10 +147,10 @@ impl Guards {
         objects: &[Bound<'py, PyAny>],
     ) -> bool {
         let changes = self.marks.changes();
-        for (i, is_untold) in self.places.are_untold.iter().enumerate() {
+        for (i, is_untracked) in self.places.are_untracked.iter().enumerate() {
             let is_marked = self.marks.has(i);
             let place = &self.places.all[i];
-            if !(is_marked || *is_untold) || !place.is_held(state) {
+            if !(is_marked || *is_untracked) || !place.is_held(state) {
                 continue;
             }
             // That of a place with a marked parent was found with that one.
@@ -175,7 +175,10 @@ impl Guards {
         // What has changed meanwhile, as by a comparison of a key of the user's, is for the next call.
         if self.marks.changes() == changes {
             self.marks.clear();
-            state.untold.iter().for_each(|place| self.marks.put(*place));
+            state
+                .untracked
+                .iter()
+                .for_each(|place| self.marks.put(*place));
         }
         true
     }
@@ -208,10 +211,10 @@ impl Guards {
     ) -> Compared {
         let place = &self.places.all[i];
         let is_held = place.is_held(state);
-        let is_told = self.is_told && is_held;
-        let (before, after) = state.seen.split_at_mut(i);
+        let is_tracked = self.is_tracked && is_held;
+        let (before, after) = state.places.split_at_mut(i);
         let now = &mut after[0];
-        let (telling, dropped) = (&mut state.telling, &mut state.dropped);
+        let (tracker, dropped) = (&mut state.tracker, &mut state.dropped);
         let container = place.parent.map(|parent| &before[parent]);
         let is_other = finds && !place.step.is_unmoved(py, container, now, objects);
         if is_other {
@@ -221,7 +224,7 @@ impl Guards {
             if !place.check.fits(value.as_ref()) {
                 return Compared::Other;
             }
-            now.forget(py, i, telling, dropped);
+            now.forget(py, i, tracker, dropped);
             now.value = value.map(Bound::unbind);
             if is_held {
                 now.position = place.step.position(py, container);
@@ -239,16 +242,16 @@ impl Guards {
         if opens && let Some(looks) = &place.looks {
             let mut are_of_all = true;
             if looks.at_attributes.is_some() && (is_other || now.attributes.is_some()) {
-                are_of_all = now.open(py, i, telling, dropped);
+                are_of_all = now.open(py, i, tracker, dropped);
             }
-            if is_told
-                && !(are_of_all && now.tell(py, i, telling, looks))
-                && !state.untold.contains(&i)
+            if is_tracked
+                && !(are_of_all && now.tell(py, i, tracker, looks))
+                && !state.untracked.contains(&i)
             {
-                state.untold.push(i);
+                state.untracked.push(i);
             }
             // Those of another object have just been looked for.
-            let looks_again = is_told || !state.has_fitted;
+            let looks_again = is_tracked || !state.has_fitted;
             if !now.are_absent(py, &place.check, is_other, looks_again) {
                 return Compared::Other;
             }
@@ -256,7 +259,7 @@ impl Guards {
         if !is_other || place.places.is_empty() {
             return Compared::Same;
         }
-        if is_told {
+        if is_tracked {
             self.marks.put(i);
         }
         Compared::Moved

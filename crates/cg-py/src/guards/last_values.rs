@@ -12,8 +12,8 @@ use crate::raw;
 
 /// What was found at the places, which all fitted, and at those of arguments as long as these are held.
 pub(super) struct LastValues {
-    pub(super) seen: Vec<LastValue>,
-    pub(super) telling: ChangeTracker,
+    pub(super) places: Vec<LastValue>,
+    pub(super) tracker: ChangeTracker,
     /// In the order of the objects of `Guards`.
     pub(super) given: Vec<ArgumentObject>,
     /// Whether the last look came to its end, so that what is known of absent names is of then.
@@ -21,7 +21,7 @@ pub(super) struct LastValues {
     /// What was found before: to drop it may run any code, so that comes last.
     pub(super) dropped: Vec<Py<PyAny>>,
     /// Places that look into dictionaries which nobody tells of, as attributes that each thread has its own of.
-    pub(super) untold: Vec<usize>,
+    pub(super) untracked: Vec<usize>,
 }
 
 /// What was found at one place.
@@ -35,8 +35,8 @@ pub(super) struct LastValue {
     pub(super) position: isize,
     /// How many items there were when names were found to be absent.
     pub(super) length: usize,
-    attributes_told: Option<Tracking>,
-    items_told: Option<Tracking>,
+    attributes_tracking: Option<Tracking>,
+    items_tracking: Option<Tracking>,
 }
 
 /// An object among the arguments.
@@ -50,28 +50,28 @@ pub(super) struct ArgumentObject {
 }
 
 impl LastValues {
-    pub(super) fn new(telling: ChangeTracker, places: usize, given: usize) -> Self {
+    pub(super) fn new(tracker: ChangeTracker, places: usize, given: usize) -> Self {
         Self {
-            telling,
-            seen: (0..places).map(|_| LastValue::default()).collect(),
+            tracker,
+            places: (0..places).map(|_| LastValue::default()).collect(),
             given: (0..given).map(|_| ArgumentObject::default()).collect(),
             has_fitted: false,
             dropped: Vec::new(),
-            untold: Vec::new(),
+            untracked: Vec::new(),
         }
     }
 
     /// Forgets what was found at a place.
     pub(super) fn forget(&mut self, py: Python<'_>, place: usize) {
-        let seen = &mut self.seen[place];
-        seen.forget(py, place, &mut self.telling, &mut self.dropped);
+        let last = &mut self.places[place];
+        last.forget(py, place, &mut self.tracker, &mut self.dropped);
     }
 
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        self.telling.traverse(visit)?;
-        for seen in &self.seen {
-            visit.call(&seen.value)?;
-            visit.call(&seen.attributes)?;
+        self.tracker.traverse(visit)?;
+        for last in &self.places {
+            visit.call(&last.value)?;
+            visit.call(&last.attributes)?;
         }
         let mut given = self.given.iter();
         given.try_for_each(|given| visit.call(&given.last))?;
@@ -86,8 +86,8 @@ impl Default for LastValue {
             attributes: None,
             position: -1,
             length: usize::MAX,
-            attributes_told: None,
-            items_told: None,
+            attributes_tracking: None,
+            items_tracking: None,
         }
     }
 }
@@ -97,17 +97,17 @@ impl LastValue {
         &mut self,
         py: Python<'_>,
         place: usize,
-        telling: &mut ChangeTracker,
+        tracker: &mut ChangeTracker,
         dropped: &mut Vec<Py<PyAny>>,
     ) {
         let before = std::mem::take(self);
-        if let (Some(told), Some(dict)) = (before.attributes_told, &before.attributes) {
-            telling.end(dict.bind(py), place, told);
+        if let (Some(tracking), Some(dict)) = (before.attributes_tracking, &before.attributes) {
+            tracker.end(dict.bind(py), place, tracking);
         }
-        if let (Some(told), Some(dict)) = (before.items_told, &before.value)
+        if let (Some(tracking), Some(dict)) = (before.items_tracking, &before.value)
             && let Ok(dict) = dict.bind(py).cast::<PyDict>()
         {
-            telling.end(dict, place, told);
+            tracker.end(dict, place, tracking);
         }
         dropped.extend(before.value);
         dropped.extend(before.attributes.map(Py::into_any));
@@ -118,7 +118,7 @@ impl LastValue {
         &mut self,
         py: Python<'_>,
         place: usize,
-        telling: &mut ChangeTracker,
+        tracker: &mut ChangeTracker,
         dropped: &mut Vec<Py<PyAny>>,
     ) -> bool {
         let value = self.value.as_ref();
@@ -136,8 +136,8 @@ impl LastValue {
         };
         if !is_same {
             let before = std::mem::replace(&mut self.attributes, now.map(Bound::unbind));
-            if let (Some(told), Some(before)) = (self.attributes_told.take(), &before) {
-                telling.end(before.bind(py), place, told);
+            if let (Some(tracking), Some(before)) = (self.attributes_tracking.take(), &before) {
+                tracker.end(before.bind(py), place, tracking);
             }
             self.length = usize::MAX;
             dropped.extend(before.map(Py::into_any));
@@ -150,24 +150,25 @@ impl LastValue {
         &mut self,
         py: Python<'_>,
         place: usize,
-        telling: &mut ChangeTracker,
+        tracker: &mut ChangeTracker,
         looks: &Looks,
     ) -> bool {
         if let (Some(keys), Some(dict), None) = (
             &looks.at_attributes,
             &self.attributes,
-            &self.attributes_told,
+            &self.attributes_tracking,
         ) {
-            self.attributes_told = telling.begin(dict.bind(py), place, keys);
-            if self.attributes_told.is_none() {
+            self.attributes_tracking = tracker.begin(dict.bind(py), place, keys);
+            if self.attributes_tracking.is_none() {
                 return false;
             }
         }
-        if let (Some(keys), Some(value), None) = (&looks.at_items, &self.value, &self.items_told)
+        if let (Some(keys), Some(value), None) =
+            (&looks.at_items, &self.value, &self.items_tracking)
             && let Ok(dict) = value.bind(py).cast::<PyDict>()
         {
-            self.items_told = telling.begin(dict, place, keys);
-            return self.items_told.is_some();
+            self.items_tracking = tracker.begin(dict, place, keys);
+            return self.items_tracking.is_some();
         }
         true
     }

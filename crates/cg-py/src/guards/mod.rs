@@ -34,7 +34,7 @@ use crate::tensors::TensorReader;
 pub(crate) struct Guards {
     places: Places,
     /// Whether Python tells of changes.
-    is_told: bool,
+    is_tracked: bool,
     /// What it has told of.
     marks: Arc<Marks>,
     /// None while a call looks at it.
@@ -45,7 +45,7 @@ pub(crate) struct Guards {
 #[pyfunction]
 pub(crate) fn watches_dictionaries(py: Python<'_>) -> bool {
     matches!(
-        change_source::teller(py),
+        change_source::find_change_source(py),
         Some(ChangeSource::DictWatchers(_))
     )
 }
@@ -67,11 +67,11 @@ impl Guards {
     ) -> PyResult<Self> {
         let places = Places::parse(py, &places, reader.as_ref())?;
         let marks = Arc::new(Marks::new(places.all.len()));
-        let telling = ChangeTracker::new(py, &marks);
-        let is_told = telling.is_there();
-        let state = LastValues::new(telling, places.all.len(), places.given.len());
+        let tracker = ChangeTracker::new(py, &marks);
+        let is_tracked = tracker.is_there();
+        let state = LastValues::new(tracker, places.all.len(), places.given.len());
         Ok(Self {
-            is_told,
+            is_tracked,
             marks,
             state: Attached::new(Some(Box::new(state))),
             places,

@@ -21,7 +21,7 @@ pub(super) struct Place {
     /// Whether nobody tells when another object comes here.
     pub(super) moves: bool,
     /// Whether nobody tells when that, or what is in it, changes.
-    pub(super) is_untold: bool,
+    pub(super) is_untracked: bool,
     /// The object of the caller's that it is in, by its number among [`Places::given`].
     pub(super) given: Option<usize>,
     /// The places whose parent it is.
@@ -41,9 +41,9 @@ pub(super) struct Looks {
 pub(super) struct Places {
     pub(super) all: Box<[Place]>,
     /// Whether each is looked at even if nobody tells of a change: in one piece, as that is gone through.
-    pub(super) are_untold: Box<[bool]>,
+    pub(super) are_untracked: Box<[bool]>,
     /// Those of them that are not in an object of the caller's.
-    pub(super) untold: Box<[Untold]>,
+    pub(super) untracked: Box<[Untracked]>,
     pub(super) given: Box<[Inside]>,
 }
 
@@ -54,11 +54,11 @@ pub(super) struct Inside {
     pub(super) number: usize,
     /// The root comes first.
     pub(super) all: Vec<usize>,
-    pub(super) untold: Vec<Untold>,
+    pub(super) untracked: Vec<Untracked>,
 }
 
 /// A place that may change without anybody telling.
-pub(super) struct Untold {
+pub(super) struct Untracked {
     pub(super) place: usize,
     /// Whether another object may come there, not only other contents.
     pub(super) moves: bool,
@@ -82,14 +82,14 @@ impl Places {
         let mut all: Vec<Place> = Vec::with_capacity(from.len());
         let mut classes: Vec<Option<Bound<'_, PyType>>> = Vec::with_capacity(from.len());
         let mut looked: Vec<Looked> = (0..from.len()).map(|_| Looked::default()).collect();
-        let mut untold = Vec::new();
+        let mut untracked = Vec::new();
         let mut given: Vec<Inside> = Vec::new();
         for (i, (parent, step, check)) in from.iter().enumerate() {
             let step = Step::parse(step)?;
             let check = Check::parse(check, reader)?;
             let parent = parent_of(*parent, i, &step)?;
             let container = parent.and_then(|parent| classes[parent].as_ref());
-            let moves = step.is_untold(container);
+            let moves = step.is_untracked(container);
             let mut inside = parent.and_then(|parent| all[parent].given);
             if let Step::Object(number) = step {
                 inside = Some(given.len());
@@ -97,20 +97,20 @@ impl Places {
                     root: i,
                     number,
                     all: Vec::new(),
-                    untold: Vec::new(),
+                    untracked: Vec::new(),
                 });
             }
             let inside_of = inside.map(|inside| &mut given[inside]);
-            let untold = match inside_of {
+            let untracked = match inside_of {
                 Some(inside) => {
                     inside.all.push(i);
-                    &mut inside.untold
+                    &mut inside.untracked
                 }
-                None => &mut untold,
+                None => &mut untracked,
             };
-            let is_untold = moves || check.is_untold(py);
-            if is_untold {
-                untold.push(Untold { place: i, moves });
+            let is_untracked = moves || check.is_untracked(py);
+            if is_untracked {
+                untracked.push(Untracked { place: i, moves });
             }
             if let Some(parent) = parent {
                 all[parent].places.push(i);
@@ -123,7 +123,7 @@ impl Places {
                 step,
                 check,
                 moves,
-                is_untold,
+                is_untracked,
                 given: inside,
                 places: Vec::new(),
                 looks: None,
@@ -133,9 +133,9 @@ impl Places {
             place.looks = looked.finish();
         }
         Ok(Self {
-            are_untold: all.iter().map(|place| place.is_untold).collect(),
+            are_untracked: all.iter().map(|place| place.is_untracked).collect(),
             all: all.into(),
-            untold: untold.into(),
+            untracked: untracked.into(),
             given: given.into(),
         })
     }

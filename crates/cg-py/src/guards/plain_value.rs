@@ -94,15 +94,12 @@ impl Equality {
             let items = value.iter().map(|item| PlainValue::new(&item)).collect();
             return has_items_alone(&class).then_some(Self::Tuple(items));
         }
-        let is = |module: &str, name: &Bound<'_, PyString>| {
-            of_module(py, module, name).is_some_and(|of_module| of_module.is(&class))
-        };
-        let name = class.name().ok()?;
-        if is("torch", &name) && name == "device" {
+        let device = imported(py, "torch", intern!(py, "device"));
+        if device.is_some_and(|device| device.is(&class)) {
             return Some(Self::Equal);
         }
-        let numbers = of_module(py, "numpy", intern!(py, "generic"))?;
-        if is("numpy", &name) && class.is_subclass(&numbers).unwrap_or(false) {
+        let numbers = imported(py, "numpy", intern!(py, "generic"))?;
+        if class.is_subclass(&numbers).unwrap_or(false) && is_of_numpy(&class)? {
             let (dtype, bytes) = number(value).ok()?;
             return Some(Self::Number(dtype.unbind(), bytes.unbind()));
         }
@@ -120,8 +117,17 @@ fn has_items_alone(class: &Bound<'_, PyType>) -> bool {
     attributes.is_ok_and(|offset| offset.extract::<isize>().is_ok_and(|offset| offset == 0))
 }
 
-/// What a module has under a name; nothing of one that was never imported.
-fn of_module<'py>(
+/// True for the class of a dtype, which no derived class is.
+fn is_of_numpy(number: &Bound<'_, PyType>) -> Option<bool> {
+    let py = number.py();
+    let dtype = imported(py, "numpy", intern!(py, "dtype"))?;
+    let dtype = dtype.call1((number,)).ok()?;
+    let class = dtype.getattr(intern!(py, "type")).ok()?;
+    Some(class.is(number))
+}
+
+/// Return what a module has under a name; none if the module was never imported.
+fn imported<'py>(
     py: Python<'py>,
     module: &str,
     name: &Bound<'py, PyString>,

@@ -2,6 +2,7 @@
 
 use pyo3::intern;
 use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyString, PyTuple, PyType};
 use pyo3::{PyTraverseError, PyVisit};
 
@@ -46,12 +47,13 @@ impl Step {
             "attr" => Self::Attribute(Key::new(name()?.as_any())),
             "class" => Self::Class(name()?.unbind()),
             "slot" => {
-                let class = value.as_ref().map(|slot| slot.get_type().name());
-                if class.is_ok_and(|name| name.is_ok_and(|name| name == "member_descriptor")) {
-                    Self::Slot(value?.unbind())
-                } else {
+                static CLASS: PyOnceLock<Py<PyType>> = PyOnceLock::new();
+                let class = CLASS.import(from.py(), "types", "MemberDescriptorType")?;
+                let slot = value?;
+                if !slot.get_type().is(class) {
                     return Err(argument("a slot", "something else", "a member descriptor"));
                 }
+                Self::Slot(slot.unbind())
             }
             "item" => Self::Item(Key::new(&value?)),
             "cell" => Self::Cell,
@@ -64,7 +66,7 @@ impl Step {
     }
 
     /// Whether nobody tells of a change of what is there, in a container of this class.
-    pub(super) fn is_untold(&self, container: Option<&Bound<'_, PyType>>) -> bool {
+    pub(super) fn is_untracked(&self, container: Option<&Bound<'_, PyType>>) -> bool {
         match self {
             Self::Root(_) | Self::Object(_) | Self::Attribute(_) => false,
             Self::Class(_) | Self::Slot(_) | Self::Cell | Self::Gradient => true,
