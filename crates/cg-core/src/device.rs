@@ -25,7 +25,7 @@ struct Inner {
     limbo: Limbo,
     /// The captures that have a guard or retain something, by id.
     captured: Mutex<HashMap<u64, Captured>>,
-    /// How many captures are open: those that have a guard, and those that others have begun
+    /// Number of open captures: those that have a guard, and those that others have begun
     /// ([`Device::mark_capture`]).
     open: AtomicUsize,
     /// Results of [`Device::load_once`], by name.
@@ -37,7 +37,7 @@ struct Inner {
 #[derive(Default)]
 struct Captured {
     guarded: bool,
-    /// What the work recorded so far names.
+    /// Things that the work recorded so far names.
     retained: Vec<Retained>,
 }
 
@@ -63,7 +63,7 @@ pub struct MemoryInfo {
 }
 
 impl Device {
-    /// The GPU with this number. The same number gives the same device for the whole process.
+    /// Return the GPU with this number. The same number gives the same device for the whole process.
     ///
     /// # Errors
     /// [`crate::Error::NoDriver`] without a usable CUDA driver: the simulator is never chosen in
@@ -80,13 +80,13 @@ impl Device {
         Ok(device)
     }
 
-    /// The driver behind it.
+    /// Return the driver behind it.
     #[must_use]
     pub fn driver(&self) -> &Arc<dyn Driver> {
         &self.inner.driver
     }
 
-    /// Its name, as in `cuda:0`.
+    /// Return its name, as in `cuda:0`.
     #[must_use]
     pub fn name(&self) -> String {
         self.inner.driver.name()
@@ -105,7 +105,7 @@ impl Device {
         self.inner.driver.memory_range(address)
     }
 
-    /// Waits until all work on the device has finished, whosever it is.
+    /// Wait until all work on the device has finished, whosever it is.
     ///
     /// # Errors
     /// [`Error::Capture`] while a stream of the device captures. A capture that this crate does not
@@ -121,13 +121,13 @@ impl Device {
         })
     }
 
-    /// Whether a guard or a mark of any open capture exists.
+    /// Return whether a guard or a mark of any open capture exists.
     #[must_use]
     pub fn has_captures(&self) -> bool {
         self.inner.open.load(Ordering::Acquire) > 0
     }
 
-    /// Says that others have begun a capture on the device, as long as the result is held: nothing of
+    /// Say that others have begun a capture on the device, as long as the result is held: nothing of
     /// this crate then tries to wait for the device, which would break it.
     #[must_use]
     pub fn mark_capture(&self) -> CaptureMark {
@@ -137,7 +137,7 @@ impl Device {
         }
     }
 
-    /// Drops what was kept alive only for work that has finished by now; returns how many things
+    /// Drop what was kept alive only for work that has finished by now; return how many things
     /// still wait. Happens by itself whenever execs and captures come and go.
     #[expect(clippy::must_use_candidate, reason = "called for what it drops")]
     pub fn collect(&self) -> usize {
@@ -157,7 +157,7 @@ impl Device {
         }
     }
 
-    /// What `work` returns, and by how many bytes the free memory fell meanwhile. It runs with the
+    /// Return what `work` returns, and by how many bytes the free memory fell meanwhile. It runs with the
     /// thread's capture mode relaxed.
     pub(crate) fn measure<T>(&self, work: impl FnOnce() -> T) -> Result<(T, u64)> {
         let driver = &**self.driver();
@@ -169,7 +169,7 @@ impl Device {
         })
     }
 
-    /// Refuses to wait for the device while a guard or a mark of any open capture exists.
+    /// Refuse to wait for the device while a guard or a mark of any open capture exists.
     pub(crate) fn check_captures(&self) -> Result<()> {
         if self.has_captures() {
             return Err(self.captures(None));
@@ -221,7 +221,7 @@ impl Device {
         }
     }
 
-    /// Goes on with the bookkeeping of a capture only if its work names something.
+    /// Go on with the bookkeeping of a capture only if its work names something.
     pub(crate) fn capture_handed_over(&self, id: u64) {
         let mut captured = self.captured();
         if let Some(entry) = captured.get_mut(&id) {
@@ -232,7 +232,7 @@ impl Device {
         }
     }
 
-    /// Ends the bookkeeping of a capture; what its work names.
+    /// End the bookkeeping of a capture; what its work names.
     pub(crate) fn capture_closed(&self, id: u64) -> Vec<Retained> {
         let closed = self.captured().remove(&id);
         closed.map_or_else(Vec::new, |mut entry| {
@@ -247,14 +247,14 @@ impl Device {
         }
     }
 
-    /// Keeps `retained` for the template that the capture will make.
+    /// Keep `retained` for the template that the capture will make.
     pub(crate) fn retain_captured(&self, id: u64, retained: &[Retained]) {
         let mut captured = self.captured();
         let entry = captured.entry(id).or_default();
         entry.retained.extend_from_slice(retained);
     }
 
-    /// Whether a guard of an open capture exists.
+    /// Return whether a guard of an open capture exists.
     pub(crate) fn is_guarded(&self, id: u64) -> bool {
         self.captured().get(&id).is_some_and(|entry| entry.guarded)
     }

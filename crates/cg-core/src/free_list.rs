@@ -10,7 +10,7 @@ pub struct FreeList {
 }
 
 impl FreeList {
-    /// A segment of `bytes` bytes, all free.
+    /// Return a segment of `bytes` bytes, all free.
     #[must_use]
     pub fn new(bytes: u64) -> Self {
         Self {
@@ -31,26 +31,26 @@ impl FreeList {
         self.free.values().sum()
     }
 
-    /// The largest free range, by its bytes.
+    /// Return the largest free range, by its bytes.
     #[must_use]
     pub fn largest(&self) -> u64 {
         self.free.values().copied().max().unwrap_or(0)
     }
 
-    /// Whether nothing is taken.
+    /// Return whether nothing is taken.
     #[must_use]
     pub fn is_whole(&self) -> bool {
         self.free_bytes() == self.bytes
     }
 
-    /// The smallest free range that fits, by its bytes; none if none does.
+    /// Return the smallest free range that fits, by its bytes; none if none does.
     #[must_use]
     pub fn best_fit(&self, bytes: u64) -> Option<u64> {
         let fitting = self.free.values().filter(|free| **free >= bytes);
         fitting.min().copied()
     }
 
-    /// Takes `bytes` from the smallest free range that fits; where they start.
+    /// Take `bytes` from the smallest free range that fits; where they start.
     pub fn take(&mut self, bytes: u64) -> Option<u64> {
         let fitting = self.free.iter().filter(|(_, free)| **free >= bytes);
         let (offset, free) = fitting.min_by_key(|(_, free)| **free)?;
@@ -62,7 +62,7 @@ impl FreeList {
         Some(offset)
     }
 
-    /// Takes exactly these bytes; false, and nothing is taken, unless all of them are free.
+    /// Take exactly these bytes; false, and nothing is taken, unless all of them are free.
     pub fn take_at(&mut self, offset: u64, bytes: u64) -> bool {
         let Some(end) = offset.checked_add(bytes).filter(|_| bytes > 0) else {
             return false;
@@ -84,7 +84,7 @@ impl FreeList {
         true
     }
 
-    /// Gives back what [`Self::take`] or [`Self::take_at`] took, and joins it with its free neighbours.
+    /// Give back what [`Self::take`] or [`Self::take_at`] took, and join it with its free neighbours.
     pub fn give(&mut self, offset: u64, bytes: u64) {
         let (mut offset, mut bytes) = (offset, bytes);
         if let Some(next) = self.free.remove(&(offset + bytes)) {

@@ -13,7 +13,7 @@ pub(crate) struct PoolId {
     pub(crate) device: String,
 }
 
-/// What everything that uses a pool's memory passes on its way to the driver.
+/// A lock that everything that uses a pool's memory passes on its way to the driver.
 ///
 /// A read lock, held until the driver has the work: so that no work is on its way unseen when a
 /// pause goes on to wait for what the driver has.
@@ -34,7 +34,7 @@ impl Gate {
         &self.pool
     }
 
-    /// Keeps the gate open as long as the result.
+    /// Keep the gate open as long as the result.
     #[inline]
     pub(crate) fn pass(&self) -> Result<RwLockReadGuard<'_, bool>> {
         let closed = self.closed.read().unwrap_or_else(PoisonError::into_inner);
@@ -48,7 +48,7 @@ impl Gate {
         *self.closed.read().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Closes or opens it, once all that is passing has passed.
+    /// Close or open it, once all that is passing has passed.
     pub(crate) fn set_closed(&self, closed: bool) {
         *self.closed.write().unwrap_or_else(PoisonError::into_inner) = closed;
     }
@@ -102,7 +102,7 @@ impl Gates {
         gates
     }
 
-    /// Adds the gates of more that is retained.
+    /// Add the gates of more that is retained.
     pub(crate) fn extend<'a>(&mut self, retained: impl IntoIterator<Item = &'a Retained>) {
         for gate in retained.into_iter().filter_map(gate_of) {
             let key = |gate: &Arc<Gate>| gate.pool.number;
@@ -112,7 +112,7 @@ impl Gates {
         }
     }
 
-    /// Keeps all of them open as long as the result. Allocates only for more than one.
+    /// Keep all of them open as long as the result. Allocates only for more than one.
     #[inline]
     pub(crate) fn pass(&self) -> Result<Passage<'_>> {
         let mut gates = self.gates.iter();
@@ -125,7 +125,7 @@ impl Gates {
     }
 }
 
-/// Keeps the gate of a memory's owner open, if it is of a pool.
+/// Keep the gate of a memory's owner open, if it is of a pool.
 pub(crate) fn pass(owner: Option<&Retained>) -> Result<Option<RwLockReadGuard<'_, bool>>> {
     owner.and_then(gate_of).map(|gate| gate.pass()).transpose()
 }

@@ -46,7 +46,7 @@ pub struct Inputs {
     shared: Arc<Shared>,
 }
 
-/// What one replay copies and stores; made by [`Inputs::feed`].
+/// The sources and the values of one replay; made by [`Inputs::feed`].
 #[derive(Debug, Clone, Copy)]
 pub struct Feed<'a> {
     pub(crate) inputs: &'a Inputs,
@@ -54,7 +54,7 @@ pub struct Feed<'a> {
 }
 
 impl Inputs {
-    /// Adds nodes for any number of slots and stores, which come before all nodes that the template
+    /// Add nodes for any number of slots and store, which come before all nodes that the template
     /// has now. A slot is memory that replays copy to, a store eight bytes that they set.
     ///
     /// Execs that were made before do not have them.
@@ -101,25 +101,25 @@ impl Inputs {
         &self.shared
     }
 
-    /// The template that they were added to.
+    /// Return the template that they were added to.
     #[must_use]
     pub fn template(&self) -> &Arc<Template> {
         &self.template
     }
 
-    /// How many slots there are.
+    /// Return how many slots there are.
     #[must_use]
     pub fn slots(&self) -> usize {
         self.shared.own().len()
     }
 
-    /// How many stores there are.
+    /// Return how many stores there are.
     #[must_use]
     pub fn stores(&self) -> usize {
         self.shared.stores()
     }
 
-    /// Whether a slot cannot be copied from this address, since the bytes there are themselves
+    /// Return whether a slot cannot be copied from this address, since the bytes there are themselves
     /// copied or stored to, in no order that anybody knows. The slot's own address is no conflict.
     ///
     /// # Panics
@@ -130,7 +130,7 @@ impl Inputs {
         source != own && self.shared.overlaps(source, bytes)
     }
 
-    /// What a replay is to copy, an address for each slot, and store, a value for each store. The
+    /// Return what a replay is to copy, an address for each slot, and store, a value for each store. The
     /// address of the slot itself copies nothing.
     ///
     /// # Errors

@@ -23,7 +23,7 @@ pub struct Memory {
 }
 
 impl Memory {
-    /// Allocates from the device. For memory that captures share, see [`crate::Pool`].
+    /// Allocate from the device. For memory that captures share, see [`crate::Pool`].
     ///
     /// # Errors
     /// [`Error::OutOfMemory`]; [`Error::Invalid`] for zero bytes.
@@ -60,19 +60,19 @@ impl Memory {
         }
     }
 
-    /// Where it starts.
+    /// Return where it starts.
     #[must_use]
     pub fn address(&self) -> Address {
         self.address
     }
 
-    /// How many bytes it has.
+    /// Return how many bytes it has.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// A part of it.
+    /// Return a part of it.
     ///
     /// # Errors
     /// [`Error::Invalid`] if the range does not lie inside.
@@ -89,7 +89,7 @@ impl Memory {
         })
     }
 
-    /// Copies `data` to its start and waits for the copy. Wait for work that touches the memory
+    /// Copy `data` to its start and wait for the copy. Wait for work that touches the memory
     /// first: what that work sees is unspecified.
     ///
     /// # Errors
@@ -107,7 +107,7 @@ impl Memory {
         owned::write(&*self.driver, self.address, data)
     }
 
-    /// Its bytes. Wait for work that touches the memory first.
+    /// Return its bytes. Wait for work that touches the memory first.
     ///
     /// # Errors
     /// [`Error::Paused`] for memory of a paused pool.
@@ -120,7 +120,7 @@ impl Memory {
         Ok(data)
     }
 
-    /// Its addresses.
+    /// Return its addresses.
     pub(crate) fn range(&self) -> Range<u64> {
         self.address().0..self.address().0 + self.bytes()
     }
@@ -133,7 +133,7 @@ impl Memory {
         self.owner.as_ref()
     }
 
-    /// A range that its owner keeps alive.
+    /// Return a range that its owner keeps alive.
     pub(crate) fn owned_by(
         driver: &Arc<dyn Driver>,
         address: Address,

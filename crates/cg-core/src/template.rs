@@ -23,7 +23,7 @@ pub struct Node {
 }
 
 impl Node {
-    /// The raw node. It dies with its template, or when it is removed.
+    /// Return the raw node. It dies with its template, or when it is removed.
     #[must_use]
     pub fn handle(self) -> NodeHandle {
         self.handle
@@ -49,9 +49,9 @@ pub struct Template {
 
 struct State {
     graph: OwnedGraph,
-    /// What captured nodes name, and what [`Template::retain`] was given.
+    /// Things that captured nodes name, and those that [`Template::retain`] was given.
     retained: Vec<Retained>,
-    /// What the nodes name that were added one by one.
+    /// Things that the nodes name that were added one by one.
     added: HashMap<NodeHandle, Vec<Retained>>,
     /// Nodes that were removed, so that a stale [`Node`] is found.
     removed: HashSet<NodeHandle>,
@@ -60,14 +60,14 @@ struct State {
 }
 
 impl Template {
-    /// An empty template.
+    /// Return an empty template.
     #[doc(alias = "cuGraphCreate")]
     pub fn new(device: &Device) -> Result<Self> {
         let graph = OwnedGraph::new(device.driver())?;
         Ok(Self::with_graph(device, graph, Vec::new()))
     }
 
-    /// A graph of somebody else, who keeps it and may go on editing it.
+    /// Return a graph of somebody else, who keeps it and may go on editing it.
     ///
     /// # Safety
     /// `handle` is a live graph of the device and stays so as long as the result; what its nodes
@@ -82,25 +82,25 @@ impl Template {
         Self::with_graph(device, graph, Vec::new())
     }
 
-    /// Its device.
+    /// Return its device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// A number that no other template of the process has or had; errors name templates by it.
+    /// Return a number that no other template of the process has or had; errors name templates by it.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.id
     }
 
-    /// The raw graph. It dies with the template.
+    /// Return the raw graph. It dies with the template.
     #[must_use]
     pub fn handle(&self) -> GraphHandle {
         self.state().graph.handle()
     }
 
-    /// Adds an operation after other nodes.
+    /// Add an operation after other nodes.
     ///
     /// # Errors
     /// [`Error::Foreign`] for work or nodes of somewhere else; what the driver reports.
@@ -114,7 +114,7 @@ impl Template {
         self.add_node(&spec, after, work.retained())
     }
 
-    /// Adds a node that records an event.
+    /// Add a node that records an event.
     #[doc(alias = "cuGraphAddEventRecordNode")]
     pub fn add_event_record(&self, event: &Event, after: &[Node]) -> Result<Node> {
         event.check(&self.device)?;
@@ -122,7 +122,7 @@ impl Template {
         self.add_node(&spec, after, &[event.retained()])
     }
 
-    /// Adds a node that waits for an event.
+    /// Add a node that waits for an event.
     #[doc(alias = "cuGraphAddEventWaitNode")]
     pub fn add_event_wait(&self, event: &Event, after: &[Node]) -> Result<Node> {
         event.check(&self.device)?;
@@ -130,13 +130,13 @@ impl Template {
         self.add_node(&spec, after, &[event.retained()])
     }
 
-    /// Adds a node that does nothing: a point to meet at.
+    /// Add a node that does nothing: a point to meet at.
     #[doc(alias = "cuGraphAddEmptyNode")]
     pub fn add_empty(&self, after: &[Node]) -> Result<Node> {
         self.add_node(&NodeSpec::Empty, after, &[])
     }
 
-    /// Adds a node that runs a copy of another template.
+    /// Add a node that runs a copy of another template.
     ///
     /// # Errors
     /// [`Error::Invalid`] for the template itself.
@@ -164,7 +164,7 @@ impl Template {
         self.add_locked(&mut state, &spec, after, &child.all_retained())
     }
 
-    /// Adds "`to` after `from`".
+    /// Add "`to` after `from`".
     ///
     /// # Errors
     /// What the driver reports; a cycle is found only by [`Self::instantiate`].
@@ -175,7 +175,7 @@ impl Template {
         state.graph.add_edge(from, to)
     }
 
-    /// Takes an edge away.
+    /// Take an edge away.
     #[doc(alias = "cuGraphRemoveDependencies")]
     pub fn remove_edge(&self, edge: Edge) -> Result<()> {
         let state = self.state();
@@ -189,7 +189,7 @@ impl Template {
         state.graph.remove_edge(edge)
     }
 
-    /// Removes a node and its edges. Execs made before keep it.
+    /// Remove a node and its edges. Execs made before keep it.
     #[doc(alias = "cuGraphDestroyNode")]
     pub fn remove(&self, node: Node) -> Result<()> {
         let mut state = self.state();
@@ -213,12 +213,12 @@ impl Template {
         Ok(())
     }
 
-    /// How many nodes there are; those of child graphs are not counted.
+    /// Return how many nodes there are; those of child graphs are not counted.
     pub fn node_count(&self) -> Result<usize> {
         Ok(self.state().graph.nodes()?.len())
     }
 
-    /// Removes all nodes. Execs made before keep them.
+    /// Remove all nodes. Execs made before keep them.
     pub fn clear(&self) -> Result<()> {
         for node in self.nodes()? {
             self.remove(node)?;
@@ -226,14 +226,14 @@ impl Template {
         Ok(())
     }
 
-    /// The nodes, in no promised order.
+    /// Return the nodes, in no promised order.
     #[doc(alias = "cuGraphGetNodes")]
     pub fn nodes(&self) -> Result<Vec<Node>> {
         let nodes = self.state().graph.nodes()?;
         Ok(nodes.into_iter().map(|handle| self.node(handle)).collect())
     }
 
-    /// The edges, in no promised order.
+    /// Return the edges, in no promised order.
     #[doc(alias = "cuGraphGetEdges")]
     pub fn edges(&self) -> Result<Vec<Edge>> {
         let edges = self.state().graph.edges()?;
@@ -247,7 +247,7 @@ impl Template {
         Ok(edges.collect())
     }
 
-    /// What a node does.
+    /// Return what a node does.
     #[doc(alias = "cuGraphKernelNodeGetParams")]
     pub fn detail(&self, node: Node) -> Result<NodeDetail> {
         let state = self.state();
@@ -255,14 +255,14 @@ impl Template {
         state.graph.detail(handle)
     }
 
-    /// The number by which profilers and other tools know the graph; none from a driver older than
+    /// Return the number by which profilers and other tools know the graph; none from a driver older than
     /// CUDA 13.1.
     #[doc(alias = "cuGraphGetId")]
     pub fn graph_id(&self) -> Result<Option<u32>> {
         self.state().graph.id()
     }
 
-    /// The numbers by which tools know a node; none from a driver older than CUDA 13.1.
+    /// Return the numbers by which tools know a node; none from a driver older than CUDA 13.1.
     #[doc(alias = "cuGraphNodeGetToolsId")]
     #[doc(alias = "cuGraphNodeGetLocalId")]
     #[doc(alias = "cuGraphNodeGetContainingGraph")]
@@ -272,14 +272,14 @@ impl Template {
         state.graph.node_ids(handle)
     }
 
-    /// Whether a node allocates memory, also one in the graph of a node. CUDA lets such a template
+    /// Return whether a node allocates memory, also one in the graph of a node. CUDA lets such a template
     /// have one exec at a time, and refuses another with code 801.
     #[doc(alias = "cuGraphAddMemAllocNode")]
     pub fn allocates(&self) -> Result<bool> {
         allocates(&self.state().graph)
     }
 
-    /// A copy, with nodes of its own.
+    /// Return a copy, with nodes of its own.
     #[doc(alias = "cuGraphClone")]
     pub fn try_clone(&self) -> Result<Self> {
         let state = self.state();
@@ -287,7 +287,7 @@ impl Template {
         Ok(Self::with_graph(&self.device, graph, state.all_retained()))
     }
 
-    /// A copy, and its nodes by those that they are copies of.
+    /// Return a copy, and its nodes by those that they are copies of.
     #[doc(alias = "cuGraphNodeFindInClone")]
     pub fn try_clone_mapped(&self) -> Result<(Self, HashMap<Node, Node>)> {
         let state = self.state();
@@ -304,7 +304,7 @@ impl Template {
         Ok((copy, copies))
     }
 
-    /// Keeps something alive as long as the template and its execs.
+    /// Keep something alive as long as the template and its execs.
     pub fn retain(&self, what: Retained) {
         self.state().retained.push(what);
     }
@@ -324,7 +324,7 @@ impl Template {
         }
     }
 
-    /// Adds nodes that all nodes there are come after, and the inputs that `make` makes of them.
+    /// Add nodes that all nodes there are come after, and the inputs that `make` makes of them.
     /// After an error, none of them is there.
     pub(crate) fn add_roots(
         &self,
@@ -341,7 +341,7 @@ impl Template {
         })
     }
 
-    /// Adds nodes that come after all nodes there are, and the outputs that `make` makes of them.
+    /// Add nodes that come after all nodes there are, and the outputs that `make` makes of them.
     /// After an error, none of them is there.
     pub(crate) fn add_leaves(
         &self,
@@ -370,7 +370,7 @@ impl Template {
         with(&state.graph, state.all_retained(), &state.transfers)
     }
 
-    /// Runs `with` on a node of this template, which stays one until it returns.
+    /// Run `with` on a node of this template, which stays one until it returns.
     pub(crate) fn with_node<T>(
         &self,
         node: Node,
@@ -443,7 +443,7 @@ impl fmt::Debug for Template {
     }
 }
 
-/// Adds nodes, each joined to others by `join`, and what `make` makes of them.
+/// Add nodes, each joined to others by `join`, and what `make` makes of them.
 fn add_all(
     state: &mut State,
     specs: &[NodeSpec],

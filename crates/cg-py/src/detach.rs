@@ -4,7 +4,7 @@ use pyo3::prelude::*;
 
 use crate::error::to_py;
 
-/// Runs `work` without holding the interpreter, so that other threads go on and host functions
+/// Run `work` without holding the interpreter, so that other threads go on and host functions
 /// that need it cannot deadlock; maps the error.
 pub(crate) fn detached<T: Send>(
     py: Python<'_>,

@@ -16,7 +16,7 @@ use crate::retain::Retained;
 use crate::template::Template;
 use crate::transfer::Shared;
 
-/// What an exec is made of.
+/// The parts of an exec.
 struct Made {
     owned: OwnedExec,
     retained: Vec<Retained>,
@@ -24,7 +24,7 @@ struct Made {
 }
 
 impl Template {
-    /// Makes an exec. The template stays and may be changed and instantiated again; execs made
+    /// Make an exec. The template stays and may be changed and instantiated again; execs made
     /// before do not see the change.
     ///
     /// # Errors
@@ -38,7 +38,7 @@ impl Template {
         Ok(self.exec(made?, bytes))
     }
 
-    /// Makes an exec of each template, as [`Self::instantiate`] does, in so many threads, of which
+    /// Make an exec of each template, as [`Self::instantiate`] does, in so many threads, of which
     /// this is one. All templates are of one device. The results are in the order of the templates;
     /// one that cannot be instantiated does not keep the others from it.
     ///
@@ -123,7 +123,7 @@ impl Template {
     }
 }
 
-/// The templates, and what their execs are made of.
+/// Return the templates, and what their execs are made of.
 fn make_all(
     device: &Device,
     templates: impl Iterator<Item = Arc<Template>>,
@@ -176,7 +176,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// A node of a graph in words.
+/// Return a node of a graph in words.
 fn describe(graph: &OwnedGraph, node: NodeHandle) -> String {
     match graph.detail(node) {
         Ok(detail) => format!("{:#x}: {detail:?}", node.0),

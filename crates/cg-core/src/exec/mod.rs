@@ -41,11 +41,11 @@ pub struct Exec {
 
 struct State {
     owned: Arc<OwnedExec>,
-    /// What the nodes named when the exec was made or last updated.
+    /// Things that the nodes named when the exec was made or last updated.
     retained: Vec<Retained>,
-    /// What nodes name that were set since then.
+    /// Things that nodes name that were set since then.
     set: HashMap<NodeHandle, Vec<Retained>>,
-    /// What [`Exec::retain`] was given.
+    /// Things that [`Exec::retain`] was given.
     kept: Vec<Retained>,
     /// The inputs and the outputs that the template had when the exec was made.
     transfers: Transfers,
@@ -82,13 +82,13 @@ impl Exec {
         }
     }
 
-    /// Its device.
+    /// Return its device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// The raw exec. It dies with the exec.
+    /// Return the raw exec. It dies with the exec.
     #[must_use]
     pub fn handle(&self) -> ExecHandle {
         self.handle
@@ -103,21 +103,21 @@ impl Exec {
         self.device_bytes
     }
 
-    /// The number by which profilers and other tools know the exec; none from a driver older than
+    /// Return the number by which profilers and other tools know the exec; none from a driver older than
     /// CUDA 13.1. The template's nodes keep their numbers in it.
     #[doc(alias = "cuGraphExecGetId")]
     pub fn graph_id(&self) -> Result<Option<u32>> {
         self.with(|state| state.owned.id())
     }
 
-    /// Sends it to the device ahead of its first replay.
+    /// Send it to the device ahead of its first replay.
     #[doc(alias = "cuGraphUpload")]
     pub fn upload(&self, stream: &Stream) -> Result<()> {
         self.check(stream)?;
         self.with(|state| state.owned.upload(stream.owned()))
     }
 
-    /// Enqueues one run on a stream and returns. Runs of one exec never overlap.
+    /// Enqueue one run on a stream and return. Runs of one exec never overlap.
     ///
     /// # Errors
     /// [`Error::Foreign`] for a stream of another device; [`Error::Paused`] if memory of the nodes is
@@ -140,7 +140,7 @@ impl Exec {
         self.launch(Transfer::default(), is_last, other)
     }
 
-    /// Enqueues one run that first copies and stores what a [`crate::Feed`] says, last copies where a
+    /// Enqueue one run that first copies and stores what a [`crate::Feed`] says, last copies where a
     /// [`crate::Delivery`] says, or both, as one step: a replay by another thread comes before or after
     /// all of it. What is unchanged since the last replay costs nothing. Only this run sees it: one
     /// without them copies and stores nothing.
@@ -204,7 +204,7 @@ impl Exec {
         before.map(drop)
     }
 
-    /// Takes over the parameters of a template of the same shape.
+    /// Take over the parameters of a template of the same shape.
     ///
     /// # Errors
     /// [`Error::Update`] with the reason, and the node where the driver names one; the exec is
@@ -235,7 +235,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Changes what a node does: the same kind of work with other parameters. `template` is the one
+    /// Change what a node does: the same kind of work with other parameters. `template` is the one
     /// the exec was made from.
     ///
     /// # Errors
@@ -268,7 +268,7 @@ impl Exec {
         Ok(())
     }
 
-    /// Switches a kernel, memcpy or memset node on or off. A node that is off does nothing, and
+    /// Switch a kernel, memcpy or memset node on or off. A node that is off does nothing, and
     /// those after it go on.
     ///
     /// # Errors
@@ -282,7 +282,7 @@ impl Exec {
         switched.map_err(|error| refused(node, rule, &error))
     }
 
-    /// Whether a node is on.
+    /// Return whether a node is on.
     #[doc(alias = "cuGraphNodeGetEnabled")]
     pub fn is_enabled(&self, template: &Template, node: Node) -> Result<bool> {
         self.check_template(template)?;
@@ -291,14 +291,14 @@ impl Exec {
         })
     }
 
-    /// The stream of the last replay. Replays of one exec never overlap: where that stream has
+    /// Return the stream of the last replay. Replays of one exec never overlap: where that stream has
     /// passed, all of them have.
     #[must_use]
     pub fn last_stream(&self) -> Option<Stream> {
         self.with(|state| state.last.clone())
     }
 
-    /// Keeps something alive as long as the exec and its replays in flight. Of a pool, or of a block
+    /// Keep something alive as long as the exec and its replays in flight. Of a pool, or of a block
     /// of one, the exec also cannot be replayed while that pool is paused.
     pub fn retain(&self, what: Retained) {
         self.with(|state| {
@@ -307,7 +307,7 @@ impl Exec {
         });
     }
 
-    /// Drops what the nodes do not name any more, once the replays in flight have passed.
+    /// Drop what the nodes do not name any more, once the replays in flight have passed.
     /// Called with no lock held: what is dropped may be foreign.
     fn park(&self, what: Box<dyn Any + Send>) {
         let last = self.with(|state| state.last.clone());
@@ -369,7 +369,7 @@ impl fmt::Debug for Exec {
     }
 }
 
-/// Adds to a refused replay what to do about it.
+/// Add to a refused replay what to do about it.
 #[cold]
 fn explain(stream: &Stream, error: Error) -> Error {
     if error.code() != Some(Code::STREAM_CAPTURE_UNSUPPORTED) {

@@ -10,7 +10,7 @@ use crate::outputs::Delivery;
 use crate::template::Template;
 use crate::transfer::{Bound, Shared};
 
-/// What a replay copies besides its own work: a [`Feed`] before it, a [`Delivery`] after it, or both.
+/// The copies of a replay besides its own work: a [`Feed`] before it, a [`Delivery`] after it, or both.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Transfer<'a> {
     feed: Option<&'a Feed<'a>>,
@@ -106,7 +106,7 @@ fn keep(kept: &mut Option<Arc<Template>>, template: &Arc<Template>) {
     }
 }
 
-/// The error of a replay of an exec that does not have these inputs or outputs.
+/// Return the error of a replay of an exec that does not have these inputs or outputs.
 #[cold]
 fn foreign(object: String, found: &Template, template: u64) -> Error {
     let expected = if found.id() == template {

@@ -13,7 +13,7 @@ use crate::free_list::FreeList;
 pub(super) struct Addresses {
     driver: Arc<dyn Driver>,
     bases: Arc<BaseAddresses>,
-    /// Where the first range is to be, if somebody has chosen.
+    /// Address of the first range, if somebody has chosen.
     base: Option<Address>,
     range_bytes: u64,
     reserved: Mutex<Reserved>,
@@ -61,7 +61,7 @@ impl Addresses {
         &self.driver
     }
 
-    /// What the bytes of a segment are a multiple of.
+    /// Return what the bytes of a segment are a multiple of.
     pub(super) fn granularity(&self) -> Result<u64> {
         let mut reserved = self.reserved();
         if let Some(known) = reserved.granularity {
@@ -81,7 +81,7 @@ impl Addresses {
             .collect()
     }
 
-    /// Takes addresses from the first range that has room, or from a new one. `bytes` is a multiple
+    /// Take addresses from the first range that has room, or from a new one. `bytes` is a multiple
     /// of the granularity.
     pub(super) fn take(self: &Arc<Self>, bytes: u64) -> Result<Place> {
         let granularity = self.granularity()?;

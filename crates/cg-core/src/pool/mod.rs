@@ -52,7 +52,7 @@ pub struct Pool {
     shared: Arc<Shared>,
 }
 
-/// What blocks keep alive: not the device, which itself keeps blocks of work in flight.
+/// The part of a pool that blocks keep alive: not the device, which itself keeps blocks of work in flight.
 struct Shared {
     gate: Arc<Gate>,
     addresses: Arc<Addresses>,
@@ -60,36 +60,36 @@ struct Shared {
     book: Mutex<Book>,
     /// Held while memory goes or comes.
     turn: Mutex<()>,
-    /// How many [`Hold`]s there are.
+    /// Number of [`Hold`]s.
     holds: AtomicUsize,
 }
 
 impl Pool {
-    /// An empty pool.
+    /// Return an empty pool.
     #[must_use]
     pub fn new(device: &Device) -> Self {
         Self::builder(device).build()
     }
 
-    /// A builder with the defaults.
+    /// Return a builder with the defaults.
     #[must_use]
     pub fn builder(device: &Device) -> PoolBuilder {
         PoolBuilder::new(device)
     }
 
-    /// A number that no other pool of the process has.
+    /// Return a number that no other pool of the process has.
     #[must_use]
     pub fn id(&self) -> u64 {
         self.shared.gate.pool().number
     }
 
-    /// Its device.
+    /// Return its device.
     #[must_use]
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// A block for work on a stream. Dropping the block, and all work and templates that name it,
+    /// Return a block for work on a stream. Dropping the block, and all work and templates that name it,
     /// gives it back.
     ///
     /// # Errors
@@ -129,7 +129,7 @@ impl Pool {
         Ok(backing.memory(placed.offset, bytes, owner))
     }
 
-    /// A segment of its own, for an allocator that makes blocks of it itself; its size is rounded up
+    /// Return a segment of its own, for an allocator that makes blocks of it itself; its size is rounded up
     /// to what the device maps at once. It stays until [`Self::release_segment`], or as long as the
     /// pool.
     ///
@@ -145,7 +145,7 @@ impl Pool {
         Ok(address)
     }
 
-    /// Takes back what [`Self::allocate_segment`] gave; false if no such segment starts there. Waits
+    /// Take back what [`Self::allocate_segment`] gave; false if no such segment starts there. Waits
     /// for the device, as `cuMemFree` does.
     ///
     /// It cannot fail. While something holds [`Self::retained`], the memory stays until that is gone.
@@ -161,7 +161,7 @@ impl Pool {
         released
     }
 
-    /// What keeps the segments alive, for [`crate::Template::retain`]: a template knows addresses,
+    /// Return what keeps the segments alive, for [`crate::Template::retain`]: a template knows addresses,
     /// and blocks may come and go. Its execs cannot be replayed while the pool is paused.
     #[must_use]
     pub fn retained(&self) -> Retained {
@@ -170,7 +170,7 @@ impl Pool {
         Gated::retained(&self.shared.gate, Arc::new(Hold { shared }))
     }
 
-    /// The segments: where each starts and its bytes.
+    /// Return the segments: where each starts and its bytes.
     #[must_use]
     pub fn segments(&self) -> Vec<Memory> {
         let book = self.shared.book();
@@ -182,12 +182,12 @@ impl Pool {
 }
 
 impl Shared {
-    /// Whether templates or execs know addresses of any segment.
+    /// Return whether templates or execs know addresses of any segment.
     fn is_held(&self) -> bool {
         self.holds.load(Ordering::Acquire) > 0
     }
 
-    /// Drops the released segments that nothing can touch any more.
+    /// Drop the released segments that nothing can touch any more.
     fn let_go(&self) {
         if self.is_held() {
             return;
@@ -225,7 +225,7 @@ impl Shared {
     }
 }
 
-/// What keeps a pool's segments alive, and where they are.
+/// Keeps a pool's segments alive.
 struct Hold {
     shared: Arc<Shared>,
 }
@@ -244,7 +244,7 @@ fn check_bytes(bytes: u64) -> Result<()> {
     Ok(())
 }
 
-/// The next multiple; a number so large that there is none stays, for the driver to refuse.
+/// Return the next multiple; a number so large that there is none stays, for the driver to refuse.
 fn round_up(bytes: u64, unit: u64) -> u64 {
     bytes.checked_next_multiple_of(unit).unwrap_or(bytes)
 }

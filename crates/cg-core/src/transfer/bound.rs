@@ -1,4 +1,4 @@
-//! [`Bound`]: what an exec's nodes of inputs or outputs do now.
+//! [`Bound`]: the inputs or the outputs of one exec.
 
 use std::sync::Arc;
 
@@ -12,19 +12,19 @@ use crate::error::{Error, Result};
 pub(crate) struct Bound {
     shared: Arc<Shared>,
     nodes: Vec<Setting>,
-    /// Whether a node may copy or store something.
+    /// True if a node may copy or store something.
     is_used: bool,
 }
 
 /// One kernel node of the exec.
 struct Setting {
     parameter: Parameter,
-    /// Whether the driver has this parameter.
+    /// True if the driver has this parameter.
     is_set: bool,
 }
 
 impl Bound {
-    /// Those of an exec that was made just now.
+    /// Return those of an exec that was made just now.
     pub(crate) fn new(shared: Arc<Shared>) -> Self {
         let setting = |part: &super::Part| Setting {
             parameter: part.neutral.clone(),
@@ -37,13 +37,13 @@ impl Bound {
         }
     }
 
-    /// Whether they are these.
+    /// Return whether they are these.
     #[inline]
     pub(crate) fn is(&self, shared: &Arc<Shared>) -> bool {
         Arc::ptr_eq(&self.shared, shared)
     }
 
-    /// Makes the next launch copy and store what the feed says. Only nodes that do not do so yet
+    /// Make the next launch copy and store what the feed says. Only nodes that do not do so yet
     /// are set.
     #[inline]
     pub(crate) fn feed(&mut self, exec: &OwnedExec, from: &Sources<'_>) -> Result<()> {
@@ -68,7 +68,7 @@ impl Bound {
         self.set(exec)
     }
 
-    /// Makes the next launch copy where the delivery says.
+    /// Make the next launch copy where the delivery says.
     #[inline]
     pub(crate) fn deliver(&mut self, exec: &OwnedExec, to: &[Destination]) -> Result<()> {
         let shared = &self.shared;
@@ -84,7 +84,7 @@ impl Bound {
         self.set(exec)
     }
 
-    /// Fails if a slot cannot be copied from its source, as far as that is not known from before.
+    /// Fail if a slot cannot be copied from its source, as far as that is not known from before.
     fn check_sources(&self, from: &Sources<'_>) -> Result<()> {
         for (part, node) in self.shared.parts.iter().zip(&self.nodes) {
             // Which bytes an address stands for depends on the padding, too.
@@ -99,7 +99,7 @@ impl Bound {
         Ok(())
     }
 
-    /// Makes the next launch copy and store nothing.
+    /// Make the next launch copy and store nothing.
     #[inline]
     pub(crate) fn rest(&mut self, exec: &OwnedExec) -> Result<()> {
         if !self.is_used {
@@ -161,7 +161,7 @@ fn removed() -> Error {
 }
 
 impl Shared {
-    /// Fails if a slot cannot be copied from there.
+    /// Fail if a slot cannot be copied from there.
     #[inline]
     fn check_source(&self, slot: usize, source: Address, from: &Sources<'_>) -> Result<()> {
         let (own, whole) = self.own[slot];
@@ -176,7 +176,7 @@ impl Shared {
         ))
     }
 
-    /// Fails if a result cannot be copied there.
+    /// Fail if a result cannot be copied there.
     #[inline]
     fn check_destination(&self, place: usize, to: Destination) -> Result<()> {
         if to.address == self.own[place].0 || !self.overlaps(to.address, to.bytes) {

@@ -25,20 +25,20 @@ pub use padding::{Fill, Padding};
 
 use layout::{KERNELS, Parameter, THREADS};
 
-/// What one replay copies from and stores.
+/// The sources and the values of one replay.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Sources<'a> {
     /// An address for each slot.
     pub(crate) addresses: &'a [Address],
     /// A value for each store.
     pub(crate) values: &'a [u64],
-    /// Which sources have fewer rows than their slots.
+    /// Sources with fewer rows than their slots.
     pub(crate) padding: Option<&'a Padding>,
     /// True if the caller has seen that no source conflicts.
     pub(crate) is_checked: bool,
 }
 
-/// Where a replay copies one piece of memory to, and how many bytes from its start on.
+/// A destination for one piece of memory, and the number of bytes from its start on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Destination {
     /// The address; that of the memory itself copies nothing.
@@ -47,7 +47,7 @@ pub struct Destination {
     pub bytes: u64,
 }
 
-/// Where nodes copy to.
+/// The direction in which nodes copy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Direction {
     /// To the template's memory.
@@ -59,15 +59,15 @@ pub(crate) enum Direction {
 /// The kernels of all nodes of a direction: a node has the smallest that does its copies and stores.
 pub(crate) type Kernels = Vec<Function>;
 
-/// What the template and its execs know of the inputs, or of the outputs.
+/// The part of inputs or outputs that the template and its execs share.
 pub(crate) struct Shared {
     parts: Vec<Part>,
     /// The template's memory, in the caller's order.
     own: Vec<(Address, u64)>,
     stores: usize,
-    /// What the other side must not lie in: for inputs what the nodes write, for outputs what they read.
+    /// Memory that the other side must not lie in: of inputs, what the nodes write; of outputs, what they read.
     ranges: Ranges,
-    /// Whether the template still has all nodes. It changes only while [`Self::in_use`] is locked.
+    /// True if the template still has all nodes. It changes only while [`Self::in_use`] is locked.
     is_live: AtomicBool,
     /// Locked while the driver uses a node.
     in_use: Mutex<()>,
@@ -110,12 +110,12 @@ impl Nodes {
         }
     }
 
-    /// What the driver is to add.
+    /// Return what the driver is to add.
     pub(crate) fn specs(&self) -> Vec<NodeSpec> {
         self.parts.iter().map(Part::spec).collect()
     }
 
-    /// What they become once the driver has added them.
+    /// Return what they become once the driver has added them.
     pub(crate) fn shared(
         mut self,
         handles: &[NodeHandle],
@@ -139,30 +139,30 @@ impl Nodes {
 }
 
 impl Shared {
-    /// The template's memory, in the caller's order.
+    /// Return the template's memory, in the caller's order.
     #[inline]
     pub(crate) fn own(&self) -> &[(Address, u64)] {
         &self.own
     }
 
-    /// How many stores there are.
+    /// Return how many stores there are.
     #[inline]
     pub(crate) fn stores(&self) -> usize {
         self.stores
     }
 
-    /// Whether so many bytes at an address lie in what the other side must not lie in.
+    /// Return whether so many bytes at an address lie in what the other side must not lie in.
     #[inline]
     pub(crate) fn overlaps(&self, address: Address, bytes: u64) -> bool {
         self.ranges.overlap(address, bytes)
     }
 
-    /// Whether one of the nodes is this one.
+    /// Return whether one of the nodes is this one.
     pub(crate) fn has(&self, node: NodeHandle) -> bool {
         self.parts.iter().any(|part| part.node == node)
     }
 
-    /// Whether the template still has the nodes.
+    /// Return whether the template still has the nodes.
     pub(crate) fn is_live(&self) -> bool {
         self.is_live.load(Ordering::Acquire)
     }
@@ -172,7 +172,7 @@ impl Shared {
         self.in_use.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that the template has lost a node, which nobody uses.
+    /// Note that the template has lost a node, which nobody uses.
     pub(crate) fn lose(&self, _held: &MutexGuard<'_, ()>) {
         self.is_live.store(false, Ordering::Release);
     }
@@ -190,7 +190,7 @@ impl Part {
     }
 }
 
-/// The kernels of a direction.
+/// Return the kernels of a direction.
 pub(crate) fn kernels(device: &Device, direction: Direction) -> Result<Arc<Kernels>> {
     device.load_once(KERNELS[0].name(direction), || {
         // Loading is no reason to break a capture of another thread.

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use super::{Shared, Sources};
 use crate::error::{Error, Result};
 
-/// What a replay writes to the rows of a slot that its source does not have.
+/// Contents of the rows of a slot that its source does not have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Fill {
     /// Bytes of zero.
@@ -15,7 +15,7 @@ pub enum Fill {
     LastRow,
 }
 
-/// Which slots have rows, and how many of these the sources have; made by [`crate::Inputs::padding`].
+/// The slots that have rows, and the number of rows that the sources have; made by [`crate::Inputs::padding`].
 pub struct Padding {
     shared: Arc<Shared>,
     has_rows: Box<[bool]>,
@@ -58,13 +58,13 @@ impl Padding {
         })
     }
 
-    /// Whether each of these slots has rows.
+    /// Return whether each of these slots has rows.
     #[inline]
     pub(super) fn have_rows(&self, slots: Range<usize>) -> &[bool] {
         &self.has_rows[slots]
     }
 
-    /// Refuses other inputs than those that it was made for.
+    /// Refuse other inputs than those that it was made for.
     #[inline]
     pub(crate) fn require_of(&self, shared: &Arc<Shared>) -> Result<()> {
         if Arc::ptr_eq(&self.shared, shared) {
@@ -74,7 +74,7 @@ impl Padding {
         Err(Error::invalid("padding", &given, "that of these inputs"))
     }
 
-    /// How many of a slot's bytes come from its source.
+    /// Return how many of a slot's bytes come from its source.
     fn bytes(&self, slot: usize, bytes: u64) -> u64 {
         if self.has_rows[slot] {
             bytes / u64::from(self.of) * u64::from(self.rows)
@@ -85,7 +85,7 @@ impl Padding {
 }
 
 impl Sources<'_> {
-    /// How many bytes a source has, of a slot that has so many.
+    /// Return how many bytes a source has, of a slot that has so many.
     #[inline]
     pub(super) fn bytes(&self, slot: usize, bytes: u64) -> u64 {
         let padding = self.padding;

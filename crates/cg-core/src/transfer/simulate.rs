@@ -9,7 +9,7 @@ use crate::driver::handle::Address;
 use crate::driver::sim::{KernelCall, Sim};
 
 impl Device {
-    /// A simulated device.
+    /// Return a simulated device.
     #[must_use]
     pub fn sim(sim: &Sim) -> Self {
         register(sim);

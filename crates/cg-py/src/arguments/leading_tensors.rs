@@ -10,18 +10,18 @@ use super::pattern::Pattern;
 use crate::raw::{self, Attached, FieldReader};
 use crate::tensors::{FastMatch, FastSignature, TensorReader};
 
-/// What the first arguments are compared with in the fastest way. Most of a call with many tensors is
+/// Compares the first arguments in the fastest way. Most of a call with many tensors is
 /// this comparison: here it is a loop over what lies side by side, with nothing else in between. Reading
 /// the same in the patterns takes half as long again.
 pub(crate) struct LeadingTensors {
     tensors: Box<[FastSignature]>,
     /// Of all of them; none if there are none.
     reader: Option<Py<TensorReader>>,
-    /// Where those of the last call lay that was found to fit: all of them if the first one lay where that of
+    /// Addresses of the last call that was found to fit: all of them if the first one lay where that of
     /// the call before lay, else that one alone, as calls with new tensors would note all in vain. None
     /// while a call uses them, and after one that did not come to its end: all that is lost is time.
     last: Attached<Vec<Address>>,
-    /// Whether that is kept: the entry has no other tensors, and none requires a gradient.
+    /// True if that is kept: the entry has no other tensors, and none requires a gradient.
     keeps_last: bool,
 }
 
@@ -43,7 +43,7 @@ impl LeadingTensors {
         }
     }
 
-    /// Adds the first arguments to `found` as far as they are found to fit here; how many. None if one
+    /// Add the first arguments to `found` as far as they are found to fit here; how many. None if one
     /// does not fit. There are as many arguments as patterns.
     #[inline(never)]
     pub(crate) fn fit<'a, 'py>(
@@ -52,7 +52,7 @@ impl LeadingTensors {
         found: &mut MatchedArguments<'a, 'py>,
     ) -> Option<usize> {
         let reader = self.reader.as_ref();
-        let by_fields = reader.and_then(|reader| reader.get().by_fields());
+        let by_fields = reader.and_then(|reader| reader.get().fast()?.field_reader());
         let (Some(by_fields), Some(items)) = (by_fields, raw::items(args)) else {
             return Some(0);
         };
@@ -86,7 +86,7 @@ impl LeadingTensors {
         Some(self.tensors.len())
     }
 
-    /// Notes where the tensors of a call lie that fits, if that is not known.
+    /// Note where the tensors of a call lie that fits, if that is not known.
     #[inline]
     pub(crate) fn note(&self, py: Python<'_>, found: &MatchedArguments<'_, '_>) {
         if !self.keeps_last || found.is_again() {
@@ -108,7 +108,7 @@ impl LeadingTensors {
         self.keep(py, last);
     }
 
-    /// Keeps again what a call has used.
+    /// Keep again what a call has used.
     #[inline]
     pub(crate) fn give_back(&self, py: Python<'_>, found: &mut MatchedArguments<'_, '_>) {
         if let Some(addresses) = found.take_again() {
@@ -121,7 +121,7 @@ impl LeadingTensors {
         drop(self.last.replace(py, addresses));
     }
 
-    /// How many of the first ones lie at these addresses, so that they fit.
+    /// Return how many of the first ones lie at these addresses, so that they fit.
     #[inline]
     fn count_at(
         &self,

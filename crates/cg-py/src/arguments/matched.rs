@@ -1,4 +1,4 @@
-//! `MatchedArguments`: the tensors of a call, and how each gets into its static one.
+//! `MatchedArguments`: the tensors of a call that fit, each with the way into its static one.
 
 use std::ops::Deref;
 
@@ -28,7 +28,7 @@ pub(crate) struct MatchedArguments<'a, 'py> {
     each: Each<'a, 'py>,
     /// The objects that guards look into, in order.
     objects: SmallVec<[Bound<'py, PyAny>; 4]>,
-    /// Where they lie instead, if they are the first arguments and some that lay there have fitted. No
+    /// Their addresses instead, if they are the first arguments and some that lay there have fitted. No
     /// others are added then.
     again: Option<Vec<Address>>,
 }
@@ -66,7 +66,7 @@ impl<'a, 'py> MatchedArguments<'a, 'py> {
         }
     }
 
-    /// Starts anew.
+    /// Start anew.
     #[inline]
     pub(crate) fn clear(&mut self) {
         self.each.clear();
@@ -85,7 +85,7 @@ impl<'a, 'py> MatchedArguments<'a, 'py> {
         self.objects.push(object);
     }
 
-    /// The objects of [`Pattern::Object`](super::pattern::Pattern::Object).
+    /// Return the objects of [`Pattern::Object`](super::pattern::Pattern::Object).
     #[inline]
     pub(crate) fn objects(&self) -> &[Bound<'py, PyAny>] {
         &self.objects
@@ -97,7 +97,7 @@ impl<'a, 'py> MatchedArguments<'a, 'py> {
         &self.each
     }
 
-    /// Says where the first arguments lie, which are all tensors.
+    /// Say where the first arguments lie, which are all tensors.
     #[inline]
     pub(crate) fn put_again(&mut self, addresses: Vec<Address>) {
         self.again = Some(addresses);
@@ -108,13 +108,13 @@ impl<'a, 'py> MatchedArguments<'a, 'py> {
         self.again.is_some()
     }
 
-    /// Takes out where they lie, if that was said.
+    /// Take out where they lie, if that was said.
     #[inline]
     pub(crate) fn take_again(&mut self) -> Option<Vec<Address>> {
         self.again.take()
     }
 
-    /// Those of a call with these arguments.
+    /// Return those of a call with these arguments.
     #[inline]
     pub(crate) fn tensors<'b>(&'b self, args: &'b Bound<'py, PyTuple>) -> MatchedTensors<'b, 'py>
     where
@@ -158,7 +158,7 @@ impl<'a, 'py> MatchedTensors<'a, 'py> {
         }
     }
 
-    /// How one of them gets into its static one, which begins there, as its pattern says, too.
+    /// Return how one of them gets into its static one, which begins there, as its pattern says, too.
     #[inline]
     pub(crate) fn fit(self, place: usize, own: Address) -> Match {
         match self {

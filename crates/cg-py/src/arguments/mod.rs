@@ -1,4 +1,4 @@
-//! Arguments of a call: what they are compared with, and how those that fit get into a graph.
+//! Arguments of a call: the patterns that they are compared with, and those that fit.
 
 mod leading_tensors;
 mod matched;

@@ -9,7 +9,7 @@ use super::matched::{Argument, MatchedArguments, MatchedTensor};
 use crate::error::argument;
 use crate::tensors::{FastMatch, FastSignature, Match, Signature, TensorReader};
 
-/// What stands at one place of the arguments.
+/// An expected argument.
 pub(crate) enum Pattern {
     /// A tensor that is copied.
     Tensor(Slot),
@@ -31,20 +31,20 @@ pub(crate) enum Pattern {
     Object(Py<PyType>),
 }
 
-/// What a tensor is compared with.
+/// An expected tensor.
 pub(crate) struct Slot {
     /// Without gradients as well: a function may ask a leaf for it, or record some itself.
     requires_grad: bool,
-    /// Whether it has no history, where that matters.
+    /// True if it has no history, where that matters.
     is_leaf: Option<bool>,
-    /// What tells in most calls.
+    /// Enough in most calls.
     quick: Option<FastSignature>,
     signature: Py<Signature>,
     class: Py<PyType>,
 }
 
 impl Pattern {
-    /// Reads what Python has put together: `("tensor", signature, requires_grad, is_leaf,
+    /// Read what Python has put together: `("tensor", signature, requires_grad, is_leaf,
     /// class)`, `("fixed", signature, requires_grad, is_leaf, class)`, `("constant", value)`,
     /// `("same", value)`, `("tuple", patterns)`, `("list", patterns)`, `("dict", [(key, pattern)])`,
     /// `("named", patterns, class)`, `("record", [(name, pattern)], class)` or `("object", class)`.
@@ -96,7 +96,7 @@ impl Pattern {
         })
     }
 
-    /// Whether a value fits. Tensors that are copied are added to `found`, and objects, in order.
+    /// Return whether a value fits. Tensors that are copied are added to `found`, and objects, in order.
     #[inline]
     pub(crate) fn fits<'a, 'py>(
         &self,
@@ -181,7 +181,7 @@ impl Pattern {
         }
     }
 
-    /// The fastest way, if that is enough for each tensor that it can tell of, and who reads them.
+    /// Return the fastest way, if that is enough for each tensor that it can tell of, and who reads them.
     pub(crate) fn quick(&self) -> Option<(&FastSignature, &Py<TensorReader>)> {
         match self {
             Self::Tensor(slot) if slot.is_leaf.is_none() => {
@@ -191,7 +191,7 @@ impl Pattern {
         }
     }
 
-    /// Adds the bytes of each tensor that is copied, in the order in which [`Self::fits`] finds them.
+    /// Add the bytes of each tensor that is copied, in the order in which [`Self::fits`] finds them.
     pub(crate) fn add_bytes(&self, bytes: &mut Vec<u64>) {
         match self {
             Self::Tensor(slot) => bytes.push(slot.signature.get().nbytes()),
@@ -209,7 +209,7 @@ impl Pattern {
         }
     }
 
-    /// Shows the garbage collector what this owns.
+    /// Show the garbage collector what this owns.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         match self {
             Self::Tensor(slot) | Self::Fixed(slot) => visit.call(&slot.class),
@@ -243,7 +243,7 @@ fn traverse_pairs(
     })
 }
 
-/// Whether positional arguments or elements fit.
+/// Return whether positional arguments or elements fit.
 #[inline]
 pub(crate) fn all_fit<'a, 'py>(
     patterns: &[Pattern],
@@ -262,7 +262,7 @@ pub(crate) fn all_fit<'a, 'py>(
     Ok(true)
 }
 
-/// Whether a dictionary has its keys in the order of the patterns.
+/// Return whether a dictionary has its keys in the order of the patterns.
 pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDict>) -> bool {
     for ((key, _), (other, _)) in patterns.iter().zip(dict) {
         if !equals(&other, key.bind(other.py())) {
@@ -272,7 +272,7 @@ pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDi
     true
 }
 
-/// Whether keyword arguments or the items of a dictionary fit.
+/// Return whether keyword arguments or the items of a dictionary fit.
 pub(crate) fn fits_dict<'py>(
     patterns: &[(Py<PyAny>, Pattern)],
     dict: &Bound<'py, PyDict>,
@@ -293,11 +293,12 @@ pub(crate) fn fits_dict<'py>(
 }
 
 impl Slot {
-    /// What the fastest way tells of a value.
+    /// Return what the fastest way tells of a value.
     #[inline]
     fn tell(&self, value: &Bound<'_, PyAny>) -> FastMatch {
         if let Some(quick) = &self.quick
-            && let Some(by_fields) = self.signature.get().reader().get().by_fields()
+            && let Some(fast) = self.signature.get().reader().get().fast()
+            && let Some(by_fields) = fast.field_reader()
         {
             return quick.tell(&by_fields, value);
         }
@@ -309,7 +310,7 @@ impl Slot {
         }
     }
 
-    /// How it gets into the static one; none where it does not fit.
+    /// Return how it gets into the static one; none where it does not fit.
     fn fits_after(&self, told: FastMatch, value: &Bound<'_, PyAny>) -> PyResult<Option<Match>> {
         let signature = self.signature.get();
         let fit = signature.matches_after(told, value, self.requires_grad)?;
@@ -326,7 +327,7 @@ fn is_leaf(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     tensor.getattr(intern!(tensor.py(), "is_leaf"))?.is_truthy()
 }
 
-/// Whether two values that are no tensors are the same: `1`, `1.0` and `True` are not, nor are `0.0`
+/// Return whether two non-tensor arguments are the same: `1`, `1.0` and `True` are not, nor are `0.0`
 /// and `-0.0`.
 fn equals(value: &Bound<'_, PyAny>, constant: &Bound<'_, PyAny>) -> bool {
     if value.is(constant) {

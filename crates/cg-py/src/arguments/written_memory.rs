@@ -1,4 +1,4 @@
-//! `WrittenMemory`: memory that a graph writes and that is not its own, where no argument must lie.
+//! `WrittenMemory`: memory of others that a graph writes, where no argument must lie.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -33,7 +33,7 @@ impl WrittenMemory {
         })
     }
 
-    /// Whether one of the tensors shares memory with what is written.
+    /// Return whether one of the tensors shares memory with what is written.
     #[inline]
     pub(crate) fn meets(&self, tensors: MatchedTensors<'_, '_>) -> bool {
         let MatchedTensors::Each(found) = tensors else {

@@ -17,17 +17,17 @@ use seq_macro::seq;
 
 use crate::error::{state, to_py};
 
-/// How many pools torch can know at once.
+/// Most pools that torch can know at once.
 const SLOTS: usize = 1024;
 
 type Allocate = extern "C" fn(isize, c_int, *mut c_void) -> *mut c_void;
 type Free = extern "C" fn(*mut c_void, usize, c_int, *mut c_void);
 
 static POOLS: [Mutex<Option<Served>>; SLOTS] = [const { Mutex::new(None) }; SLOTS];
-/// Whether nobody but torch knows the pool of a slot any more.
+/// True if nobody but torch knows the pool of a slot any more.
 static CLOSED: [AtomicBool; SLOTS] = [const { AtomicBool::new(false) }; SLOTS];
 
-/// Whether some of them may have memory that is to go back.
+/// True if some of them may have memory that is to go back.
 static WAITING: AtomicBool = AtomicBool::new(false);
 
 thread_local! {
@@ -43,7 +43,7 @@ seq!(SLOT in 0..1024 {
 /// A pool that torch takes segments from.
 struct Served {
     pool: Pool,
-    /// How many segments torch has.
+    /// Number of segments that torch has.
     segments: usize,
 }
 
@@ -53,7 +53,7 @@ pub(crate) struct Lease {
 }
 
 impl Lease {
-    /// Takes the first free pair of functions.
+    /// Take the first free pair of functions.
     pub(crate) fn new(py: Python<'_>, pool: &Pool) -> PyResult<Self> {
         let taken = py.detach(|| (0..SLOTS).find(|slot| take(*slot, pool)));
         taken.map(|slot| Self { slot }).ok_or_else(|| {
@@ -64,7 +64,7 @@ impl Lease {
         })
     }
 
-    /// Which pair it is, and the addresses of its functions.
+    /// Return which pair it is, and the addresses of its functions.
     pub(crate) fn functions(&self) -> (usize, usize, usize) {
         let (allocate, free) = (ALLOCATE[self.slot], FREE[self.slot]);
         (self.slot, allocate as usize, free as usize)
@@ -81,7 +81,7 @@ impl Drop for Lease {
 }
 
 impl Served {
-    /// Tries to give back what torch has released.
+    /// Try to give back what torch has released.
     fn settle(&self) -> bool {
         let settled = self.pool.settle() == 0;
         if !settled {
@@ -90,13 +90,13 @@ impl Served {
         settled
     }
 
-    /// Whether torch has nothing of a closed pool, and all of its memory has gone back.
+    /// Return whether torch has nothing of a closed pool, and all of its memory has gone back.
     fn is_gone(&self, slot: usize) -> bool {
         CLOSED[slot].load(Ordering::Acquire) && self.segments == 0 && self.settle()
     }
 }
 
-/// Lets a pool take a slot; false if another one has it.
+/// Let a pool take a slot; false if another one has it.
 fn take(slot: usize, pool: &Pool) -> bool {
     let mut served = lock(slot);
     drop(served.take_if(|served| served.is_gone(slot)));
@@ -111,7 +111,7 @@ fn take(slot: usize, pool: &Pool) -> bool {
     true
 }
 
-/// Gives back what torch has released and what could not go back at once, as beside a capture.
+/// Give back what torch has released and what could not go back at once, as beside a capture.
 #[pyfunction]
 pub(crate) fn settle_pools(py: Python<'_>) {
     if !WAITING.swap(false, Ordering::AcqRel) {
@@ -128,7 +128,7 @@ pub(crate) fn settle_pools(py: Python<'_>) {
     });
 }
 
-/// The exception for the last segment that this thread was refused, if it asked for so many bytes.
+/// Return the exception for the last segment that this thread was refused, if it asked for so many bytes.
 #[pyfunction]
 pub(crate) fn take_refusal(py: Python<'_>, bytes: isize) -> Option<PyErr> {
     let refused = REFUSED.take();

@@ -19,7 +19,7 @@ pub(crate) struct Capture {
 
 #[pymethods]
 impl Capture {
-    /// Begins a capture. `mode` is `"global"`, `"thread_local"` or `"relaxed"`.
+    /// Begin a capture. `mode` is `"global"`, `"thread_local"` or `"relaxed"`.
     #[staticmethod]
     fn begin(py: Python<'_>, stream: &Stream, mode: &str) -> PyResult<Self> {
         let mode = parse_mode(mode)?;
@@ -29,7 +29,7 @@ impl Capture {
         })
     }
 
-    /// Takes over a capture that somebody else began.
+    /// Take over a capture that somebody else began.
     #[staticmethod]
     fn take_over(py: Python<'_>, stream: &Stream) -> PyResult<Self> {
         let core = detached(py, || cg_core::Capture::take_over(&stream.core))?;
@@ -38,7 +38,7 @@ impl Capture {
         })
     }
 
-    /// Ends the capture and makes the template.
+    /// End the capture and make the template.
     fn finish(&self, py: Python<'_>) -> PyResult<Template> {
         let core = self.take().ok_or_else(|| {
             state("the capture is over already: begin a new one before you finish it")
@@ -63,7 +63,7 @@ pub(crate) struct Tracker {
 
 #[pymethods]
 impl Tracker {
-    /// Follows the capture that is open on the stream.
+    /// Follow the capture that is open on the stream.
     #[new]
     fn new(py: Python<'_>, stream: &Stream) -> PyResult<Self> {
         let core = detached(py, || cg_core::Tracker::new(&stream.core))?;
@@ -72,7 +72,7 @@ impl Tracker {
         })
     }
 
-    /// The nodes of the capture that no earlier look has returned; none if `current` is not one of
+    /// Return the nodes of the capture that no earlier look has returned; none if `current` is not one of
     /// its streams.
     fn new_nodes(&self, py: Python<'_>, current: &Stream) -> PyResult<Vec<u64>> {
         let mut core = self.core.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,7 +80,7 @@ impl Tracker {
     }
 }
 
-/// Begins a relaxed capture that somebody else ends. It has a node that does nothing.
+/// Begin a relaxed capture that somebody else ends. It has a node that does nothing.
 #[pyfunction]
 pub(crate) fn begin_and_hand_over(py: Python<'_>, stream: &Stream) -> PyResult<()> {
     detached(py, || {
@@ -89,7 +89,7 @@ pub(crate) fn begin_and_hand_over(py: Python<'_>, stream: &Stream) -> PyResult<(
     })
 }
 
-/// Ends a capture that somebody else began, if the stream captures, and throws its work away.
+/// End a capture that somebody else began, if the stream captures, and throw its work away.
 #[pyfunction]
 pub(crate) fn end_broken(py: Python<'_>, stream: &Stream) -> PyResult<()> {
     detached(py, || {

@@ -2,6 +2,7 @@
 
 mod allocator;
 mod capture;
+mod current_stream;
 mod pool;
 mod sim;
 mod stream;
@@ -15,6 +16,7 @@ use crate::raw;
 
 pub(crate) use allocator::{settle_pools, take_refusal};
 pub(crate) use capture::{Capture, Tracker, begin_and_hand_over, end_broken};
+pub(crate) use current_stream::CurrentStream;
 pub(crate) use pool::{Block, Pool};
 pub(crate) use sim::Sim;
 pub(crate) use stream::{Event, Stream};
@@ -28,7 +30,7 @@ pub(crate) struct Device {
 
 #[pymethods]
 impl Device {
-    /// The GPU with this number.
+    /// Return the GPU with this number.
     #[staticmethod]
     fn cuda(py: Python<'_>, ordinal: u32) -> PyResult<Self> {
         #[cfg(feature = "cuda")]
@@ -43,7 +45,7 @@ impl Device {
         Ok(Self { core })
     }
 
-    /// A simulated device.
+    /// Return a simulated device.
     #[staticmethod]
     fn sim(sim: &Sim) -> Self {
         Self {
@@ -51,13 +53,13 @@ impl Device {
         }
     }
 
-    /// The driver and device, as in `cuda:0`.
+    /// Return the driver and device, as in `cuda:0`.
     #[getter]
     fn name(&self) -> String {
         self.core.name()
     }
 
-    /// The driver's version as CUDA numbers it.
+    /// Return the driver's version as CUDA numbers it.
     #[getter]
     fn driver_version(&self) -> u32 {
         self.core.driver().version()
@@ -69,7 +71,7 @@ impl Device {
         Ok(range.map(|(base, bytes)| (base.0, bytes)))
     }
 
-    /// The eight bytes at an address, as a number; none if nothing is there. The caller keeps the
+    /// Return the eight bytes at an address, as a number; none if nothing is there. The caller keeps the
     /// memory alive.
     fn word(&self, py: Python<'_>, address: u64) -> PyResult<Option<u64>> {
         detached(py, || match self.core.memory_range(Address(address))? {
@@ -81,19 +83,19 @@ impl Device {
         })
     }
 
-    /// Whether a capture is open that cgraph knows of.
+    /// Return whether a capture is open that cgraph knows of.
     fn has_captures(&self) -> bool {
         self.core.has_captures()
     }
 
-    /// Says that others have begun a capture, until the result is dropped.
+    /// Say that others have begun a capture, until the result is dropped.
     fn mark_capture(&self) -> CaptureMark {
         CaptureMark {
             _core: self.core.mark_capture(),
         }
     }
 
-    /// Drops what only finished work still used; returns how many things wait.
+    /// Drop what only finished work still used; return how many things wait.
     fn collect(&self, py: Python<'_>) -> usize {
         py.detach(|| self.core.collect())
     }
@@ -117,13 +119,13 @@ pub(crate) struct CaptureMark {
     _core: cg_core::CaptureMark,
 }
 
-/// Tells cgraph that the interpreter exits: no object calls the driver any more.
+/// Tell cgraph that the interpreter exits: no object calls the driver any more.
 #[pyfunction]
 pub(crate) fn begin_exit() {
     cg_core::begin_exit();
 }
 
-/// The version of the native half.
+/// Return the version of the native half.
 #[pyfunction]
 pub(crate) fn version() -> &'static str {
     env!("CARGO_PKG_VERSION")

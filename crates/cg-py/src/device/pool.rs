@@ -53,13 +53,13 @@ impl Pool {
         })
     }
 
-    /// A number that no other pool has.
+    /// Return a number that no other pool has.
     #[getter]
     fn id(&self) -> u64 {
         self.core.id()
     }
 
-    /// Its device.
+    /// Return its device.
     #[getter]
     fn device(&self) -> Device {
         Device {
@@ -67,19 +67,19 @@ impl Pool {
         }
     }
 
-    /// The most bytes that its segments may have.
+    /// Return the most bytes that its segments may have.
     #[getter]
     fn limit(&self) -> Option<u64> {
         self.core.limit()
     }
 
-    /// Whether its memory is given back.
+    /// Return whether its memory is given back.
     #[getter]
     fn is_paused(&self, py: Python<'_>) -> bool {
         py.detach(|| self.core.is_paused())
     }
 
-    /// A number for the functions that torch's allocator is to call, and their addresses; of a CUDA
+    /// Return a number for the functions that torch's allocator is to call, and their addresses; of a CUDA
     /// device only.
     fn functions(&self) -> PyResult<(usize, usize, usize)> {
         let lease = self.lease.as_ref();
@@ -87,7 +87,7 @@ impl Pool {
         Ok(lease.functions())
     }
 
-    /// A block for work on a stream; given back when the last reference to it goes. Of the simulator
+    /// Return a block for work on a stream; given back when the last reference to it goes. Of the simulator
     /// only.
     fn allocate(&self, py: Python<'_>, stream: &Stream, bytes: u64) -> PyResult<Block> {
         let sim = self.sim.as_ref();
@@ -96,7 +96,7 @@ impl Pool {
         Ok(Block::new(sim, memory))
     }
 
-    /// The segments of the simulator, whole.
+    /// Return the segments of the simulator, whole.
     fn segments(&self) -> Vec<Block> {
         let views = self.sim.iter().flat_map(|sim| {
             let segments = self.core.segments();
@@ -125,7 +125,7 @@ impl Pool {
         ]
     }
 
-    /// Address, bytes and bytes in use of each segment.
+    /// Addres, bytes and bytes in use of each segment.
     fn segment_stats(&self, py: Python<'_>) -> Vec<(u64, u64, u64)> {
         let segments = py.detach(|| self.core.stats().segments);
         let sizes = segments
@@ -143,12 +143,12 @@ impl Pool {
             .collect()
     }
 
-    /// Gives wholly free segments back; how many bytes that were.
+    /// Give wholly free segments back; how many bytes that were.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         detached(py, || self.core.trim())
     }
 
-    /// Gives all memory back: `discard` or `host` says what becomes of the contents.
+    /// Give all memory back: `discard` or `host` says what becomes of the contents.
     fn pause(&self, py: Python<'_>, keep: &str) -> PyResult<()> {
         let keep = match keep {
             "discard" => Keep::Discard,
@@ -161,7 +161,7 @@ impl Pool {
         detached(py, || self.core.pause(keep))
     }
 
-    /// Maps memory at the same addresses again.
+    /// Map memory at the same addresses again.
     fn resume(&self, py: Python<'_>) -> PyResult<()> {
         if !self.is_paused(py) {
             let (id, device) = (self.core.id(), self.core.device().name());
@@ -188,25 +188,25 @@ impl Block {
 
 #[pymethods]
 impl Block {
-    /// Where it starts on the device.
+    /// Return where it starts on the device.
     #[getter]
     fn address(&self) -> u64 {
         self.memory.address().0
     }
 
-    /// Where the host memory behind it starts.
+    /// Return where the host memory behind it starts.
     #[getter]
     fn host_address(&self) -> usize {
         self.view.as_ptr().addr()
     }
 
-    /// How many bytes it has.
+    /// Return how many bytes it has.
     #[getter]
     fn nbytes(&self) -> usize {
         self.view.bytes()
     }
 
-    /// Overwrites it with the simulator's poison.
+    /// Overwrite it with the simulator's poison.
     fn poison(&self) {
         self.view.copy_from(&vec![0xFF; self.view.bytes()]);
     }

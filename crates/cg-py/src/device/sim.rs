@@ -15,7 +15,7 @@ use crate::error::argument;
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Sim {
     pub(crate) core: cg_core::Sim,
-    /// What the last failed kernel raised.
+    /// The exception of the last failed kernel.
     raised: Arc<Mutex<Option<PyErr>>>,
 }
 
@@ -35,7 +35,7 @@ impl Sim {
         }
     }
 
-    /// Enqueues a callable as a kernel, or records it where the stream captures.
+    /// Enqueue a callable as a kernel, or record it where the stream captures.
     fn launch(
         &self,
         py: Python<'_>,
@@ -59,7 +59,7 @@ impl Sim {
         })
     }
 
-    /// Adds a conditional node of the kind `if` that chooses from copies of the bodies.
+    /// Add a conditional node of the kind `if` that chooses from copies of the bodies.
     fn add_conditional(
         &self,
         py: Python<'_>,
@@ -75,7 +75,7 @@ impl Sim {
         })
     }
 
-    /// Raises what the last failed kernel raised, and makes the device usable again.
+    /// Raise what the last failed kernel raised, and make the device usable again.
     pub(crate) fn raise_failure(&self) -> PyResult<()> {
         let text = self.core.take_failure();
         let raised = self
@@ -90,22 +90,22 @@ impl Sim {
         }
     }
 
-    /// Runs one ready operation; false if there is none.
+    /// Run one ready operation; false if there is none.
     fn step(&self, py: Python<'_>) -> bool {
         py.detach(|| self.core.step())
     }
 
-    /// Runs until nothing is in flight.
+    /// Run until nothing is in flight.
     fn drive(&self, py: Python<'_>) {
         py.detach(|| self.core.drive());
     }
 
-    /// Holds a stream's work back until nothing else can run.
+    /// Hold a stream's work back until nothing else can run.
     fn delay(&self, stream: &Stream, delayed: bool) {
         self.core.delay(stream.core.handle(), delayed);
     }
 
-    /// Makes the next call of this CUDA name fail with this code.
+    /// Make the next call of this CUDA name fail with this code.
     fn fail_next(&self, call: &str, code: u32) -> PyResult<()> {
         let found = Call::ALL.iter().find(|known| known.symbol() == call);
         let found =
@@ -114,17 +114,17 @@ impl Sim {
         Ok(())
     }
 
-    /// Makes the n-th fallible call from now fail with this code; zero is the next one.
+    /// Make the n-th fallible call from now fail with this code; zero is the next one.
     fn fail_call(&self, n: usize, code: u32) {
         self.core.fail_call(n, Code(code));
     }
 
-    /// Takes back faults that have not happened.
+    /// Take back faults that have not happened.
     fn clear_faults(&self) {
         self.core.clear_faults();
     }
 
-    /// How many objects of each kind exist.
+    /// Return how many objects of each kind exist.
     fn live<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let live = self.core.live();
         let counts = PyDict::new(py);

@@ -14,7 +14,7 @@ pub(crate) struct Stream {
 
 #[pymethods]
 impl Stream {
-    /// A new stream, or with `handle` an existing one, which must outlive what is replayed on it.
+    /// Return a new stream, or with `handle` an existing one, which must outlive what is replayed on it.
     #[new]
     #[pyo3(signature = (device, *, handle=None))]
     fn new(py: Python<'_>, device: &Device, handle: Option<u64>) -> PyResult<Self> {
@@ -25,13 +25,13 @@ impl Stream {
         Ok(Self { core })
     }
 
-    /// The raw stream; zero is the legacy default stream.
+    /// Return the raw stream; zero is the legacy default stream.
     #[getter]
     fn handle(&self) -> u64 {
         self.core.handle().0
     }
 
-    /// Its device.
+    /// Return its device.
     #[getter]
     fn device(&self) -> Device {
         Device {
@@ -39,22 +39,22 @@ impl Stream {
         }
     }
 
-    /// Waits until all work has finished.
+    /// Wait until all work has finished.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || self.core.synchronize())
     }
 
-    /// Whether all work has finished.
+    /// Return whether all work has finished.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         detached(py, || self.core.is_idle())
     }
 
-    /// Whether it captures.
+    /// Return whether it captures.
     fn is_capturing(&self, py: Python<'_>) -> PyResult<bool> {
         detached(py, || self.core.is_capturing())
     }
 
-    /// Makes later work wait for what is enqueued on another stream now.
+    /// Make later work wait for what is enqueued on another stream now.
     fn wait_stream(&self, py: Python<'_>, stream: &Self) -> PyResult<()> {
         detached(py, || {
             let event = cg_core::Event::new(stream.core.device())?;
@@ -63,12 +63,12 @@ impl Stream {
         })
     }
 
-    /// Makes later work wait for the event.
+    /// Make later work wait for the event.
     fn wait_event(&self, py: Python<'_>, event: &Event) -> PyResult<()> {
         detached(py, || self.core.wait(&event.core))
     }
 
-    /// Records the event behind all work enqueued so far.
+    /// Record the event behind all work enqueued so far.
     fn record_event(&self, py: Python<'_>, event: &Event) -> PyResult<()> {
         detached(py, || self.core.record(&event.core))
     }
@@ -101,12 +101,12 @@ impl Event {
         Ok(Self { core })
     }
 
-    /// Whether the work before the last record has finished.
+    /// Return whether the work before the last record has finished.
     fn query(&self, py: Python<'_>) -> PyResult<bool> {
         detached(py, || self.core.is_reached())
     }
 
-    /// Waits until the work before the last record has finished.
+    /// Wait until the work before the last record has finished.
     fn synchronize(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || self.core.synchronize())
     }

@@ -30,35 +30,35 @@ impl Template {
 
 #[pymethods]
 impl Template {
-    /// A graph of somebody else, who keeps it alive.
+    /// Return a graph of somebody else, who keeps it alive.
     #[staticmethod]
     fn from_raw(device: &Device, handle: u64) -> Self {
         Self::new(raw::template(&device.core, handle))
     }
 
-    /// The raw graph.
+    /// Return the raw graph.
     #[getter]
     fn handle(&self) -> u64 {
         self.core.handle().0
     }
 
-    /// The number by which tools know the graph; none from a driver older than CUDA 13.1.
+    /// Return the number by which tools know the graph; none from a driver older than CUDA 13.1.
     #[getter]
     fn graph_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         detached(py, || self.core.graph_id())
     }
 
-    /// How many nodes it has; those of child graphs are not counted.
+    /// Return how many nodes it has; those of child graphs are not counted.
     fn node_count(&self, py: Python<'_>) -> PyResult<usize> {
         detached(py, || self.core.node_count())
     }
 
-    /// How many nodes it has, those of child graphs included.
+    /// Return how many nodes it has, those of child graphs included.
     fn count(&self, py: Python<'_>) -> PyResult<usize> {
         Ok(detached(py, || self.core.data())?.count())
     }
 
-    /// What its nodes name by address: the name of the node, the address, and start and size of the
+    /// Return what its nodes name by address: the name of the node, the address, and start and size of the
     /// allocation that it lies in.
     fn addresses(&self, py: Python<'_>) -> PyResult<Vec<NamedAddress>> {
         let found = detached(py, || self.core.addresses())?;
@@ -78,34 +78,34 @@ impl Template {
         Ok(detached(py, || self.core.data())?.dot(verbose))
     }
 
-    /// Adds a node that runs a copy of another template, after no other node.
+    /// Add a node that runs a copy of another template, after no other node.
     fn add_child(&self, py: Python<'_>, child: &Self) -> PyResult<()> {
         detached(py, || self.core.add_child(&child.core, &[]).map(|_| ()))
     }
 
-    /// A copy, with nodes of its own.
+    /// Return a copy, with nodes of its own.
     fn copy(&self, py: Python<'_>) -> PyResult<Self> {
         Ok(Self::new(detached(py, || self.core.try_clone())?))
     }
 
-    /// A copy, and its raw nodes by those that they are copies of.
+    /// Return a copy, and its raw nodes by those that they are copies of.
     fn copy_mapped(&self, py: Python<'_>) -> PyResult<(Self, HashMap<u64, u64>)> {
         let (core, copies) = detached(py, || self.core.try_clone_mapped())?;
         let raw = |(node, copied): (Node, Node)| (node.handle().0, copied.handle().0);
         Ok((Self::new(core), copies.into_iter().map(raw).collect()))
     }
 
-    /// Removes all nodes.
+    /// Remove all nodes.
     fn clear(&self, py: Python<'_>) -> PyResult<()> {
         detached(py, || self.core.clear())
     }
 
-    /// Keeps an object alive as long as the template, its execs and their replays in flight.
+    /// Keep an object alive as long as the template, its execs and their replays in flight.
     fn retain(&self, object: Py<PyAny>) {
         self.core.retain(Arc::new(object));
     }
 
-    /// Keeps a pool's segments alive as long as the template and its execs.
+    /// Keep a pool's segments alive as long as the template and its execs.
     fn retain_pool(&self, pool: &Pool) {
         self.core.retain(pool.core.retained());
     }

@@ -11,8 +11,8 @@ use super::last_stream::LastStream;
 use super::modes::Mode;
 use super::results::{Results, Returned};
 use crate::arguments::{
-    Argument, LeadingTensors, MatchedArguments, MatchedTensor, Pattern, WrittenMemory, all_fit,
-    fits_dict, has_order,
+    Argument, LeadingTensors, MatchedArguments, MatchedTensor, MatchedTensors, Pattern,
+    WrittenMemory, all_fit, fits_dict, has_order,
 };
 use crate::graph::{Graph, NewResults, PaddedGraph, ReplayTensors, Segments, call_with};
 use crate::guards::Guards;
@@ -24,23 +24,23 @@ use crate::tensors::Match;
 pub(crate) struct Entry {
     args: Vec<Pattern>,
     /// Compares the tensors that they begin with.
-    front: LeadingTensors,
+    leading: LeadingTensors,
     kwargs: Vec<(Py<PyAny>, Pattern)>,
-    /// Whether keyword arguments must come in this order.
+    /// True if keyword arguments must come in this order.
     is_in_order: bool,
     mode: Mode,
-    /// What must be as it was, outside of the arguments and in objects among them.
+    /// Objects outside of the arguments, and inside of them, that must be as they were.
     guards: Option<Py<Guards>>,
-    /// Where an argument must not lie.
+    /// Memory where no argument must lie.
     written: Option<WrittenMemory>,
-    /// Whether Python code of the user's runs between segments of it.
+    /// True if Python code of the user's runs between segments of it.
     has_breaks: bool,
     /// Tells whether what its last call left is still waited for. No call fits as long as it is.
     is_open: Option<Py<PyAny>>,
     work: Work,
-    lane: Option<Py<LastStream>>,
+    last_stream: Option<Py<LastStream>>,
     /// None where calls are handed on that several threads may make at a time.
-    turn: Option<Py<FunctionLock>>,
+    lock: Option<Py<FunctionLock>>,
     replays: AtomicU64,
     /// Calls that its feed has made without a replay.
     eager_calls: AtomicU64,
@@ -51,19 +51,23 @@ pub(crate) struct Entry {
 /// Counts what happens to the entries of all functions.
 static CLOCK: AtomicU64 = AtomicU64::new(1);
 
-/// What a call does.
+/// The work of a call.
 enum Work {
-    /// Replays a graph, whose static inputs are the tensors of the patterns.
-    Graph(Py<Graph>, Results),
-    /// The same with fewer rows.
-    Padded(Py<PaddedGraph>, Results),
-    /// The same for a graph with breaks.
-    Segments(Py<Segments>, Results),
-    /// The same by a callable that takes a tuple of tensors, and for fresh results where these go and the
-    /// new tensors, and returns `True` if it did not replay.
-    Feed(Py<PyAny>, Results),
+    /// Replays, with the tensors of the patterns as static inputs.
+    Replay(Replay, Results),
     /// Calls what takes the arguments as they are, and returns the result.
     Call(Py<PyAny>),
+}
+
+enum Replay {
+    Graph(Py<Graph>),
+    /// A graph with fewer rows.
+    Padded(Py<PaddedGraph>),
+    /// A graph with breaks.
+    Segments(Py<Segments>),
+    /// A callable that takes a tuple of tensors, and for fresh results where these go and the new
+    /// tensors, and returns `True` if it did not replay.
+    Callable(Py<PyAny>),
 }
 
 #[pymethods]
@@ -103,19 +107,10 @@ impl Entry {
             let pattern = Pattern::parse(&item.get_item(1)?)?;
             Ok((item.get_item(0)?.unbind(), pattern))
         });
-        let work = match (outputs, work.cast::<Graph>()) {
-            (None, _) => Work::Call(work.unbind()),
-            (Some((leaves, build, warn)), graph) => {
-                let outputs = Results::new(&leaves, &build, warn)?;
-                if let Ok(graph) = graph {
-                    Work::Graph(graph.clone().unbind(), outputs)
-                } else if let Ok(padded) = work.cast::<PaddedGraph>() {
-                    Work::Padded(padded.clone().unbind(), outputs)
-                } else if let Ok(segments) = work.cast::<Segments>() {
-                    Work::Segments(segments.clone().unbind(), outputs)
-                } else {
-                    Work::Feed(work.unbind(), outputs)
-                }
+        let work = match outputs {
+            None => Work::Call(work.unbind()),
+            Some((leaves, build, warn)) => {
+                Work::Replay(Replay::new(work), Results::new(&leaves, &build, warn)?)
             }
         };
         let args: Vec<Pattern> = args.collect::<PyResult<_>>()?;
@@ -125,7 +120,7 @@ impl Entry {
             pattern.add_bytes(&mut bytes);
         }
         Ok(Self {
-            front: LeadingTensors::of(py, &args, bytes.len()),
+            leading: LeadingTensors::of(py, &args, bytes.len()),
             args,
             kwargs,
             is_in_order,
@@ -135,16 +130,16 @@ impl Entry {
             has_breaks,
             is_open,
             work,
-            lane,
-            turn,
+            last_stream: lane,
+            lock: turn,
             replays: AtomicU64::new(0),
             eager_calls: AtomicU64::new(0),
             last_use: AtomicU64::new(raw::count(&CLOCK)),
         })
     }
 
-    /// Serves a call whose arguments were taken apart: `tensors` are those of the patterns, in their
-    /// order, however they are laid out. The caller has the turn.
+    /// Serve a call whose arguments were taken apart: `tensors` are those of the patterns, in their
+    /// order, however they are laid out. The caller holds the lock.
     fn call(
         slf: &Bound<'_, Self>,
         args: &Bound<'_, PyTuple>,
@@ -160,13 +155,13 @@ impl Entry {
         Self::run(slf, args, Some(kwargs), &mut found)
     }
 
-    /// How many calls it has answered.
+    /// Return how many calls it has answered.
     #[getter]
     fn replays(&self) -> u64 {
         self.replays.load(Ordering::Relaxed)
     }
 
-    /// How many others it has answered without a replay.
+    /// Return how many others it has answered without a replay.
     #[getter]
     fn eager_calls(&self) -> u64 {
         self.eager_calls.load(Ordering::Relaxed)
@@ -185,31 +180,19 @@ impl Entry {
         }
         visit.call(&self.guards)?;
         match &self.work {
-            Work::Graph(graph, outputs) => {
-                visit.call(graph)?;
-                outputs.traverse(&visit)?;
-            }
-            Work::Padded(padded, outputs) => {
-                visit.call(padded)?;
-                outputs.traverse(&visit)?;
-            }
-            Work::Segments(segments, outputs) => {
-                visit.call(segments)?;
-                outputs.traverse(&visit)?;
-            }
-            Work::Feed(feed, outputs) => {
-                visit.call(feed)?;
-                outputs.traverse(&visit)?;
+            Work::Replay(replay, results) => {
+                replay.traverse(&visit)?;
+                results.traverse(&visit)?;
             }
             Work::Call(call) => visit.call(call)?,
         }
         visit.call(&self.is_open)?;
-        visit.call(&self.lane)
+        visit.call(&self.last_stream)
     }
 }
 
 impl Entry {
-    /// Whether a call is a replay of this one. Tensors that are to be copied are added to `found`.
+    /// Return whether a call is a replay of this one. Tensors that are to be copied are added to `found`.
     #[inline]
     pub(super) fn fits<'a, 'py>(
         &self,
@@ -222,7 +205,7 @@ impl Entry {
         if args.len() != self.args.len() || !self.mode.equals(mode, py)? {
             return Ok(false);
         }
-        let Some(place) = self.front.fit(args, found) else {
+        let Some(place) = self.leading.fit(args, found) else {
             return Ok(false);
         };
         if place < args.len() {
@@ -244,50 +227,50 @@ impl Entry {
         if written.is_some_and(|written| written.meets(found.tensors(args))) || self.is_open(py)? {
             return Ok(false);
         }
-        self.front.note(py, found);
+        self.leading.note(py, found);
         let guards = self.guards.as_ref();
         Ok(guards.is_none_or(|guards| guards.get().fits(py, found.objects())))
     }
 
-    /// Gives back what it has put into `found`, for calls to come.
+    /// Give back what it has put into `found`, for calls to come.
     #[inline]
     pub(super) fn give_back(&self, py: Python<'_>, found: &mut MatchedArguments<'_, '_>) {
-        self.front.give_back(py, found);
+        self.leading.give_back(py, found);
     }
 
-    /// Whether a backward pass may still read what the last call left.
+    /// Return whether a backward pass may still read what the last call left.
     #[inline]
     pub(super) fn is_open(&self, py: Python<'_>) -> PyResult<bool> {
         let is_open = self.is_open.as_ref();
         is_open.map_or(Ok(false), |is_open| is_open.bind(py).call0()?.is_truthy())
     }
 
-    /// Whether it cannot be replayed, as the current stream captures.
+    /// Return whether it cannot be replayed, as the current stream captures.
     #[inline]
     pub(super) fn is_blocked(&self, py: Python<'_>, is_capturing: &Py<PyAny>) -> PyResult<bool> {
-        let lane = self.lane.as_ref();
-        let may_capture = lane.is_none_or(|lane| lane.get().may_capture());
+        let last = self.last_stream.as_ref();
+        let may_capture = last.is_none_or(|last| last.get().may_capture());
         Ok(may_capture && is_capturing.bind(py).call0()?.is_truthy()?)
     }
 
-    /// Takes the turn to run it, where it needs one; as an error that of another thread.
+    /// Take the lock to run it, where it needs one; as an error the lock that another thread holds.
     #[inline]
     pub(super) fn try_take(&self) -> Result<Option<Locked<'_>>, &FunctionLock> {
-        let Some(turn) = &self.turn else {
+        let Some(lock) = &self.lock else {
             return Ok(None);
         };
-        let turn = turn.get();
-        turn.try_take().map(Some).ok_or(turn)
+        let lock = lock.get();
+        lock.try_take().map(Some).ok_or(lock)
     }
 
-    /// Whether a break of the same function has made the call. The caller has the turn.
+    /// Return whether a break of the same function has made the call. The caller holds the lock.
     #[inline]
     pub(super) fn is_replaying(&self) -> bool {
-        let turn = self.turn.as_ref();
-        turn.is_some_and(|turn| turn.get().is_replaying())
+        let lock = self.lock.as_ref();
+        lock.is_some_and(|lock| lock.get().is_replaying())
     }
 
-    /// Replays, and returns what the function would. The caller has the turn.
+    /// Replay, and returns what the function would. The caller holds the lock.
     #[inline]
     pub(super) fn run<'py>(
         slf: &Bound<'py, Self>,
@@ -297,51 +280,21 @@ impl Entry {
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
         let tensors = found.tensors(args);
-        let turn = entry.turn.as_ref().filter(|_| entry.has_breaks);
-        let _replaying = turn.map(|turn| turn.get().replays());
-        let enter_lane = || match &entry.lane {
-            Some(lane) => lane.get().follow(py),
-            None => Ok(None),
+        let lock = entry.lock.as_ref().filter(|_| entry.has_breaks);
+        let _replaying = lock.map(|lock| lock.get().replays());
+        let stream = match &entry.last_stream {
+            Some(last) => last.get().follow(py)?,
+            None => None,
         };
         let mut is_eager = false;
         let result = match &entry.work {
-            Work::Graph(graph, outputs) => {
-                let stream = enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                let to = new.as_ref().map(NewResults::to);
-                Graph::run(graph.bind(py), ReplayTensors::Matched(tensors), to, stream)?;
-                outputs.result(py, tensors, new.as_ref())?
+            Work::Replay(replay, results) => {
+                results.warn_if_held(py)?;
+                let new = results.new_results(py)?;
+                is_eager = replay.run(py, tensors, new.as_ref(), stream)?;
+                results.result(py, tensors, new.as_ref())?
             }
-            Work::Padded(padded, outputs) => {
-                let stream = enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                padded.get().run(py, tensors, new.as_ref(), stream)?;
-                outputs.result(py, tensors, new.as_ref())?
-            }
-            Work::Segments(segments, outputs) => {
-                enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                let to = new.as_ref().map(NewResults::to);
-                segments
-                    .get()
-                    .run(py, ReplayTensors::Matched(tensors), to)?;
-                outputs.result(py, tensors, new.as_ref())?
-            }
-            Work::Feed(feed, outputs) => {
-                enter_lane()?;
-                outputs.tell(py)?;
-                let new = outputs.new_results(py)?;
-                let answer = call_with(feed.bind(py), tensors, new.as_ref())?;
-                is_eager = answer.is(PyBool::new(py, true));
-                outputs.result(py, tensors, new.as_ref())?
-            }
-            Work::Call(call) => {
-                enter_lane()?;
-                call.call(py, args, kwargs)?
-            }
+            Work::Call(call) => call.call(py, args, kwargs)?,
         };
         entry.give_back(py, found);
         raw::count(if is_eager {
@@ -351,5 +304,52 @@ impl Entry {
         });
         entry.last_use.store(raw::count(&CLOCK), Ordering::Relaxed);
         Ok(result)
+    }
+}
+
+impl Replay {
+    fn new(replay: Bound<'_, PyAny>) -> Self {
+        if let Ok(graph) = replay.cast::<Graph>() {
+            Self::Graph(graph.clone().unbind())
+        } else if let Ok(padded) = replay.cast::<PaddedGraph>() {
+            Self::Padded(padded.clone().unbind())
+        } else if let Ok(segments) = replay.cast::<Segments>() {
+            Self::Segments(segments.clone().unbind())
+        } else {
+            Self::Callable(replay.unbind())
+        }
+    }
+
+    /// Replay with these tensors and new results, if there are some; true if a callable did not replay.
+    #[inline]
+    fn run<'py>(
+        &self,
+        py: Python<'py>,
+        tensors: MatchedTensors<'_, 'py>,
+        new: Option<&NewResults<'py>>,
+        stream: Option<u64>,
+    ) -> PyResult<bool> {
+        let given = ReplayTensors::Matched(tensors);
+        match self {
+            Self::Graph(graph) => {
+                Graph::run(graph.bind(py), given, new.map(NewResults::to), stream)?;
+            }
+            Self::Padded(padded) => padded.get().run(py, tensors, new, stream)?,
+            Self::Segments(segments) => segments.get().run(py, given, new.map(NewResults::to))?,
+            Self::Callable(replay) => {
+                let answer = call_with(replay.bind(py), tensors, new)?;
+                return Ok(answer.is(PyBool::new(py, true)));
+            }
+        }
+        Ok(false)
+    }
+
+    fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
+        match self {
+            Self::Graph(graph) => visit.call(graph),
+            Self::Padded(padded) => visit.call(padded),
+            Self::Segments(segments) => visit.call(segments),
+            Self::Callable(replay) => visit.call(replay),
+        }
     }
 }

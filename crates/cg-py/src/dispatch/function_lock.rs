@@ -15,9 +15,9 @@ use pyo3::types::PyTuple;
 pub(crate) struct FunctionLock {
     /// The number of the thread that has it; zero if none has.
     owner: AtomicU64,
-    /// How often that thread has taken it again. Only that thread looks.
+    /// Number of times that thread has taken it again. Only that thread looks.
     again: AtomicUsize,
-    /// How many replays with breaks are under way, one in a break of the other. Only that thread looks.
+    /// Number of replays with breaks that are under way, one in a break of the other. Only that thread looks.
     replaying: AtomicUsize,
     waiting: AtomicUsize,
     lock: Mutex<()>,
@@ -40,7 +40,7 @@ impl FunctionLock {
         Self::default()
     }
 
-    /// Takes the turn, when no other thread has it.
+    /// Take the turn, when no other thread has it.
     fn __enter__(&self, py: Python<'_>) -> PyResult<()> {
         while !self.enter() {
             self.wait(py)?;
@@ -48,7 +48,7 @@ impl FunctionLock {
         Ok(())
     }
 
-    /// Whether a replay with breaks is under way, as seen from one of them. Only the thread that has
+    /// Return whether a replay with breaks is under way, as seen from one of them. Only the thread that has
     /// the turn asks.
     #[getter]
     pub(crate) fn is_replaying(&self) -> bool {
@@ -62,19 +62,19 @@ impl FunctionLock {
 }
 
 impl FunctionLock {
-    /// Takes the turn; none if another thread has it.
+    /// Take the turn; none if another thread has it.
     #[inline]
     pub(crate) fn try_take(&self) -> Option<Locked<'_>> {
         self.enter().then(|| Locked(self))
     }
 
-    /// Says that a replay with breaks is under way. The thread has the turn.
+    /// Say that a replay with breaks is under way. The thread has the turn.
     pub(super) fn replays(&self) -> Replaying<'_> {
         self.replaying.fetch_add(1, Ordering::Relaxed);
         Replaying(self)
     }
 
-    /// Waits until nobody may have it, without the interpreter, which the thread that has it may need.
+    /// Wait until nobody may have it, without the interpreter, which the thread that has it may need.
     ///
     /// # Errors
     /// What a handler of a signal raises.
@@ -132,7 +132,7 @@ impl Drop for Replaying<'_> {
     }
 }
 
-/// A number that no other living thread has, and never zero.
+/// Return a number that no other living thread has, and never zero.
 #[inline]
 fn thread_number() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);

@@ -3,12 +3,9 @@
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use pyo3::prelude::*;
-use pyo3::types::PyCapsule;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::device::Device;
-use crate::graph::Current;
-use crate::raw::CurrentWorkStream;
+use crate::device::{CurrentStream, Device};
 
 /// No stream has this handle.
 const NONE: u64 = u64::MAX;
@@ -17,31 +14,31 @@ const NONE: u64 = u64::MAX;
 /// knows the stream of the last one.
 #[pyclass(frozen, name = "Lane", weakref, module = "cgraph._core")]
 pub(crate) struct LastStream {
-    current: Current,
+    current: CurrentStream,
     /// Called with the raw handles of the last stream and of the one that is to wait for it.
     switch: Py<PyAny>,
     last: AtomicU64,
     device: Py<Device>,
 }
 
-/// How many blocks are open in which a thread runs a function as it was written, and graphed functions
+/// Number of open blocks in which a thread runs a function as it was written, and graphed functions
 /// inside are not replayed. A thread asks Python whether it is one of them, so that its own count is all
 /// that it must see.
 static BUSY: AtomicUsize = AtomicUsize::new(0);
 
-/// Counts such a block that begins.
+/// Count such a block that begins.
 #[pyfunction]
 pub(crate) fn enter_busy() {
     BUSY.fetch_add(1, Ordering::Relaxed);
 }
 
-/// Counts one that has ended.
+/// Count one that has ended.
 #[pyfunction]
 pub(crate) fn leave_busy() {
     BUSY.fetch_sub(1, Ordering::Relaxed);
 }
 
-/// Whether there is one.
+/// Return whether there is one.
 #[pyfunction]
 pub(crate) fn is_any_busy() -> bool {
     BUSY.load(Ordering::Relaxed) > 0
@@ -58,12 +55,8 @@ impl LastStream {
         ordinal: u32,
         switch: Py<PyAny>,
     ) -> PyResult<Self> {
-        let current = match current.cast::<PyCapsule>() {
-            Ok(capsule) => Current::Dlpack(CurrentWorkStream::new(capsule, ordinal)?),
-            Err(_) => Current::Raw(current.unbind(), ordinal),
-        };
         Ok(Self {
-            current,
+            current: CurrentStream::new(current, ordinal)?,
             switch,
             last: AtomicU64::new(NONE),
             device,
@@ -78,20 +71,18 @@ impl LastStream {
 }
 
 impl LastStream {
-    /// Whether anything on the device may be capturing now, or some thread runs a function for a
+    /// Return whether anything on the device may be capturing now, or some thread runs a function for a
     /// capture.
     #[inline]
     pub(crate) fn may_capture(&self) -> bool {
         self.device.get().core.has_captures() || is_any_busy()
     }
 
-    /// Makes the current stream wait for the last replay, if that was on another one; its raw handle.
+    /// Make the current stream wait for the last replay, if that was on another one; its raw handle.
     #[inline]
     pub(crate) fn follow(&self, py: Python<'_>) -> PyResult<Option<u64>> {
-        let now = match &self.current {
-            Current::Dlpack(current) => current.get(py)?,
-            Current::Raw(current, ordinal) => current.call1(py, (*ordinal,))?.extract(py)?,
-            Current::Object(_) => return Ok(None),
+        let Some(now) = self.current.handle(py)? else {
+            return Ok(None);
         };
         // Nobody else is here: the interpreter is held.
         let last = self.last.load(Ordering::Relaxed);

@@ -70,7 +70,7 @@ impl Dispatcher {
         }
     }
 
-    /// Replays the entry that the arguments fit; else `_miss` gets them, as a tuple and a
+    /// Replay the entry that the arguments fit; else `_miss` gets them, as a tuple and a
     /// dictionary.
     #[pyo3(signature = (*args, **kwargs))]
     fn __call__(
@@ -105,18 +105,18 @@ impl Dispatcher {
         Ok(missed.unbind())
     }
 
-    /// Whether somebody has to see the operators.
+    /// Return whether somebody has to see the operators.
     #[getter(_is_followed)]
     fn is_followed(&self, py: Python<'_>) -> PyResult<bool> {
         self.followers.are_there(py)
     }
 
-    /// Adds an entry, as the one that was used last.
+    /// Add an entry, as the one that was used last.
     fn add(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
         self.change(entry.py(), |before| first(entry, before))
     }
 
-    /// Takes an entry out; whether it was there.
+    /// Take an entry out; whether it was there.
     fn remove(&self, entry: &Bound<'_, Entry>) -> PyResult<bool> {
         let mut removed = false;
         self.change(entry.py(), |before| {
@@ -127,7 +127,7 @@ impl Dispatcher {
         Ok(removed)
     }
 
-    /// The entries, the one that was used last first.
+    /// Return the entries, the one that was used last first.
     #[getter]
     fn entries_by_use(&self, py: Python<'_>) -> Py<PyTuple> {
         self.entries.get(py)
@@ -147,7 +147,7 @@ impl Dispatcher {
 }
 
 impl Dispatcher {
-    /// The entry that a call is a replay of, and its place; its tensors are put into `found`.
+    /// Return the entry that a call is a replay of, and its place; its tensors are put into `found`.
     #[inline]
     fn fitting<'a, 'py>(
         &self,
@@ -176,7 +176,7 @@ impl Dispatcher {
         entries.bind(py).iter_borrowed().any(|one| one.is(entry))
     }
 
-    /// Puts an entry before all others, where it is still among them.
+    /// Put an entry before all others, where it is still among them.
     fn put_first(&self, entry: &Bound<'_, Entry>) -> PyResult<()> {
         self.change(entry.py(), |before| {
             let is_there = before.iter_borrowed().any(|one| one.is(entry));
@@ -188,7 +188,7 @@ impl Dispatcher {
         })
     }
 
-    /// Puts what `with` makes of the entries in their place.
+    /// Put what `with` makes of the entries in their place.
     fn change<'py>(
         &self,
         py: Python<'py>,
@@ -206,13 +206,13 @@ impl Dispatcher {
     }
 }
 
-/// An entry, and then the others.
+/// Return an entry, and then the others.
 fn first<'py>(entry: &Bound<'py, Entry>, before: &Bound<'py, PyTuple>) -> Vec<Bound<'py, PyAny>> {
     let entry_first = std::iter::once(entry.clone().into_any());
     entry_first.chain(others(before, entry)).collect()
 }
 
-/// The entries but for one.
+/// Return the entries but for one.
 fn others<'a, 'py>(
     entries: &'a Bound<'py, PyTuple>,
     but: &'a Bound<'_, Entry>,

@@ -1,4 +1,4 @@
-//! `Observers`: whether somebody has to see each operator, so that nothing may be replayed.
+//! `Observers`: modes and transforms that have to see each operator, so that nothing may be replayed.
 
 use std::collections::HashMap;
 
@@ -48,7 +48,7 @@ impl Observers {
         }
     }
 
-    /// Whether there is one on this thread.
+    /// Return whether there is one on this thread.
     #[inline]
     pub(super) fn are_there(&self, py: Python<'_>) -> PyResult<bool> {
         let may_be = self.native.as_ref().is_none_or(Native::may_be);
@@ -67,7 +67,7 @@ impl Observers {
         level.map_or(Ok(false), |level| Ok(level.extract::<i64>()? >= 0))
     }
 
-    /// Shows the garbage collector what this owns.
+    /// Show the garbage collector what this owns.
     pub(super) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.is_followed)?;
         visit.call(&self.forward_ad)
@@ -75,7 +75,7 @@ impl Observers {
 }
 
 impl Native {
-    /// Whether there may be one; a default device is a mode as well.
+    /// Return whether there may be one; a default device is a mode as well.
     #[inline]
     fn may_be(&self) -> bool {
         (self.is_function_mode)() || self.keys.iter().any(|key| (self.is_included)(*key))

@@ -1,4 +1,4 @@
-//! `Results`: what an entry returns.
+//! `Results`: the objects that an entry returns.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -34,12 +34,12 @@ enum Leaf {
     FreshResults(usize),
     /// The tensor that the caller gave at this place.
     Argument(usize),
-    /// What a callable makes of that.
+    /// The result of a callable for that.
     View(usize, Py<PyAny>),
     Constant(Py<PyAny>),
 }
 
-/// How the leaves are put together.
+/// The way in which the leaves are put together.
 enum Build {
     Single,
     Tuple,
@@ -55,7 +55,7 @@ struct Output {
     lent: Attached<Lent>,
 }
 
-/// What the last two calls have returned. One is returned again that the caller has let go as it was: a
+/// The results of the last two calls. One is returned again that the caller has let go as it was: a
 /// new tensor costs more.
 #[derive(Default)]
 struct Lent {
@@ -64,11 +64,11 @@ struct Lent {
     before: Option<Py<PyAny>>,
 }
 
-/// What Python gives for the outputs: leaves, build, and who is told of one that is still held.
+/// The outputs as Python gives them: leaves, build, and who is told of one that is still held.
 pub(crate) type Returned<'py> = (Bound<'py, PyList>, Bound<'py, PyAny>, Option<Py<PyAny>>);
 
 impl Results {
-    /// Reads leaves: `("static", tensor, signature)`, `("copied", tensor)`, `("fresh", number, fresh)`
+    /// Read leaves: `("static", tensor, signature)`, `("copied", tensor)`, `("fresh", number, fresh)`
     /// with one object for all of these, `("argument", place)`, `("view", place, make)` or `("constant",
     /// value)`, each tensor an object of its own. `build` is `"single"`, `"tuple"` or a callable that takes
     /// a list of leaves. `warn` is called before the replay of the first call at which somebody has what
@@ -95,10 +95,10 @@ impl Results {
         })
     }
 
-    /// Tells Python if somebody still has what the call before last has returned, which the next replay
+    /// Tell Python if somebody still has what the call before last has returned, which the next replay
     /// overwrites.
     #[inline]
-    pub(crate) fn tell(&self, py: Python<'_>) -> PyResult<()> {
+    pub(crate) fn warn_if_held(&self, py: Python<'_>) -> PyResult<()> {
         if let Some(warn) = &self.warn
             && !self.has_warned.load(Ordering::Relaxed)
             && self.leaves.iter().any(|leaf| leaf.is_held(py))
@@ -109,7 +109,7 @@ impl Results {
         Ok(())
     }
 
-    /// New tensors for the results of the next replay, allocated on the current stream; none where there
+    /// Make new tensors for the results of the next replay, allocated on the current stream; none where there
     /// are no fresh ones.
     #[inline]
     pub(crate) fn new_results<'py>(&self, py: Python<'py>) -> PyResult<Option<NewResults<'py>>> {
@@ -117,7 +117,7 @@ impl Results {
         fresh.map(|fresh| fresh.get().make(py)).transpose()
     }
 
-    /// What the call returns.
+    /// Return what the call returns.
     #[inline]
     pub(crate) fn result(
         &self,
@@ -139,7 +139,7 @@ impl Results {
         }
     }
 
-    /// Shows the garbage collector what this owns. Tensors that no caller gets refer to nothing.
+    /// Show the garbage collector what this owns. Tensors that no caller gets refer to nothing.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         if let Build::Other(build) = &self.build {
             visit.call(build)?;
@@ -179,7 +179,7 @@ impl Leaf {
         })
     }
 
-    /// Whether somebody has what the call before last has returned of a static one.
+    /// Return whether somebody has what the call before last has returned of a static one.
     #[inline]
     fn is_held(&self, py: Python<'_>) -> bool {
         matches!(self, Self::Static(output) if output.is_held(py))
@@ -216,7 +216,7 @@ impl Output {
         is_held
     }
 
-    /// An alias that no caller has and that is as it was made.
+    /// Return an alias that no caller has and that is as it was made.
     #[inline]
     fn lend(&self, py: Python<'_>) -> PyResult<Py<PyAny>> {
         let Lent { last, before } = self.lent.take(py);
@@ -253,13 +253,13 @@ impl Output {
     }
 }
 
-/// Whether somebody else has an object as well.
+/// Return whether somebody else has an object as well.
 #[inline]
 fn is_held(py: Python<'_>, object: Option<&Py<PyAny>>) -> bool {
     object.is_some_and(|object| raw::references(object.bind(py)) > 1)
 }
 
-/// What makes the fresh ones of these leaves: the same for all.
+/// Return what makes the fresh ones of these leaves: the same for all.
 fn fresh_of(leaves: &Bound<'_, PyList>) -> PyResult<Option<Py<FreshResults>>> {
     let mut found: Option<Bound<'_, FreshResults>> = None;
     for leaf in leaves.iter() {
@@ -283,7 +283,7 @@ fn fresh_of(leaves: &Bound<'_, PyList>) -> PyResult<Option<Py<FreshResults>>> {
     Ok(found.map(Bound::unbind))
 }
 
-/// Whether a tensor has the class of another one, and no attributes that a caller has given it.
+/// Return whether a tensor has the class of another one, and no attributes that a caller has given it.
 #[inline]
 fn is_as_given(tensor: &Bound<'_, PyAny>, own: &Bound<'_, PyAny>) -> PyResult<bool> {
     if !tensor.get_type().is(own.get_type()) {
@@ -297,7 +297,7 @@ fn is_as_given(tensor: &Bound<'_, PyAny>, own: &Bound<'_, PyAny>) -> PyResult<bo
     Ok(have_same_items(&given, &raw::attributes(own)?))
 }
 
-/// Whether two dictionaries have the very same objects, in the same order.
+/// Return whether two dictionaries have the very same objects, in the same order.
 fn have_same_items(one: &Bound<'_, PyDict>, other: &Bound<'_, PyDict>) -> bool {
     let mut pairs = one.iter().zip(other.iter());
     let are_same = pairs.all(|((key, value), (its, other))| key.is(&its) && value.is(&other));

@@ -1,4 +1,4 @@
-//! `Cycle`: what ends with one capture of a graph, at its reset or death.
+//! `Cycle`: callbacks and objects of one capture of a graph, until its reset or death.
 
 use std::collections::BTreeSet;
 use std::sync::Mutex;
@@ -44,7 +44,7 @@ impl Default for Cycle {
 }
 
 impl Cycle {
-    /// Adds a callable that is called without arguments when the cycle ends.
+    /// Add a callable that is called without arguments when the cycle ends.
     pub(crate) fn register(
         &self,
         callback: &Bound<'_, PyAny>,
@@ -56,19 +56,19 @@ impl Cycle {
         Ok(HookHandle::new(handle))
     }
 
-    /// Keeps an object until the cycle ends.
+    /// Keep an object until the cycle ends.
     pub(crate) fn retain(&self, object: Py<PyAny>, synchronize: bool) -> HookHandle {
         self.synchronize.fetch_or(synchronize, Ordering::Relaxed);
         HookHandle::new(self.objects.register(Phase::Destroy, Arc::new(object)))
     }
 
-    /// Notes that something was captured, with the driver's numbers of it.
+    /// Note that something was captured, with the driver's numbers of it.
     pub(crate) fn captured(&self, ids: impl IntoIterator<Item = u32>) {
         self.captured.store(true, Ordering::Relaxed);
         lock(&self.ids).extend(ids);
     }
 
-    /// Notes the stream of an exec that goes before the cycle ends. Its replays in flight keep the
+    /// Note the stream of an exec that goes before the cycle ends. Its replays in flight keep the
     /// retained objects alive.
     pub(crate) fn replaced(&self, exec: &cg_core::Exec) {
         for object in self.objects.hooks() {
@@ -82,7 +82,7 @@ impl Cycle {
         }
     }
 
-    /// Runs the destroy hooks of all graphs and then the callbacks. Everything happens at most once,
+    /// Run the destroy hooks of all graphs and then the callbacks. Everything happens at most once,
     /// and a new cycle begins. The objects stay until [`Self::release`].
     ///
     /// # Errors
@@ -117,7 +117,7 @@ impl Cycle {
         ended
     }
 
-    /// Lets the objects go, once the replays of the exec have passed.
+    /// Let the objects go, once the replays of the exec have passed.
     ///
     /// An object may refer to the graph. Only when the graph is about to let its exec go may the
     /// objects leave the sight of the garbage collector.
@@ -130,13 +130,13 @@ impl Cycle {
         }
     }
 
-    /// Shows the garbage collector what this owns.
+    /// Show the garbage collector what this owns.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let owned = [self.callbacks.hooks(), self.objects.hooks()].concat();
         owned.iter().try_for_each(|object| visit.call(&**object))
     }
 
-    /// Lets the callbacks go; none is called.
+    /// Let the callbacks go; none is called.
     pub(crate) fn clear(&self) {
         drop(self.callbacks.take());
     }

@@ -13,11 +13,11 @@ use crate::error::argument;
 use crate::raw::{Form, NewTensor};
 use crate::tensors::TensorReader;
 
-/// How new tensors are made that are like the results of a graph: of the same dtypes, sizes and strides,
+/// Makes new tensors that are like the results of a graph: of the same dtypes, sizes and strides,
 /// and sharing memory where those share it.
 #[pyclass(frozen, name = "Fresh", module = "cgraph._core")]
 pub(crate) struct FreshResults {
-    /// Where a result goes that no tensor is made for: nowhere.
+    /// The destination of a result that no tensor is made for: none.
     nowhere: Box<[Destination]>,
     groups: Vec<Group>,
     results: usize,
@@ -38,9 +38,9 @@ type Few<T> = SmallVec<[T; 4]>;
 
 /// One piece of memory.
 struct Group {
-    /// Which of the graph's it is a copy of.
+    /// The number of the graph's piece that it is a copy of.
     place: usize,
-    /// How many bytes of that.
+    /// Number of bytes of that.
     bytes: u64,
     /// The tensor that it is allocated as.
     layout: Layout,
@@ -57,7 +57,7 @@ enum Members {
 struct Layout {
     sizes: Box<[i64]>,
     strides: Box<[i64]>,
-    /// What torch's C functions call its dtype and its device; none where they do not tell.
+    /// Its dtype and its device for torch's C functions; none where they do not tell.
     form: Option<Form>,
     args: Py<PyTuple>,
     kwargs: Py<PyDict>,
@@ -75,7 +75,7 @@ struct View {
 struct Prototype<'py> {
     result: usize,
     place: usize,
-    /// Where it begins there, and where its last byte ends.
+    /// Its begin there, and the end of its last byte.
     start: u64,
     end: u64,
     element_bytes: u64,
@@ -129,14 +129,14 @@ impl FreshResults {
         })
     }
 
-    /// Whether torch's C functions make the tensors.
+    /// Return whether torch's C functions make the tensors.
     #[getter]
     fn is_native(&self) -> bool {
         let all_known = self.groups.iter().all(|group| group.layout.form.is_some());
         self.native.is_some() && all_known
     }
 
-    /// New tensors, allocated on the current stream, and address and bytes of where each piece of memory
+    /// Make new tensors, allocated on the current stream, and address and bytes of where each piece of memory
     /// is to be copied to.
     #[pyo3(name = "make")]
     fn make_for_python<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
@@ -146,12 +146,12 @@ impl FreshResults {
 }
 
 impl FreshResults {
-    /// How many new tensors it makes.
+    /// Return how many new tensors it makes.
     pub(crate) fn results(&self) -> usize {
         self.results
     }
 
-    /// New tensors, allocated on the current stream.
+    /// Make new tensors, allocated on the current stream.
     #[inline]
     pub(crate) fn make<'py>(&self, py: Python<'py>) -> PyResult<NewResults<'py>> {
         let mut new = NewResults {
@@ -197,7 +197,7 @@ impl FreshResults {
 }
 
 impl<'py> NewResults<'py> {
-    /// Where each piece of memory is to be copied to.
+    /// Return where each piece of memory is to be copied to.
     #[inline]
     pub(crate) fn to(&self) -> &[Destination] {
         &self.to
@@ -220,7 +220,7 @@ impl<'py> NewResults<'py> {
     }
 }
 
-/// Calls what replays with a tuple of tensors, and where there are new results with their addresses and
+/// Call what replays with a tuple of tensors, and where there are new results with their addresses and
 /// themselves.
 pub(crate) fn call_with<'py>(
     replay: &Bound<'py, PyAny>,
@@ -284,7 +284,7 @@ impl<'py> Prototype<'py> {
         self.tensor.getattr(intern!(self.tensor.py(), "dtype"))
     }
 
-    /// The result as a view of a tensor of all bytes, or of all elements of its dtype.
+    /// Return the result as a view of a tensor of all bytes, or of all elements of its dtype.
     fn view(&self, is_typed: bool) -> PyResult<View> {
         let py = self.tensor.py();
         let offset = self.start / self.element_bytes;
@@ -366,7 +366,7 @@ impl Layout {
         Ok(Self {
             sizes: sizes.into(),
             strides: strides.into(),
-            form: reader.form(like),
+            form: reader.fast().and_then(|fast| fast.form(like)),
             args: args.into_pyobject(py)?.unbind(),
             kwargs: kwargs.unbind(),
         })

@@ -31,39 +31,39 @@ impl Default for Hooks {
 }
 
 impl Hooks {
-    /// Adds a callable behind the others.
+    /// Add a callable behind the others.
     pub(crate) fn register(&self, phase: &str, hook: &Bound<'_, PyAny>) -> PyResult<HookHandle> {
         let phase = parse_phase(phase)?;
         let hook = callable(hook, "a callable that takes the graph")?;
         Ok(HookHandle::new(self.registry.register(phase, hook)))
     }
 
-    /// Whether a hook of the phase is to run, of this graph or of all; takes no lock.
+    /// Return whether a hook of the phase is to run, of this graph or of all; takes no lock.
     #[inline]
     pub(crate) fn has(&self, phase: Phase) -> bool {
         self.registry.has(phase) || OF_ALL.has(phase)
     }
 
-    /// Calls the hooks of all graphs and then this graph's with the graph.
+    /// Call the hooks of all graphs and then this graph's with the graph.
     pub(crate) fn run(&self, phase: Phase, graph: &Bound<'_, PyAny>) -> PyResult<()> {
         run_of_all(graph.py(), phase, graph)?;
         self.registry
             .run(phase, |hook| hook.call1(graph.py(), (graph,)).map(drop))
     }
 
-    /// Shows the garbage collector the callables.
+    /// Show the garbage collector the callables.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         let hooks = self.registry.hooks();
         hooks.iter().try_for_each(|hook| visit.call(&**hook))
     }
 
-    /// Removes all.
+    /// Remove all.
     pub(crate) fn clear(&self) {
         drop(self.registry.take());
     }
 }
 
-/// Adds a callable to the hooks of all graphs.
+/// Add a callable to the hooks of all graphs.
 #[pyfunction]
 pub(crate) fn register_for_all(phase: &str, hook: &Bound<'_, PyAny>) -> PyResult<HookHandle> {
     let phase = parse_phase(phase)?;
@@ -75,7 +75,7 @@ pub(crate) fn register_for_all(phase: &str, hook: &Bound<'_, PyAny>) -> PyResult
     Ok(HookHandle::new(OF_ALL.register(phase, hook)))
 }
 
-/// Calls the hooks of all graphs with an argument.
+/// Call the hooks of all graphs with an argument.
 pub(crate) fn run_of_all(py: Python<'_>, phase: Phase, with: &Bound<'_, PyAny>) -> PyResult<()> {
     let call = |hook: &Hook| {
         let called = hook.call1(py, (with,));
@@ -84,7 +84,7 @@ pub(crate) fn run_of_all(py: Python<'_>, phase: Phase, with: &Bound<'_, PyAny>) 
     OF_ALL.run(phase, call).map_err(|(error, _)| error)
 }
 
-/// Sends what a callable raised to `sys.unraisablehook`; gives back what is no `Exception`, such as
+/// Send what a callable raised to `sys.unraisablehook`; gives back what is no `Exception`, such as
 /// `KeyboardInterrupt`.
 pub(crate) fn report((error, hook): (PyErr, Hook)) -> Result<(), (PyErr, Hook)> {
     Python::attach(|py| {
@@ -96,7 +96,7 @@ pub(crate) fn report((error, hook): (PyErr, Hook)) -> Result<(), (PyErr, Hook)> 
     })
 }
 
-/// A callable, or a `TypeError` that says what was given.
+/// Return a callable, or a `TypeError` that says what was given.
 pub(crate) fn callable(hook: &Bound<'_, PyAny>, expected: &str) -> PyResult<Hook> {
     if hook.is_callable() {
         return Ok(Arc::new(hook.clone().unbind()));
@@ -121,13 +121,13 @@ impl HookHandle {
 
 #[pymethods]
 impl HookHandle {
-    /// A number that no other registration has.
+    /// Return a number that no other registration has.
     #[getter]
     fn id(&self) -> u64 {
         self.core.id()
     }
 
-    /// Takes the registration back; nothing happens if it is gone.
+    /// Take the registration back; nothing happens if it is gone.
     fn remove(&self) {
         self.core.remove();
     }

@@ -21,7 +21,7 @@ use crate::tensors::{Match, Signature, TensorReader};
 pub(crate) struct Inputs {
     core: cg_core::Inputs,
     slots: Vec<Slot>,
-    /// Where each static tensor begins. This and the next are apart from the slots, as they are all
+    /// Address of each static tensor. This and the next are apart from the slots, as they are all
     /// that most calls need of them.
     own: Box<[Address]>,
     /// The address that the kernel was last found able to copy from, which is not looked for among
@@ -35,13 +35,13 @@ struct Slot {
     signature: Signature,
     /// The static tensor without its history, so that torch may copy to it.
     tensor: Py<PyAny>,
-    /// Whether the kernel can copy to it: else torch has to.
+    /// True if the kernel can copy to it: else torch has to.
     is_plain: bool,
 }
 
 #[pymethods]
 impl Inputs {
-    /// Adds nodes for these static tensors, and for eight bytes at each address of `stores`, which
+    /// Add nodes for these static tensors, and for eight bytes at each address of `stores`, which
     /// the caller keeps alive as long as the template and its execs.
     #[new]
     #[pyo3(signature = (template, reader, tensors, stores=Vec::new()))]
@@ -88,12 +88,12 @@ impl Inputs {
         })
     }
 
-    /// How many static tensors there are.
+    /// Return how many static tensors there are.
     fn __len__(&self) -> usize {
         self.slots.len()
     }
 
-    /// The address that a replay copies to each static tensor from: its own where there is nothing
+    /// Return the address that a replay copies to each static tensor from: its own where there is nothing
     /// to copy, or where torch has copied, which it does here if the strides differ.
     fn sources(&self, tensors: &Bound<'_, PyTuple>) -> PyResult<Vec<u64>> {
         let mut sources = Vec::new();
@@ -107,7 +107,7 @@ impl Inputs {
         &self.core
     }
 
-    /// How many words are stored.
+    /// Return how many words are stored.
     pub(crate) fn stores(&self) -> usize {
         self.core.stores()
     }
@@ -158,7 +158,7 @@ impl Inputs {
         Ok(())
     }
 
-    /// Whether no tensor, each of which is known to fit, has to be copied by torch.
+    /// Return whether no tensor, each of which is known to fit, has to be copied by torch.
     #[inline]
     pub(crate) fn can_copy(&self, tensors: MatchedTensors<'_, '_>) -> bool {
         let mut places = self.own.iter().enumerate();
@@ -185,7 +185,7 @@ impl Inputs {
         ))
     }
 
-    /// Where a replay copies a tensor from; torch copies here what the kernel cannot.
+    /// Return where a replay copies a tensor from; torch copies here what the kernel cannot.
     #[inline]
     fn source(&self, index: usize, tensor: &Bound<'_, PyAny>, fit: Match) -> PyResult<Address> {
         let own = self.own[index];
@@ -196,7 +196,7 @@ impl Inputs {
         }
     }
 
-    /// Whether the kernel can copy from there, which nothing writes at about the same time.
+    /// Return whether the kernel can copy from there, which nothing writes at about the same time.
     #[inline]
     fn is_safe(&self, index: usize, address: u64) -> bool {
         self.safe[index].load(Ordering::Relaxed) == address || self.becomes_safe(index, address)
@@ -253,7 +253,7 @@ fn leave_overlapping_to_torch(slots: &mut [Slot]) {
     }
 }
 
-/// Whether tensors that get into their own places in these ways are copied from these sources, which
+/// Return whether tensors that get into their own places in these ways are copied from these sources, which
 /// are those of an earlier replay: none of them has to be looked at again.
 #[inline]
 fn are_sources(

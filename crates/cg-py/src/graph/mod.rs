@@ -16,7 +16,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use cg_core::hook::Phase;
 use cg_core::{Code, InstantiateFlags};
 use pyo3::prelude::*;
-use pyo3::types::{PyCapsule, PyDict, PyTuple};
+use pyo3::types::{PyDict, PyTuple};
 use pyo3::{PyTraverseError, PyVisit};
 
 pub(crate) use fresh_results::{FreshResults, NewResults, call_with};
@@ -24,14 +24,12 @@ pub(crate) use hooks::{HookHandle, register_for_all};
 pub(crate) use inputs::Inputs;
 pub(crate) use outputs::Outputs;
 pub(crate) use padded_graph::PaddedGraph;
-pub(crate) use replay::Current;
 pub(crate) use replay_inputs::ReplayTensors;
 pub(crate) use segments::Segments;
 
 use crate::detach::detached;
-use crate::device::{Sim, Template};
+use crate::device::{CurrentStream, Sim, Template};
 use crate::error::state;
-use crate::raw::CurrentWorkStream;
 use cycle::Cycle;
 use hooks::Hooks;
 use outputs::{To, destinations};
@@ -54,11 +52,11 @@ struct State {
     environment: Option<Environment>,
 }
 
-/// What a capture leaves for the execs that are made of it.
+/// Properties of a capture for the execs that are made of it.
 struct Environment {
     /// The number of the template.
     template: u64,
-    current: Arc<Current>,
+    current: Arc<CurrentStream>,
     check: Option<Py<PyAny>>,
     random_step: Option<Py<PyAny>>,
     fed: Option<Arc<ReplayInputs>>,
@@ -85,7 +83,7 @@ impl Graph {
         }
     }
 
-    /// Enqueues one run of the graph on the current stream and returns.
+    /// Enqueue one run of the graph on the current stream and return.
     ///
     /// First memory that the graph reads is checked, where that was asked for; then the replay-start
     /// hooks run, and one that raises prevents the replay. The replay-end hooks run also if the
@@ -115,22 +113,22 @@ impl Graph {
         Self::run(slf, given, Some(&destinations(&to)), None)
     }
 
-    /// Adds a hook of this graph.
+    /// Add a hook of this graph.
     fn _register(&self, phase: &str, hook: &Bound<'_, PyAny>) -> PyResult<HookHandle> {
         self.hooks.register(phase, hook)
     }
 
-    /// Runs the hooks of all graphs and then this graph's.
+    /// Run the hooks of all graphs and then this graph's.
     fn _run_hooks(slf: &Bound<'_, Self>, phase: &str) -> PyResult<()> {
         slf.get().hooks.run(hooks::parse_phase(phase)?, slf)
     }
 
-    /// Whether hooks of all graphs or of this one are to run.
+    /// Return whether hooks of all graphs or of this one are to run.
     fn _has_hooks(&self, phase: &str) -> PyResult<bool> {
         Ok(self.hooks.has(hooks::parse_phase(phase)?))
     }
 
-    /// Adds a callable that is called without arguments at the reset or death of the graph.
+    /// Add a callable that is called without arguments at the reset or death of the graph.
     fn _register_destroy(
         &self,
         callback: &Bound<'_, PyAny>,
@@ -139,17 +137,17 @@ impl Graph {
         self.cycle.register(callback, synchronize)
     }
 
-    /// Keeps an object until the reset or death of the graph, and until its replays have passed.
+    /// Keep an object until the reset or death of the graph, and until its replays have passed.
     fn _retain(&self, object: Py<PyAny>, synchronize: bool) -> HookHandle {
         self.cycle.retain(object, synchronize)
     }
 
-    /// Runs the destroy hooks and callbacks and lets the retained objects go; once for each capture.
+    /// Run the destroy hooks and callbacks and let the retained objects go; once for each capture.
     fn _end_cycle(&self, py: Python<'_>) -> PyResult<()> {
         self.cycle.end(py, self.ready().as_deref())
     }
 
-    /// Whether the template outlives the capture.
+    /// Return whether the template outlives the capture.
     #[getter]
     fn _keep_graph(&self) -> bool {
         self.keeps_template.load(Ordering::Relaxed)
@@ -160,7 +158,7 @@ impl Graph {
         self.keeps_template.store(keep, Ordering::Relaxed);
     }
 
-    /// Takes over a captured template.
+    /// Take over a captured template.
     ///
     /// `current` finds the stream of a replay: a `dlpack_exchange_api` capsule, or a callable that
     /// takes `ordinal`, or without `ordinal` one that returns a `Stream`. Before each replay
@@ -194,12 +192,9 @@ impl Graph {
         let fed = inputs
             .map(|inputs| ReplayInputs::new(inputs, generators))
             .transpose()?;
-        let current = match (current.cast::<PyCapsule>(), ordinal) {
-            (Ok(capsule), Some(ordinal)) => {
-                Current::Dlpack(CurrentWorkStream::new(capsule, ordinal)?)
-            }
-            (_, Some(ordinal)) => Current::Raw(current.unbind(), ordinal),
-            (_, None) => Current::Object(current.unbind()),
+        let current = match ordinal {
+            Some(ordinal) => CurrentStream::new(current, ordinal)?,
+            None => CurrentStream::Object(current.unbind()),
         };
         let adopted = State {
             template: Some(Arc::clone(&template.core)),
@@ -222,7 +217,7 @@ impl Graph {
         Ok(())
     }
 
-    /// Instantiates the template; the exec before is dropped once the new one exists, or before where
+    /// Instantiate the template; the exec before is dropped once the new one exists, or before where
     /// the graph allocates memory.
     fn _instantiate(&self, py: Python<'_>) -> PyResult<()> {
         let template = self.template()?;
@@ -230,30 +225,30 @@ impl Graph {
         self.take_exec(py, exec, template.id())
     }
 
-    /// Drops the template; the exec stays.
+    /// Drop the template; the exec stays.
     fn _drop_template(&self, py: Python<'_>) {
         let template = self.state().template.take();
         py.detach(|| drop(template));
     }
 
-    /// Drops everything.
+    /// Drop everything.
     fn _clear(&self, py: Python<'_>) {
         py.detach(|| drop(self.release()));
     }
 
-    /// Whether a template is live.
+    /// Return whether a template is live.
     #[getter]
     fn _has_template(&self) -> bool {
         self.state().template.is_some()
     }
 
-    /// Whether there is an exec.
+    /// Return whether there is an exec.
     #[getter]
     fn _has_exec(&self) -> bool {
         self.state().ready.is_some()
     }
 
-    /// The live template.
+    /// Return the live template.
     #[getter]
     fn _template(&self) -> PyResult<Template> {
         Ok(Template {
@@ -261,7 +256,7 @@ impl Graph {
         })
     }
 
-    /// What the environment and the exec own, but for `retained`: an exec that is in flight may need
+    /// Show what the environment and the exec own, but for `retained`: an exec that is in flight may need
     /// it after this object is gone.
     fn __traverse__(&self, visit: PyVisit<'_>) -> Result<(), PyTraverseError> {
         self.hooks.traverse(&visit)?;
@@ -290,7 +285,7 @@ impl Graph {
         drop(self.release());
     }
 
-    /// The number by which tools know the exec; none from a driver older than CUDA 13.1.
+    /// Return the number by which tools know the exec; none from a driver older than CUDA 13.1.
     #[getter]
     fn _exec_id(&self, py: Python<'_>) -> PyResult<Option<u32>> {
         let ready = self.state().ready.clone();
@@ -306,7 +301,7 @@ impl Graph {
         self.ready().map(|ready| ready.exec.device_bytes())
     }
 
-    /// The raw exec.
+    /// Return the raw exec.
     #[getter]
     fn _exec_handle(&self) -> Option<u64> {
         self.ready().map(|ready| ready.exec.handle().0)
@@ -314,7 +309,7 @@ impl Graph {
 }
 
 impl Graph {
-    /// Enqueues one run, with these tensors copied into the static inputs first, and results copied there
+    /// Enqueue one run, with these tensors copied into the static inputs first, and results copied there
     /// last. `stream` is the raw handle of the stream that is current where the call began, if the caller has it.
     #[inline]
     pub(crate) fn run(
@@ -348,7 +343,7 @@ impl Graph {
         }
     }
 
-    /// The graph is not instantiated: Python decides whether it may be now.
+    /// Return the graph is not instantiated: Python decides whether it may be now.
     #[cold]
     fn instantiate_for_replay(slf: &Bound<'_, Self>) -> PyResult<Arc<ReadyExec>> {
         slf.call_method0("_instantiate_for_replay")?;
@@ -356,7 +351,7 @@ impl Graph {
         ready.ok_or_else(|| state("the graph was reset while it replayed"))
     }
 
-    /// Takes an exec of the template that has this number; the one before goes.
+    /// Take an exec of the template that has this number; the one before goes.
     fn take_exec(&self, py: Python<'_>, exec: cg_core::Exec, template: u64) -> PyResult<()> {
         let (exec, id) = detached(py, move || {
             let id = exec.graph_id()?;
@@ -411,7 +406,7 @@ impl Graph {
         template.instantiate(InstantiateFlags::default())
     }
 
-    /// Empties the graph; what it held is to be dropped with no lock held.
+    /// Empty the graph; what it held is to be dropped with no lock held.
     fn release(&self) -> State {
         let before = std::mem::take(&mut *self.state());
         self.cycle.release(before.ready.as_deref());

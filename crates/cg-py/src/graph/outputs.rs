@@ -14,7 +14,7 @@ pub(crate) struct Outputs {
     core: cg_core::Outputs,
 }
 
-/// Where a replay copies results to; none where it copies none.
+/// Destinations of the results of a replay; none where it copies none.
 pub(crate) type To<'a> = Option<&'a [Destination]>;
 
 /// The same with the outputs of the graph.
@@ -22,7 +22,7 @@ pub(crate) type Sent<'a> = Option<(&'a cg_core::Outputs, &'a [Destination])>;
 
 #[pymethods]
 impl Outputs {
-    /// Adds nodes for these pieces of memory, each an address and its bytes, which the caller keeps alive
+    /// Add nodes for these pieces of memory, each an address and its bytes, which the caller keeps alive
     /// as long as the template and its execs. They come after all that the template has now.
     #[new]
     #[expect(
@@ -39,7 +39,7 @@ impl Outputs {
         Ok(Self { core })
     }
 
-    /// How many pieces there are.
+    /// Return how many pieces there are.
     fn __len__(&self) -> usize {
         self.core.len()
     }
@@ -51,7 +51,7 @@ impl Outputs {
     }
 }
 
-/// The outputs of a graph and where they go, if they go anywhere.
+/// Return the outputs of a graph and where they go, if they go anywhere.
 #[inline]
 pub(crate) fn sent<'a>(outputs: Option<&'a Py<Outputs>>, to: To<'a>) -> PyResult<Sent<'a>> {
     match (outputs, to) {
@@ -61,7 +61,7 @@ pub(crate) fn sent<'a>(outputs: Option<&'a Py<Outputs>>, to: To<'a>) -> PyResult
     }
 }
 
-/// What Python gives for destinations: an address and its bytes for each.
+/// Return what Python gives for destinations: an address and its bytes for each.
 pub(crate) fn destinations(given: &[(u64, u64)]) -> Vec<Destination> {
     let destination = |(address, bytes): &(u64, u64)| Destination {
         address: cg_core::Address(*address),

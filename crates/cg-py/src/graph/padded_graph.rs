@@ -63,7 +63,7 @@ impl PaddedGraph {
 }
 
 impl PaddedGraph {
-    /// Replays with tensors that fit the rows, and new results if there are some; `stream` is as for [`Graph::run`].
+    /// Replay with tensors that fit the rows, and new results if there are some; `stream` is as for [`Graph::run`].
     #[inline]
     pub(crate) fn run<'py>(
         &self,

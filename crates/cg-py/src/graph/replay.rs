@@ -10,56 +10,36 @@ use super::outputs::{Outputs, Sent, To, sent};
 use super::replay_inputs::{ReplayInputs, ReplayTensors};
 use crate::arguments::MatchedTensors;
 use crate::detach::detached;
-use crate::device::{Sim, Stream};
+use crate::device::{CurrentStream, Sim, Stream};
 use crate::error::state;
-use crate::raw::{self, CurrentWorkStream};
-
-/// How the current stream is found.
-pub(crate) enum Current {
-    /// DLPack's C function.
-    Dlpack(CurrentWorkStream),
-    /// A callable that takes the device's number and returns the raw handle.
-    Raw(Py<PyAny>, u32),
-    /// A callable that returns a [`Stream`].
-    Object(Py<PyAny>),
-}
-
-impl Current {
-    /// Shows the garbage collector what this owns.
-    pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
-        match self {
-            Self::Dlpack(_) => Ok(()),
-            Self::Raw(current, _) | Self::Object(current) => visit.call(current),
-        }
-    }
-}
+use crate::raw;
 
 /// An exec with all that a replay needs.
 pub(crate) struct ReadyExec {
     pub(crate) exec: cg_core::Exec,
-    pub(crate) current: Arc<Current>,
+    pub(crate) current: Arc<CurrentStream>,
     /// Raises if memory that the graph reads is gone; none unless it was asked for.
     pub(crate) check: Option<Py<PyAny>>,
     /// Advances the random state; none where the capture consumed no randomness, or where `fed`
     /// does it.
     pub(crate) random_step: Option<Py<PyAny>>,
-    /// What is copied and stored first; none in most graphs.
+    /// Copies and stores that come first; none in most graphs.
     pub(crate) fed: Option<Arc<ReplayInputs>>,
-    /// What is copied last; none in most graphs.
+    /// Copies that come last; none in most graphs.
     pub(crate) outputs: Option<Py<Outputs>>,
     /// The simulator whose replays are driven to their end; none on a GPU.
     pub(crate) drive: Option<Py<Sim>>,
 }
 
 impl ReadyExec {
-    /// Shows the garbage collector what this owns alone.
+    /// Show the garbage collector what this owns alone.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.check)?;
         visit.call(&self.random_step)?;
         visit.call(&self.drive)
     }
 
-    /// Raises if memory that the graph reads is gone.
+    /// Raise if memory that the graph reads is gone.
     #[inline]
     pub(crate) fn check(&self, py: Python<'_>) -> PyResult<()> {
         match &self.check {
@@ -68,7 +48,7 @@ impl ReadyExec {
         }
     }
 
-    /// Enqueues one replay on the current stream, with these tensors copied to the static inputs, and
+    /// Enqueue one replay on the current stream, with these tensors copied to the static inputs, and
     /// the results copied there. `handle` is that stream's, where the caller has it.
     #[inline]
     pub(crate) fn replay(
@@ -79,13 +59,12 @@ impl ReadyExec {
         handle: Option<u64>,
     ) -> PyResult<()> {
         let sent = sent(self.outputs.as_ref(), to)?;
-        let handle = match (&*self.current, handle) {
-            (Current::Object(current), _) => return self.replay_on_object(py, current, sent),
-            (_, Some(handle)) => handle,
-            (Current::Dlpack(current), None) => current.get(py)?,
-            (Current::Raw(current, ordinal), None) => {
-                current.call1(py, (*ordinal,))?.extract(py)?
-            }
+        if let CurrentStream::Object(current) = &*self.current {
+            return self.replay_on_object(py, current, sent);
+        }
+        let handle = match handle {
+            Some(handle) => handle,
+            None => self.current.handle(py)?.expect("it is no object"),
         };
         match (&self.fed, given) {
             (Some(fed), given) => {

@@ -1,4 +1,4 @@
-//! `ReplayInputs`: what a replay copies into the graph's memory and stores there, before its own work.
+//! `ReplayInputs`: the copies and the stores of a replay before its own work.
 
 use cg_core::{Address, Exec, Padding, Transfer};
 use pyo3::intern;
@@ -16,7 +16,7 @@ use crate::raw::{self, Attached};
 /// The tensors of a replay.
 #[derive(Clone, Copy)]
 pub(crate) enum ReplayTensors<'a, 'py> {
-    /// What the static ones hold.
+    /// None: the static ones keep what they hold.
     Nothing,
     /// One for each static input.
     Unchecked(&'a Bound<'py, PyTuple>),
@@ -37,7 +37,7 @@ pub(crate) struct ReplayInputs {
 /// A generator that the graph draws from. Its seed and its offset are two stores.
 struct Random {
     generator: Py<PyAny>,
-    /// How far a replay moves the offset.
+    /// Distance by which a replay moves the offset.
     step: u64,
 }
 
@@ -63,14 +63,14 @@ impl ReplayInputs {
         })
     }
 
-    /// Shows the garbage collector what this owns.
+    /// Show the garbage collector what this owns.
     pub(crate) fn traverse(&self, visit: &PyVisit<'_>) -> Result<(), PyTraverseError> {
         visit.call(&self.inputs)?;
         let mut random = self.random.iter();
         random.try_for_each(|random| visit.call(&random.generator))
     }
 
-    /// Enqueues one replay on a stream, with these tensors or with what the static ones hold, and with
+    /// Enqueue one replay on a stream, with these tensors or with what the static ones hold, and with
     /// results sent where the caller says. The random state is touched only once the tensors are found to fit.
     #[inline]
     pub(crate) fn replay(
@@ -123,7 +123,7 @@ impl ReplayInputs {
         launched
     }
 
-    /// Notes seed and offset of each generator, and moves the offset as the replay will.
+    /// Note seed and offset of each generator, and move the offset as the replay will.
     fn advance(&self, py: Python<'_>, values: &mut Vec<u64>) -> PyResult<()> {
         values.clear();
         for Random { generator, step } in &self.random {
@@ -139,7 +139,7 @@ impl ReplayInputs {
         Ok(())
     }
 
-    /// Undoes [`Self::advance`] where nobody has drawn since.
+    /// Undo [`Self::advance`] where nobody has drawn since.
     #[cold]
     fn take_back(&self, py: Python<'_>, values: &[u64]) -> PyResult<()> {
         for (Random { generator, step }, drawn) in self.random.iter().zip(values.chunks(2)) {

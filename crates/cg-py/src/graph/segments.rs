@@ -32,16 +32,16 @@ enum Step {
 
 /// A call that needs nothing around it, as long as torch's modes are those of the capture.
 struct Plain {
-    /// What is called under other modes.
+    /// Called under other modes.
     call: Py<PyAny>,
     function: Py<PyAny>,
     args: Py<PyTuple>,
     kwargs: Option<Py<PyDict>>,
-    /// Whether gradients are recorded, and whether it is inference mode; autocast is off.
+    /// Gradient mode and inference mode of the capture; autocast is off.
     modes: (bool, bool),
     /// Takes the result.
     take: Py<PyAny>,
-    /// Whether `None` needs no taking.
+    /// True if `None` needs no taking.
     is_none: bool,
 }
 
@@ -84,7 +84,7 @@ impl Segments {
         })
     }
 
-    /// Replays the graphs on the current stream and calls the callables, each in its turn. What a
+    /// Replay the graphs on the current stream and call the callables, each in its turn. What a
     /// step raises stops the run; the next replay begins with the first step.
     fn replay(&self, py: Python<'_>) -> PyResult<()> {
         self.run(py, ReplayTensors::Nothing, None)
@@ -111,14 +111,14 @@ impl Segments {
         self.run(py, given, Some(&destinations(&to)))
     }
 
-    /// Whether a replay is under way, as seen from a step or another thread.
+    /// Return whether a replay is under way, as seen from a step or another thread.
     #[getter]
     fn _is_running(&self) -> bool {
         // Each replay has a reference of its own.
         Arc::strong_count(&self.lock()) > 1
     }
 
-    /// Lets the steps go.
+    /// Let the steps go.
     fn _clear(&self) {
         drop(self.take());
     }
@@ -140,7 +140,7 @@ impl Segments {
 }
 
 impl Segments {
-    /// Enqueues one run of all steps; the first graph is given the tensors, and the last one where the
+    /// Enqueue one run of all steps; the first graph is given the tensors, and the last one where the
     /// results go.
     pub(crate) fn run(
         &self,
@@ -178,7 +178,7 @@ impl Segments {
         Ok(())
     }
 
-    /// Whether gradients are recorded, and whether it is inference mode; none under autocast.
+    /// Return whether gradients are recorded, and whether it is inference mode; none under autocast.
     fn modes_now(&self, py: Python<'_>) -> PyResult<Option<(bool, bool)>> {
         let is = |function: &Py<PyAny>| function.bind(py).call0()?.is_truthy();
         let (grad, inference, autocast) = &self.modes;
@@ -189,7 +189,7 @@ impl Segments {
         })
     }
 
-    /// Takes the steps; to be dropped with no lock held.
+    /// Take the steps; to be dropped with no lock held.
     fn take(&self) -> Steps {
         std::mem::take(&mut *self.lock())
     }

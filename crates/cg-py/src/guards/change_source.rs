@@ -1,4 +1,4 @@
-//! `ChangeSource`: what tells of all changes of dictionaries in this Python.
+//! `ChangeSource`: tells of all changes of dictionaries in this Python.
 
 use std::ffi::CStr;
 use std::sync::Arc;
@@ -49,7 +49,7 @@ def change(tell):
     tell(3)
 "#;
 
-/// What tells of changes of dictionaries.
+/// A source of changes of dictionaries.
 #[derive(Clone, Copy)]
 pub(super) enum ChangeSource {
     DictWatchers(&'static DictWatchers),
@@ -57,7 +57,7 @@ pub(super) enum ChangeSource {
     DictVersions(DictVersions),
 }
 
-/// What tells of all changes in this Python; none if nothing does.
+/// Return what tells of all changes in this Python; none if nothing does.
 pub(super) fn find_change_source(py: Python<'_>) -> Option<ChangeSource> {
     static WATCHERS: PyOnceLock<Option<DictWatchers>> = PyOnceLock::new();
     static VERSIONS: PyOnceLock<Option<DictVersions>> = PyOnceLock::new();
@@ -105,7 +105,7 @@ fn find_versions(py: Python<'_>) -> PyResult<Option<DictVersions>> {
     Ok(tells_all?.then_some(versions))
 }
 
-/// The names of the probe, and its dictionaries.
+/// Return the names of the probe, and its dictionaries.
 fn probe(py: Python<'_>) -> PyResult<(Bound<'_, PyDict>, Vec<Bound<'_, PyDict>>)> {
     let names = PyDict::new(py);
     py.run(PROBE, Some(&names), None)?;
@@ -114,7 +114,7 @@ fn probe(py: Python<'_>) -> PyResult<(Bound<'_, PyDict>, Vec<Bound<'_, PyDict>>)
     Ok((names, dicts.collect::<PyResult<_>>()?))
 }
 
-/// Whether a number is another one after each change, given the number of the dictionary that changes.
+/// Return whether a number is another one after each change, given the number of the dictionary that changes.
 fn tells_all(
     names: &Bound<'_, PyDict>,
     number: impl Fn(Python<'_>, usize) -> u64 + Send + Sync + 'static,

@@ -1,4 +1,4 @@
-//! `ChangeTracker`: of which dictionaries a guard is told.
+//! `ChangeTracker`: the dictionaries whose changes a guard is told of.
 
 use std::sync::Arc;
 
@@ -13,9 +13,9 @@ use super::watched_dicts::{Marks, WatchedKeys, unwatch, watch};
 pub(super) struct ChangeTracker {
     source: Option<ChangeSource>,
     marks: Arc<Marks>,
-    /// Where they are compared.
+    /// Versions of the dictionaries, if these are compared.
     versions: Vec<Version>,
-    /// Which of them are of no dictionary any more.
+    /// Numbers of those that are of no dictionary any more.
     free: Vec<usize>,
 }
 
@@ -40,7 +40,7 @@ impl ChangeTracker {
         }
     }
 
-    /// Whether there is somebody who tells.
+    /// Return whether there is somebody who tells.
     pub(super) fn is_there(&self) -> bool {
         self.source.is_some()
     }
@@ -87,7 +87,7 @@ impl ChangeTracker {
         }
     }
 
-    /// Marks the places whose dictionaries have other versions now.
+    /// Mark the places whose dictionaries have other versions now.
     #[inline]
     pub(super) fn compare_versions(&mut self, py: Python<'_>) {
         let Some(ChangeSource::DictVersions(versions)) = self.source else {

@@ -1,4 +1,4 @@
-//! `Check`: what must be at a place.
+//! `Check`: the object that must be at a place.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyFrozenSet, PyInt, PyString, PyTuple, PyType};
@@ -11,7 +11,7 @@ use crate::error::argument;
 use crate::raw;
 use crate::tensors::TensorReader;
 
-/// What must be at a place.
+/// The object that must be at a place.
 pub(super) enum Check {
     /// A value of the same class that is equal.
     PlainValue(Box<PlainValue>),
@@ -36,12 +36,12 @@ pub(super) struct Absent(pub(super) Box<[Py<PyString>]>);
 /// The members of a set.
 pub(super) struct Members {
     of: Py<PyFrozenSet>,
-    /// Whether they are all texts, or all whole numbers, so that others can be equal to them.
+    /// True if they are all texts, or all whole numbers, so that others can be equal to them.
     are_plain: bool,
 }
 
 impl Check {
-    /// Reads `("plain", value)`, `("is", object)`, `("missing",)`, `("kind", class)`, `("list", class,
+    /// Read `("plain", value)`, `("is", object)`, `("missing",)`, `("kind", class)`, `("list", class,
     /// length)`, `("dict", class, length or None, absent)`, `("object", class, absent)`, `("set", class,
     /// members)` or `("tensor", tensor)`.
     pub(super) fn parse(
@@ -83,7 +83,7 @@ impl Check {
         matches!(self, Self::Missing)
     }
 
-    /// The class that is there, if something must be there.
+    /// Return the class that is there, if something must be there.
     pub(super) fn class<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyType>> {
         match self {
             Self::Missing => None,
@@ -98,7 +98,7 @@ impl Check {
         }
     }
 
-    /// Whether the same object may be another one inside, of which nobody tells.
+    /// Return whether the same object may be another one inside, of which nobody tells.
     pub(super) fn is_untracked(&self, py: Python<'_>) -> bool {
         match self {
             Self::Tensor(_) => true,
@@ -108,7 +108,7 @@ impl Check {
         }
     }
 
-    /// Whether what is there fits.
+    /// Return whether what is there fits.
     pub(super) fn fits(&self, now: Option<&Bound<'_, PyAny>>) -> bool {
         let Some(now) = now else {
             return self.is_missing();
@@ -148,7 +148,7 @@ impl Check {
         }
     }
 
-    /// The names that must not be in the dictionary that is there, or among the attributes.
+    /// Return the names that must not be in the dictionary that is there, or among the attributes.
     pub(super) fn absent(&self) -> Option<&Absent> {
         match self {
             Self::Dict(.., absent) | Self::Object(_, absent) => {
@@ -185,7 +185,7 @@ impl Absent {
         Ok(Self(names.collect::<PyResult<_>>()?))
     }
 
-    /// Whether a dictionary has none of them.
+    /// Return whether a dictionary has none of them.
     pub(super) fn are_absent(&self, dict: &Bound<'_, PyDict>) -> bool {
         let mut names = self.0.iter();
         names.all(|name| raw::item_address(dict, name.bind(dict.py()).as_any()) == Some(0))
@@ -200,7 +200,7 @@ impl Members {
         }
     }
 
-    /// Whether a set has just these.
+    /// Return whether a set has just these.
     fn are_in(&self, set: &Bound<'_, PyAny>) -> bool {
         let then = self.of.bind(set.py());
         if length_of(set).ok() != Some(then.len()) {
@@ -218,7 +218,7 @@ impl Members {
     }
 }
 
-/// Whether the members of a set are all texts, or all whole numbers: 1 and True are two.
+/// Return whether the members of a set are all texts, or all whole numbers: 1 and True are two.
 fn are_plain(set: &Bound<'_, PyFrozenSet>) -> bool {
     set.iter().all(|one| one.is_exact_instance_of::<PyInt>())
         || set.iter().all(|one| one.is_exact_instance_of::<PyString>())

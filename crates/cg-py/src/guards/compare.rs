@@ -1,4 +1,4 @@
-//! What a call looks at.
+//! The comparison that a call makes.
 
 use pyo3::prelude::*;
 
@@ -6,7 +6,7 @@ use super::Guards;
 use super::last_values::{LastValues, ObjectChange};
 use super::place::{Inside, Place, Untracked};
 
-/// How what is at a place compares with what was there the last time.
+/// Result of comparing an object at a place with the last one there.
 enum Compared {
     Same,
     /// Another object that fits as well, and that other places are in.
@@ -15,7 +15,7 @@ enum Compared {
 }
 
 impl Guards {
-    /// Whether all places are as they must be, where `objects` are those of the call.
+    /// Return whether all places are as they must be, where `objects` are those of the call.
     #[inline]
     pub(crate) fn fits<'py>(&self, py: Python<'py>, objects: &[Bound<'py, PyAny>]) -> bool {
         // A call that a call has led to, as by a key with a comparison of its own, does not know.
@@ -44,7 +44,7 @@ impl Guards {
         fits
     }
 
-    /// Compares the objects of a call with those of the last one.
+    /// Compare the objects of a call with those of the last one.
     fn take_given(&self, py: Python<'_>, state: &mut LastValues, objects: &[Bound<'_, PyAny>]) {
         for (i, inside) in self.places.given.iter().enumerate() {
             let held = state.places[inside.root].value.as_ref();
@@ -60,7 +60,7 @@ impl Guards {
         }
     }
 
-    /// Forgets what objects have in them that are not held.
+    /// Forget what objects have in them that are not held.
     fn let_go(&self, py: Python<'_>, state: &mut LastValues) {
         for (i, inside) in self.places.given.iter().enumerate() {
             if !state.given[i].is_held {
@@ -71,7 +71,7 @@ impl Guards {
         }
     }
 
-    /// Looks at what nobody tells of; none if more has to be looked at then.
+    /// Look at what nobody tells of; none if more has to be looked at then.
     #[inline]
     fn look_at_untracked<'py>(
         &self,
@@ -100,7 +100,7 @@ impl Guards {
         Some(true)
     }
 
-    /// Compares places that nobody tells of, up to the first that is not the same.
+    /// Compare places that nobody tells of, up to the first that is not the same.
     #[inline]
     fn compare_untracked<'py>(
         &self,
@@ -126,7 +126,7 @@ impl Guards {
         Compared::Same
     }
 
-    /// Looks at all places.
+    /// Look at all places.
     fn look_at_all<'py>(
         &self,
         py: Python<'py>,
@@ -139,7 +139,7 @@ impl Guards {
         })
     }
 
-    /// Looks at what Python has told of, and at what nobody tells of.
+    /// Look at what Python has told of, and at what nobody tells of.
     fn look_at_marked<'py>(
         &self,
         py: Python<'py>,
@@ -183,7 +183,7 @@ impl Guards {
         true
     }
 
-    /// Looks at all that is in an object of the caller's.
+    /// Look at all that is in an object of the caller's.
     fn look_inside<'py>(
         &self,
         py: Python<'py>,
@@ -197,7 +197,7 @@ impl Guards {
         })
     }
 
-    /// Compares what is at a place: with `finds` whether the same object is there, with `opens` whether it has the
+    /// Compare what is at a place: with `finds` whether the same object is there, with `opens` whether it has the
     /// same inside.
     #[inline]
     fn compare<'py>(
@@ -267,7 +267,7 @@ impl Guards {
 }
 
 impl Place {
-    /// Whether what is found here is kept.
+    /// Return whether what is found here is kept.
     fn is_held(&self, state: &LastValues) -> bool {
         self.given.is_none_or(|given| state.given[given].is_held)
     }

@@ -1,27 +1,27 @@
-//! `GuardedTensor`: where a tensor lay, and how it was laid out there.
+//! `GuardedTensor`: the place and the layout that a tensor had.
 
 use pyo3::intern;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 use pyo3::{PyTraverseError, PyVisit};
 
-use crate::raw::{Comparison, KnownClass, LayoutWords, TensorPlace};
+use crate::raw::{Comparison, FastReader, KnownClass, LayoutWords, TensorPlace};
 use crate::tensors::{Dtype, Lazy, Place, TensorReader, View};
 
-/// What a tensor was when a guard was made.
+/// A tensor as it was when a guard was made.
 pub(super) struct GuardedTensor {
     class: Py<PyType>,
     reader: Py<TensorReader>,
     requires_grad: bool,
-    /// What tells in most calls: what is compared by fields.
+    /// Enough in most calls: compared by fields.
     words: Option<(KnownClass, LayoutWords)>,
-    /// What tells where these cannot.
-    spot: Option<TensorPlace>,
-    /// What tells where the spot cannot.
+    /// Used where the words cannot tell.
+    place: Option<TensorPlace>,
+    /// Used where the place cannot tell.
     layout: Layout,
 }
 
-/// What is read of a tensor by what reads all.
+/// The layout as the slowest way reads it.
 #[derive(PartialEq)]
 struct Layout {
     address: u64,
@@ -45,19 +45,27 @@ impl Layout {
 }
 
 impl GuardedTensor {
-    /// What a tensor is now.
+    /// Read what a tensor is now.
     pub(super) fn new(tensor: &Bound<'_, PyAny>, reader: &Py<TensorReader>) -> PyResult<Self> {
         let (py, of_reader) = (tensor.py(), reader.get());
         by_torch(py, || {
             let read = |view: &View<'_>| (Layout::of(view), view.element_bytes);
             let (layout, element_bytes) = of_reader.with(tensor, read)?;
-            let words = of_reader.words(tensor, element_bytes, &layout.extents);
+            let fast = of_reader.fast();
+            let words = fast.and_then(|fast| {
+                let class = fast.known_class(&tensor.get_type())?;
+                let words = fast.words(tensor, element_bytes, &layout.extents)?;
+                Some((class, words))
+            });
+            let place = |fast: &FastReader| {
+                fast.tensor_place(tensor, layout.address, layout.extents.clone())
+            };
             let mut new = Self {
                 class: tensor.get_type().unbind(),
                 reader: reader.clone_ref(py),
                 requires_grad: of_reader.requires_grad(tensor)?,
-                words: of_reader.know(&tensor.get_type()).zip(words),
-                spot: of_reader.spot(tensor, layout.address),
+                words,
+                place: fast.map(place),
                 layout,
             };
             if new.fits_by_fields(tensor) != Some(true) {
@@ -67,7 +75,7 @@ impl GuardedTensor {
         })
     }
 
-    /// Whether a value is a tensor of the same class that lies there, is laid out so, and requires a
+    /// Return whether a value is a tensor of the same class that lies there, is laid out so, and requires a
     /// gradient or not, as it did. It may be another object.
     #[inline]
     pub(super) fn fits(&self, value: &Bound<'_, PyAny>) -> bool {
@@ -78,8 +86,8 @@ impl GuardedTensor {
             return false;
         }
         let reader = self.reader.get();
-        let spot = self.spot.as_ref();
-        match spot.and_then(|spot| reader.is_laid_out_at(value, spot)) {
+        let fast = reader.fast().zip(self.place.as_ref());
+        match fast.and_then(|(fast, place)| fast.is_laid_out_at(value, place)) {
             Some(is_there) => {
                 let flag = || reader.requires_grad(value).ok();
                 is_there && flag() == Some(self.requires_grad)
@@ -92,7 +100,7 @@ impl GuardedTensor {
     #[inline]
     fn fits_by_fields(&self, value: &Bound<'_, PyAny>) -> Option<bool> {
         let (class, words) = self.words.as_ref()?;
-        let by_fields = self.reader.get().by_fields()?;
+        let by_fields = self.reader.get().fast()?.field_reader()?;
         match by_fields.see(class.member(value)?, words) {
             Comparison::At(address, Some(flag)) => {
                 Some(address == self.layout.address && flag == self.requires_grad)
@@ -122,7 +130,7 @@ impl GuardedTensor {
     }
 }
 
-/// Reads tensors without the functions that their classes may have instead of torch's.
+/// Read tensors without the functions that their classes may have instead of torch's.
 fn by_torch<T>(py: Python<'_>, read: impl FnOnce() -> PyResult<T>) -> PyResult<T> {
     let torch = py.import(intern!(py, "torch._C"))?;
     let disabled = torch.call_method0(intern!(py, "DisableTorchFunctionSubclass"))?;

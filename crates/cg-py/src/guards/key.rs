@@ -1,4 +1,4 @@
-//! `Key`: where an item is in a dictionary, a list, a tuple or a deque.
+//! `Key`: the place of an item in a dictionary, a list, a tuple or a deque.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyBytes, PyDict, PyFloat, PyInt, PyList, PyString, PyTuple};
@@ -11,7 +11,7 @@ use crate::raw;
 pub(super) struct Key {
     object: Py<PyAny>,
     place: Option<u32>,
-    /// Whether to look it up runs no code of others: they are found as the very same objects.
+    /// True if to look it up runs no code of others: they are found as the very same objects.
     is_plain: bool,
 }
 
@@ -28,14 +28,14 @@ impl Key {
         }
     }
 
-    /// What a change of an item tells of its key: the hash, if it is a string of Python's own class.
+    /// Return what a change of an item tells of its key: the hash, if it is a string of Python's own class.
     pub(super) fn hash(&self, py: Python<'_>) -> Option<isize> {
         let key = self.object.bind(py);
         let is_string = key.is_exact_instance_of::<PyString>();
         is_string.then(|| key.hash().ok()).flatten()
     }
 
-    /// Whether a dictionary has the object at this address by it, where 0 is none, as far as that is known
+    /// Return whether a dictionary has the object at this address by it, where 0 is none, as far as that is known
     /// at once. `position` is where it was the last time.
     #[inline]
     pub(super) fn is_at(
@@ -68,7 +68,7 @@ impl Key {
         true
     }
 
-    /// What a dictionary has by it.
+    /// Return what a dictionary has by it.
     pub(super) fn find<'py>(&self, dict: &Bound<'py, PyDict>) -> Option<Bound<'py, PyAny>> {
         let key = self.object.bind(dict.py());
         if self.is_plain {
@@ -77,12 +77,12 @@ impl Key {
         raw::value_at(dict, raw::position_of(dict, key)?, key)
     }
 
-    /// Where a dictionary has it; -1 if it has none, or an equal one.
+    /// Return where a dictionary has it; -1 if it has none, or an equal one.
     pub(super) fn position(&self, dict: &Bound<'_, PyDict>) -> isize {
         raw::position_of(dict, self.object.bind(dict.py())).unwrap_or(-1)
     }
 
-    /// What a container has by it.
+    /// Return what a container has by it.
     pub(super) fn item_of<'py>(&self, container: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
         if let Ok(dict) = container.cast::<PyDict>() {
             return self.find(dict);
@@ -102,7 +102,7 @@ impl Key {
     }
 }
 
-/// Whether a key is of Python's own classes, as are its items.
+/// Return whether a key is of Python's own classes, as are its items.
 fn is_plain(key: &Bound<'_, PyAny>) -> bool {
     if let Ok(tuple) = key.cast_exact::<PyTuple>() {
         return tuple.iter().all(|item| is_plain(&item));

@@ -1,4 +1,4 @@
-//! `LastValues`: what was found at the places of a guard the last time.
+//! `LastValues`: the objects last found at the places of a guard.
 
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyWeakrefMethods, PyWeakrefReference};
@@ -10,30 +10,30 @@ use super::object_access::attributes_of;
 use super::place::Looks;
 use crate::raw;
 
-/// What was found at the places, which all fitted, and at those of arguments as long as these are held.
+/// The objects found at the places, which all fitted, and at those of arguments as long as these are held.
 pub(super) struct LastValues {
     pub(super) places: Vec<LastValue>,
     pub(super) tracker: ChangeTracker,
     /// In the order of the objects of `Guards`.
     pub(super) given: Vec<ArgumentObject>,
-    /// Whether the last look came to its end, so that what is known of absent names is of then.
+    /// True if the last look came to its end, so that what is known of absent names is of then.
     pub(super) has_fitted: bool,
-    /// What was found before: to drop it may run any code, so that comes last.
+    /// Objects found before: to drop them may run any code, so that comes last.
     pub(super) dropped: Vec<Py<PyAny>>,
     /// Places that look into dictionaries which nobody tells of, as attributes that each thread has its own of.
     pub(super) untracked: Vec<usize>,
 }
 
-/// What was found at one place.
+/// The object found at one place.
 pub(super) struct LastValue {
     /// None where nothing was. It is held, so that no other object comes to be at its address.
     pub(super) value: Option<Py<PyAny>>,
     /// Its attributes, where somebody looks into them. They are held, too: Python 3.12 takes a dictionary that
     /// nobody else has away from its object when that is used, and lets another one come.
     pub(super) attributes: Option<Py<PyDict>>,
-    /// Where in a dictionary it is, see [`crate::raw::entry_at`]; -1 where that is not known.
+    /// Its position in a dictionary, see [`crate::raw::entry_at`]; -1 where that is not known.
     pub(super) position: isize,
-    /// How many items there were when names were found to be absent.
+    /// Number of items when names were found to be absent.
     pub(super) length: usize,
     attributes_tracking: Option<Tracking>,
     items_tracking: Option<Tracking>,
@@ -44,7 +44,7 @@ pub(super) struct LastValue {
 pub(super) struct ArgumentObject {
     /// That of the last call.
     last: Option<Py<PyWeakrefReference>>,
-    /// Whether what was found in it is kept, as it has come twice in a row. What a call gives that is new
+    /// True if what was found in it is kept, as it has come twice in a row. What a call gives that is new
     /// each time does not live longer than the call.
     pub(super) is_held: bool,
 }
@@ -61,7 +61,7 @@ impl LastValues {
         }
     }
 
-    /// Forgets what was found at a place.
+    /// Forget what was found at a place.
     pub(super) fn forget(&mut self, py: Python<'_>, place: usize) {
         let last = &mut self.places[place];
         last.forget(py, place, &mut self.tracker, &mut self.dropped);
@@ -113,7 +113,7 @@ impl LastValue {
         dropped.extend(before.attributes.map(Py::into_any));
     }
 
-    /// Looks for the attributes; whether they are those of all threads.
+    /// Look for the attributes; whether they are those of all threads.
     pub(super) fn open(
         &mut self,
         py: Python<'_>,
@@ -145,7 +145,7 @@ impl LastValue {
         are_of_all
     }
 
-    /// Sees to it that changes of the dictionaries are told that others look into; whether they are.
+    /// See to it that changes of the dictionaries are told that others look into; whether they are.
     pub(super) fn tell(
         &mut self,
         py: Python<'_>,
@@ -175,7 +175,7 @@ impl LastValue {
 }
 
 impl LastValue {
-    /// Whether names that a check wants to be absent are so. They are looked for only with `looks`, or if there
+    /// Return whether names that a check wants to be absent are so. They are looked for only with `looks`, or if there
     /// are not as many items as when they were; `is_known` says that they were just now.
     pub(super) fn are_absent(
         &mut self,
@@ -205,7 +205,7 @@ impl LastValue {
 }
 
 impl ArgumentObject {
-    /// Takes note of the object of a call; whether what was found in the one before is to be forgotten.
+    /// Take note of the object of a call; whether what was found in the one before is to be forgotten.
     pub(super) fn take(
         &mut self,
         object: Option<&Bound<'_, PyAny>>,
@@ -233,7 +233,7 @@ impl ArgumentObject {
     }
 }
 
-/// What an object is to a guard.
+/// Relation of an object to the one of the last call.
 pub(super) enum ObjectChange {
     /// The one whose insides are known.
     Held,

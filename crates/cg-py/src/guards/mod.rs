@@ -1,4 +1,4 @@
-//! `Guards`: whether what a function found outside of its arguments, and inside of these, is there again.
+//! `Guards`: true if a function finds the same outside of its arguments, and inside of these, again.
 
 mod change_source;
 mod change_tracker;
@@ -33,15 +33,15 @@ use crate::tensors::TensorReader;
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Guards {
     places: Places,
-    /// Whether Python tells of changes.
+    /// True if Python tells of changes.
     is_tracked: bool,
-    /// What it has told of.
+    /// Places that have changed.
     marks: Arc<Marks>,
     /// None while a call looks at it.
     state: Attached<Option<Box<LastValues>>>,
 }
 
-/// Whether Python tells of changes of dictionaries, so that not all have to be looked at.
+/// Return whether Python tells of changes of dictionaries, so that not all have to be looked at.
 #[pyfunction]
 pub(crate) fn watches_dictionaries(py: Python<'_>) -> bool {
     matches!(
@@ -55,7 +55,7 @@ type Changed<'py> = (usize, Option<Bound<'py, PyAny>>, bool);
 
 #[pymethods]
 impl Guards {
-    /// A place is `(parent, step, check)`: see [`Step::parse`](path::Step::parse) and
+    /// Return a place is `(parent, step, check)`: see [`Step::parse`](path::Step::parse) and
     /// [`Check::parse`](check::Check::parse). Parents come first; that of a root is -1.
     #[new]
     #[pyo3(signature = (places, reader=None))]
@@ -78,14 +78,14 @@ impl Guards {
         })
     }
 
-    /// Whether all places are as they must be. `objects` are those of the call.
+    /// Return whether all places are as they must be. `objects` are those of the call.
     #[pyo3(name = "fits", signature = (objects=Vec::new()))]
     #[expect(clippy::needless_pass_by_value, reason = "a sequence of Python's")]
     fn fits_in_python(&self, py: Python<'_>, objects: Vec<Bound<'_, PyAny>>) -> bool {
         self.fits(py, &objects)
     }
 
-    /// The first place that differs; with `all` each one whose parents do not.
+    /// Return the first place that differs; with `all` each one whose parents do not.
     #[pyo3(signature = (objects=Vec::new(), *, all=false))]
     #[expect(clippy::needless_pass_by_value, reason = "a sequence of Python's")]
     fn changed<'py>(

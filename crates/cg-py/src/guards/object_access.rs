@@ -1,4 +1,4 @@
-//! What objects, classes, cells and containers have, read so that no code of the user's runs.
+//! Objects, classes, cells and containers, read so that no code of the user's runs.
 
 use pyo3::exceptions::PyTypeError;
 use pyo3::intern;
@@ -11,7 +11,7 @@ use crate::raw::{self, ClassReader};
 /// The attributes that an object has itself.
 pub(super) struct Attributes<'py> {
     pub(super) dict: Bound<'py, PyDict>,
-    /// Whether they are the same for each thread.
+    /// True if they are the same for each thread.
     pub(super) are_of_all: bool,
 }
 
@@ -37,7 +37,7 @@ pub(super) fn attributes_of<'py>(object: &Bound<'py, PyAny>) -> Option<Attribute
     })
 }
 
-/// What the class of an object, or a class that it is itself, has under a name.
+/// Return what the class of an object, or a class that it is itself, has under a name.
 pub(super) fn of_class<'py>(
     object: &Bound<'py, PyAny>,
     name: &Bound<'py, PyString>,
@@ -77,7 +77,7 @@ fn of_bases<'py>(
     Ok(None)
 }
 
-/// The address of one of Python's own functions.
+/// Return the address of one of Python's own functions.
 pub(super) fn address_of(py: Python<'_>, name: &str) -> PyResult<usize> {
     let ctypes = py.import(intern!(py, "ctypes"))?;
     let function = ctypes.getattr(intern!(py, "pythonapi"))?.getattr(name)?;
@@ -86,7 +86,7 @@ pub(super) fn address_of(py: Python<'_>, name: &str) -> PyResult<usize> {
     address.getattr(intern!(py, "value"))?.extract()
 }
 
-/// What is in a cell; none of an empty one.
+/// Return what is in a cell; none of an empty one.
 pub(super) fn content_of<'py>(cell: &Bound<'py, PyAny>) -> Option<Bound<'py, PyAny>> {
     static CELL: PyOnceLock<Py<PyType>> = PyOnceLock::new();
     let class = CELL.import(cell.py(), "types", "CellType").ok()?;
@@ -105,7 +105,7 @@ impl<'a, 'py> Deque<'a, 'py> {
         raw::is_instance(value, class.as_unbound()).then_some(Self(value, class))
     }
 
-    /// How many items it has, by its own class: a derived one may have another way.
+    /// Return how many items it has, by its own class: a derived one may have another way.
     fn length(&self) -> PyResult<usize> {
         let name = intern!(self.0.py(), "__len__");
         self.1.call_method1(name, (self.0,))?.extract()
@@ -117,7 +117,7 @@ impl<'a, 'py> Deque<'a, 'py> {
     }
 }
 
-/// How much there is in a container of one of Python's own classes, or of one derived from these.
+/// Return how much there is in a container of one of Python's own classes, or of one derived from these.
 #[inline]
 pub(super) fn length_of(value: &Bound<'_, PyAny>) -> PyResult<usize> {
     if let Ok(list) = value.cast::<PyList>() {

@@ -1,4 +1,4 @@
-//! `Place`: where a guard looks, and what must be there.
+//! `Place`: where a guard looks, and the object that must be there.
 
 use std::sync::Arc;
 
@@ -12,15 +12,15 @@ use super::watched_dicts::WatchedKeys;
 use crate::error::argument;
 use crate::tensors::TensorReader;
 
-/// Where a guard looks, and what must be there.
+/// A place where a guard looks, and the object that must be there.
 pub(super) struct Place {
     /// The place before that the step starts at.
     pub(super) parent: Option<usize>,
     pub(super) step: Step,
     pub(super) check: Check,
-    /// Whether nobody tells when another object comes here.
+    /// True if nobody tells when another object comes here.
     pub(super) moves: bool,
-    /// Whether nobody tells when that, or what is in it, changes.
+    /// True if nobody tells when that, or what is in it, changes.
     pub(super) is_untracked: bool,
     /// The object of the caller's that it is in, by its number among [`Places::given`].
     pub(super) given: Option<usize>,
@@ -30,7 +30,7 @@ pub(super) struct Place {
     pub(super) looks: Option<Looks>,
 }
 
-/// What is looked at in the dictionaries of what is at a place.
+/// Keys that a guard looks at in the dictionaries of an object.
 #[derive(Default)]
 pub(super) struct Looks {
     pub(super) at_attributes: Option<Arc<WatchedKeys>>,
@@ -40,7 +40,7 @@ pub(super) struct Looks {
 /// All places of a guard, and which of them each call looks at if no dictionary has changed.
 pub(super) struct Places {
     pub(super) all: Box<[Place]>,
-    /// Whether each is looked at even if nobody tells of a change: in one piece, as that is gone through.
+    /// True if each is looked at even if nobody tells of a change: in one piece, as that is gone through.
     pub(super) are_untracked: Box<[bool]>,
     /// Those of them that are not in an object of the caller's.
     pub(super) untracked: Box<[Untracked]>,
@@ -60,11 +60,11 @@ pub(super) struct Inside {
 /// A place that may change without anybody telling.
 pub(super) struct Untracked {
     pub(super) place: usize,
-    /// Whether another object may come there, not only other contents.
+    /// True if another object may come there, not only other contents.
     pub(super) moves: bool,
 }
 
-/// What is collected for [`Looks`].
+/// Collects [`Looks`].
 #[derive(Default)]
 struct Looked {
     attributes: Option<Vec<isize>>,
@@ -73,7 +73,7 @@ struct Looked {
 }
 
 impl Places {
-    /// Reads `(parent, step, check)` of each, where -1 is no parent.
+    /// Read `(parent, step, check)` of each, where -1 is no parent.
     pub(super) fn parse(
         py: Python<'_>,
         from: &[(isize, Bound<'_, PyTuple>, Bound<'_, PyTuple>)],
@@ -183,7 +183,7 @@ impl Looked {
     }
 }
 
-/// The place that a step starts at; none for one that starts by itself.
+/// Return the place that a step starts at; none for one that starts by itself.
 fn parent_of(parent: isize, place: usize, step: &Step) -> PyResult<Option<usize>> {
     let is_root = matches!(step, Step::Root(_) | Step::Object(_));
     match usize::try_from(parent) {

@@ -38,7 +38,7 @@ impl PlainValue {
         self.value.bind(py)
     }
 
-    /// Whether a value is of the same class and equal.
+    /// Return whether a value is of the same class and equal.
     pub(super) fn fits(&self, now: &Bound<'_, PyAny>) -> bool {
         let then = self.value.bind(now.py());
         now.is(then) || (now.get_type_ptr() == then.get_type_ptr() && self.is_equal(now))
@@ -111,7 +111,7 @@ fn bits_of(value: &Bound<'_, PyComplex>) -> [u64; 2] {
     [value.real().to_bits(), value.imag().to_bits()]
 }
 
-/// Whether tuples of a class have nothing but their items, as those with names for them.
+/// Return whether tuples of a class have nothing but their items, as those with names for them.
 fn has_items_alone(class: &Bound<'_, PyType>) -> bool {
     let attributes = class.getattr(intern!(class.py(), "__dictoffset__"));
     attributes.is_ok_and(|offset| offset.extract::<isize>().is_ok_and(|offset| offset == 0))
@@ -138,7 +138,7 @@ fn imported<'py>(
     module.ok()??.getattr(name).ok()
 }
 
-/// The dtype and the bytes of a number of `NumPy`'s.
+/// Return the dtype and the bytes of a number of `NumPy`'s.
 fn number<'py>(value: &Bound<'py, PyAny>) -> PyResult<(Bound<'py, PyAny>, Bound<'py, PyAny>)> {
     let py = value.py();
     let dtype = value.getattr(intern!(py, "dtype"))?;

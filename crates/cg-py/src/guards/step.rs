@@ -1,4 +1,4 @@
-//! `Step`: what leads from one place to the next, by no code of the user's.
+//! `Step`: from one place to the next, by no code of the user's.
 
 use pyo3::intern;
 use pyo3::prelude::*;
@@ -12,27 +12,27 @@ use super::object_access::{attributes_of, content_of, of_class};
 use crate::error::argument;
 use crate::raw;
 
-/// What leads from one place to the next.
+/// A step from one place to the next.
 pub(super) enum Step {
     /// An object that is known.
     Root(Py<PyAny>),
     /// One of those that the caller names.
     Object(usize),
-    /// What an object has itself under a name.
+    /// An attribute of the object itself.
     Attribute(Key),
-    /// What its class, or a class that it is itself, has under a name.
+    /// An attribute of its class, or of a class that it is itself.
     Class(Py<PyString>),
     /// The descriptor of a slot.
     Slot(Py<PyAny>),
     Item(Key),
-    /// What is in a cell.
+    /// The content of a cell.
     Cell,
     /// The gradient of a leaf.
     Gradient,
 }
 
 impl Step {
-    /// Reads `("root", object)`, `("object", k)`, `("attr", name)`, `("class", name)`, `("slot",
+    /// Read `("root", object)`, `("object", k)`, `("attr", name)`, `("class", name)`, `("slot",
     /// descriptor)`, `("item", key)`, `("cell",)` or `("grad",)`.
     pub(super) fn parse(from: &Bound<'_, PyTuple>) -> PyResult<Self> {
         let kind: String = from.get_item(0)?.extract()?;
@@ -65,7 +65,7 @@ impl Step {
         })
     }
 
-    /// Whether nobody tells of a change of what is there, in a container of this class.
+    /// Return whether nobody tells of a change of what is there, in a container of this class.
     pub(super) fn is_untracked(&self, container: Option<&Bound<'_, PyType>>) -> bool {
         match self {
             Self::Root(_) | Self::Object(_) | Self::Attribute(_) => false,
@@ -77,7 +77,7 @@ impl Step {
         }
     }
 
-    /// Whether what is there is the very same object as before, or still nothing.
+    /// Return whether what is there is the very same object as before, or still nothing.
     #[inline]
     pub(super) fn is_unmoved(
         &self,
@@ -108,7 +108,7 @@ impl Step {
         }
     }
 
-    /// What is there in a container or an object. What cannot be looked up is not there.
+    /// Return what is there in a container or an object. What cannot be looked up is not there.
     pub(super) fn find<'py>(
         &self,
         py: Python<'py>,
@@ -127,7 +127,7 @@ impl Step {
         }
     }
 
-    /// Where what was found is in its container, if that is a dictionary: see [`LastValue::position`].
+    /// Return where what was found is in its container, if that is a dictionary: see [`LastValue::position`].
     pub(super) fn position(&self, py: Python<'_>, container: Option<&LastValue>) -> isize {
         let found = match (self, container) {
             (Self::Attribute(key), Some(container)) => {

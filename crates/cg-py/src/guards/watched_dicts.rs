@@ -1,4 +1,4 @@
-//! Which dictionaries are watched, and for whom.
+//! The dictionaries that are watched, and the guards that watch them.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use pyo3::types::PyDict;
 
 use crate::raw::{Attached, Change, DictWatchers, count};
 
-/// Which places of a guard have to be looked into again.
+/// The places of a guard that have to be looked into again.
 pub(super) struct Marks {
     are_there: AtomicBool,
     of: Box<[AtomicBool]>,
-    /// How many changes Python has told of.
+    /// Number of changes that Python has told of.
     changes: AtomicU64,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Marks {
 pub(super) struct WatchedKeys {
     /// Of strings, in order.
     hashes: Box<[isize]>,
-    /// Whether it also matters how many items there are.
+    /// True if it also matters how many items there are.
     are_counted: bool,
 }
 
@@ -62,7 +62,7 @@ impl Marks {
         self.are_there.store(true, Ordering::Relaxed);
     }
 
-    /// How many changes Python has told of.
+    /// Return how many changes Python has told of.
     pub(super) fn changes(&self) -> u64 {
         self.changes.load(Ordering::Relaxed)
     }
@@ -94,7 +94,7 @@ impl WatchedKeys {
     }
 }
 
-/// Marks the places that look at what is about to change.
+/// Mark the places that look at what is about to change.
 pub(super) fn note_change(py: Python<'_>, dict: usize, change: Change) {
     let Some(watched) = WATCHED.replace(py, None) else {
         return;
@@ -108,7 +108,7 @@ pub(super) fn note_change(py: Python<'_>, dict: usize, change: Change) {
     WATCHED.replace(py, Some(watched));
 }
 
-/// Begins to mark a place when the dictionary changes that it looks into; whether it does. The caller holds
+/// Begin to mark a place when the dictionary changes that it looks into; whether it does. The caller holds
 /// the dictionary until it has called [`unwatch`].
 pub(super) fn watch(
     watchers: &DictWatchers,
@@ -128,7 +128,7 @@ pub(super) fn watch(
     true
 }
 
-/// Marks a place no more when a dictionary changes.
+/// Mark a place no more when a dictionary changes.
 pub(super) fn unwatch(
     watchers: &DictWatchers,
     dict: &Bound<'_, PyDict>,

@@ -38,7 +38,7 @@ impl DictVersions {
         Some(new)
     }
 
-    /// The version of a dictionary.
+    /// Return the version of a dictionary.
     #[inline]
     pub(crate) fn of(self, dict: &Bound<'_, PyDict>) -> u64 {
         self.word(dict, VERSION)

@@ -30,7 +30,7 @@ pub(crate) struct DictWatchers {
     unwatch: Set,
 }
 
-/// What is about to happen to a dictionary.
+/// A change that is about to happen to a dictionary.
 #[derive(Clone, Copy)]
 pub(crate) enum Change {
     /// An item is added or deleted whose key has this hash.
@@ -78,12 +78,12 @@ impl DictWatchers {
         })
     }
 
-    /// Begins to tell of a dictionary; whether that is possible.
+    /// Begin to tell of a dictionary; whether that is possible.
     pub(crate) fn watch(&self, dict: &Bound<'_, PyDict>) -> bool {
         self.set(self.watch, dict)
     }
 
-    /// Tells of it no more.
+    /// Tell of it no more.
     pub(crate) fn unwatch(&self, dict: &Bound<'_, PyDict>) {
         self.set(self.unwatch, dict);
     }
@@ -98,7 +98,7 @@ impl DictWatchers {
     }
 }
 
-/// What Python calls, maybe in the middle of anything: it takes no reference, and calls nothing of Python's
+/// Tell the listener. Python calls it, maybe in the middle of anything: it takes no reference, and calls nothing of Python's
 /// but for the hash of a string, which runs no other code.
 unsafe extern "C" fn note(
     event: c_int,

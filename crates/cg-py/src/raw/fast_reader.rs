@@ -1,4 +1,4 @@
-//! What a tensor of one of torch's own classes is, without a call by Python.
+//! `FastReader`: reads tensors of torch's own classes without a call by Python.
 #![expect(
     unsafe_code,
     reason = "torch hands over pointers; this file says what it relies on"
@@ -22,25 +22,25 @@ use crate::error::argument;
 /// Reads tensors of just some classes: by their fields where these are known, else by torch's stable
 /// functions.
 pub(crate) struct FastReader {
-    pub(super) functions: Functions,
-    pub(super) fields: Option<Fields>,
-    pub(super) classes: Box<[Py<PyType>]>,
-    /// Where in a tensor's object the functions' handle is, in bytes.
-    pub(super) offset: usize,
+    functions: Functions,
+    fields: Option<Fields>,
+    classes: Box<[Py<PyType>]>,
+    /// Offset of the functions' handle in a tensor's object, in bytes.
+    offset: usize,
     /// torch writes a trace to stderr for each failure: after one there are no more.
     has_failed: AtomicBool,
 }
 
-/// Where a tensor is.
+/// The place of a tensor.
 pub(crate) struct TensorPlace {
     address: u64,
-    /// What is compared first, and says how it is laid out.
+    /// Compared first; has the layout.
     placement: Option<Placement>,
-    /// What says that where fields do not: form, shape and strides.
+    /// Compared where fields are not known: form, shape and strides.
     like: Option<(Form, Vec<i64>)>,
 }
 
-/// How a tensor compares with another one, of which are known its words, or its form and its extents.
+/// Result of comparing a tensor with another one, of which are known its words, or its form and its extents.
 pub(crate) enum Comparison {
     /// It is the same, its bytes are its values, it lies there, and whether it requires a gradient
     /// if that is known. At 0 if its memory was taken away.
@@ -52,7 +52,7 @@ pub(crate) enum Comparison {
 }
 
 impl FastReader {
-    /// Takes the functions from where they are, by their names, for tensors of just the classes of
+    /// Take the functions from where they are, by their names, for tensors of just the classes of
     /// the samples; none if some are missing, or if the samples' objects are built in another way.
     /// `fields` are where torch's objects have what they are, if all are known. `class` is
     /// `torch.Tensor`.
@@ -99,7 +99,7 @@ impl FastReader {
         }))
     }
 
-    /// What [`Self::look`] compares others with; none if it could not tell of such tensors.
+    /// Return what [`Self::look`] compares others with; none if it could not tell of such tensors.
     pub(crate) fn form(&self, tensor: &Bound<'_, PyAny>) -> Option<Form> {
         let handle = self
             .handle(tensor)
@@ -108,7 +108,7 @@ impl FastReader {
         self.noted(unsafe { self.functions.form(handle) })?
     }
 
-    /// What [`Self::by_fields`] compares others with, which have these extents, the shape and then the
+    /// Return what [`Self::field_reader`] compares others with, which have these extents, the shape and then the
     /// strides; none if it could not tell of such tensors.
     pub(crate) fn words(
         &self,
@@ -123,32 +123,41 @@ impl FastReader {
         unsafe { fields.words(object, element_bytes, extents) }
     }
 
-    /// Whether fields are looked at.
+    /// Return whether fields are looked at.
     pub(crate) fn has_fields(&self) -> bool {
         self.fields.is_some()
     }
 
-    /// A class, if its tensors are read.
-    pub(crate) fn know(&self, class: &Bound<'_, PyType>) -> Option<KnownClass> {
-        KnownClass::of(self, class)
+    /// Return a class, if its tensors are read.
+    pub(crate) fn known_class(&self, class: &Bound<'_, PyType>) -> Option<KnownClass> {
+        let known = self.classes.iter().find(|one| class.is(*one))?;
+        Some(KnownClass(known.clone_ref(class.py())))
     }
 
-    /// A tensor, if its class is one of those that are read.
+    /// Return a tensor, if its class is one of those that are read.
     #[inline]
-    pub(crate) fn member<'a, 'py>(
+    pub(crate) fn known_tensor<'a, 'py>(
         &self,
         tensor: &'a Bound<'py, PyAny>,
     ) -> Option<KnownTensor<'a, 'py>> {
-        KnownTensor::of(self, tensor)
+        let class = tensor.get_type_ptr();
+        let mut classes = self.classes.iter();
+        let is_known = classes.any(|one| one.as_ptr().cast() == class);
+        is_known.then_some(KnownTensor(tensor))
     }
 
-    /// What compares tensors in the fastest way; none where fields are not looked at.
+    /// Return what compares tensors in the fastest way; none where fields are not looked at.
     #[inline]
-    pub(crate) fn by_fields(&self) -> Option<FieldReader<'_>> {
-        FieldReader::of(self)
+    pub(crate) fn field_reader(&self) -> Option<FieldReader<'_>> {
+        let fields = self.fields.as_ref().filter(|_| !self.has_failed())?;
+        Some(FieldReader {
+            fields,
+            offset: self.offset,
+            requires_grad: self.functions.requires_grad,
+        })
     }
 
-    /// Compares a tensor with a form and with extents, which are the shape and then the strides, by
+    /// Compare a tensor with a form and with extents, which are the shape and then the strides, by
     /// torch's functions.
     pub(crate) fn look(
         &self,
@@ -168,9 +177,9 @@ impl FastReader {
         }
     }
 
-    /// Where a tensor is that has this address now, and these extents, the shape and then the strides; it
+    /// Return where a tensor is that has this address now, and these extents, the shape and then the strides; it
     /// stays there as long as [`Self::is_at`] says so.
-    pub(crate) fn spot(
+    pub(crate) fn tensor_place(
         &self,
         tensor: &Bound<'_, PyAny>,
         address: u64,
@@ -194,7 +203,7 @@ impl FastReader {
         spot
     }
 
-    /// Whether a tensor, maybe another one, is there and laid out as it was; none where that cannot be said
+    /// Return whether a tensor, maybe another one, is there and laid out as it was; none where that cannot be said
     /// in this way.
     #[inline]
     pub(crate) fn is_laid_out_at(
@@ -228,7 +237,7 @@ impl FastReader {
         unsafe { fields.placement(object) }
     }
 
-    /// Where a tensor's memory is; none for classes that are derived from `torch.Tensor`.
+    /// Return where a tensor's memory is; none for classes that are derived from `torch.Tensor`.
     #[inline]
     pub(crate) fn address(&self, tensor: &Bound<'_, PyAny>) -> Option<u64> {
         let handle = self.handle(tensor)?;
@@ -236,7 +245,7 @@ impl FastReader {
         self.noted(unsafe { self.functions.address(handle) })
     }
 
-    /// Whether a tensor has no gradient, hook or name, and never had; none if that is not known here.
+    /// Return whether a tensor has no gradient, hook or name, and never had; none if that is not known here.
     #[inline]
     pub(crate) fn is_untouched(&self, tensor: &Bound<'_, PyAny>) -> Option<bool> {
         let (fields, handle) = (self.fields.as_ref()?, self.handle(tensor)?);
@@ -246,7 +255,7 @@ impl FastReader {
         Some(unsafe { fields.is_untouched(object) })
     }
 
-    /// Whether a tensor requires a gradient; none if that is not known here.
+    /// Return whether a tensor requires a gradient; none if that is not known here.
     #[inline]
     pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> Option<bool> {
         let handle = self.handle(tensor)?;
@@ -256,7 +265,7 @@ impl FastReader {
         unsafe { requires_grad(self.fields.as_ref(), self.functions.requires_grad, object) }
     }
 
-    /// Whether a tensor's bytes are the conjugates of its values, and whether they are the negatives;
+    /// Return whether a tensor's bytes are the conjugates of its values, and whether they are the negatives;
     /// none if that is not known here.
     pub(crate) fn is_lazy(&self, tensor: &Bound<'_, PyAny>) -> Option<[bool; 2]> {
         let (functions, handle) = (self.functions.lazy?, self.handle(tensor)?);
@@ -264,22 +273,22 @@ impl FastReader {
         Some(functions.map(|is| unsafe { is(handle) }))
     }
 
-    /// Takes what the samples say otherwise than the private functions for none of these.
+    /// Take what the samples say otherwise than the private functions for none of these.
     pub(crate) fn require(&mut self, gradients_agree: bool, lazy_agree: bool) {
         let functions = &mut self.functions;
         functions.requires_grad = functions.requires_grad.filter(|_| gradients_agree);
         functions.lazy = functions.lazy.filter(|_| lazy_agree);
     }
 
-    /// Whether a tensor could not be read, so that none is any more.
+    /// Return whether a tensor could not be read, so that none is any more.
     pub(crate) fn has_failed(&self) -> bool {
         self.has_failed.load(Ordering::Relaxed)
     }
 
-    /// What the functions take for a tensor of a known class; it is strided where fields are known.
+    /// Return what the functions take for a tensor of a known class; it is strided where fields are known.
     #[inline]
     fn handle(&self, tensor: &Bound<'_, PyAny>) -> Option<*mut c_void> {
-        let tensor = self.member(tensor).filter(|_| !self.has_failed())?;
+        let tensor = self.known_tensor(tensor).filter(|_| !self.has_failed())?;
         // `new` has found the handles of such tensors there. For these functions that is the address of an
         // `at::Tensor`.
         let handle = tensor.handle(self.offset);
@@ -328,7 +337,7 @@ impl FastReader {
     }
 }
 
-/// Where in a tensor's object the pointer is that torch calls its `_cdata`.
+/// Return where in a tensor's object the pointer is that torch calls its `_cdata`.
 fn handle_offset(tensor: &Bound<'_, PyAny>) -> PyResult<Option<usize>> {
     let py = tensor.py();
     let size = |class: &Bound<'_, PyType>| class.getattr(intern!(py, "__basicsize__"))?.extract();

@@ -1,4 +1,4 @@
-//! `FieldReader`: how a call compares its tensors, one right after the other.
+//! `FieldReader`: compares the tensors of a call, one right after the other.
 #![expect(
     unsafe_code,
     reason = "torch hands over pointers; this file says what it relies on"
@@ -9,35 +9,29 @@ use std::ffi::c_void;
 use pyo3::prelude::*;
 use pyo3::types::PyType;
 
-use super::fast_reader::{Comparison, FastReader};
+use super::fast_reader::Comparison;
 use super::fields::{Fields, LayoutWords};
 use super::stable_functions::Is;
 
 /// A class whose tensors some reader reads.
-pub(crate) struct KnownClass(Py<PyType>);
+pub(crate) struct KnownClass(pub(super) Py<PyType>);
 
 /// A tensor of just such a class.
 #[derive(Clone, Copy)]
-pub(crate) struct KnownTensor<'a, 'py>(&'a Bound<'py, PyAny>);
+pub(crate) struct KnownTensor<'a, 'py>(pub(super) &'a Bound<'py, PyAny>);
 
 /// Compares tensors by their fields. A call asks its reader for one, which looks once at what would be
 /// looked at for each tensor.
 #[derive(Clone, Copy)]
 pub(crate) struct FieldReader<'a> {
-    fields: &'a Fields,
+    pub(super) fields: &'a Fields,
     /// See [`KnownTensor::handle`].
-    offset: usize,
-    requires_grad: Option<Is>,
+    pub(super) offset: usize,
+    pub(super) requires_grad: Option<Is>,
 }
 
 impl KnownClass {
-    /// A class; none if the reader does not read its tensors.
-    pub(super) fn of(reader: &FastReader, class: &Bound<'_, PyType>) -> Option<Self> {
-        let known = reader.classes.iter().find(|one| class.is(*one))?;
-        Some(Self(known.clone_ref(class.py())))
-    }
-
-    /// A value as a tensor of this class; none if it is no such one.
+    /// Return a value as a tensor of this class; none if it is no such one.
     #[inline]
     pub(crate) fn member<'a, 'py>(
         &self,
@@ -52,17 +46,8 @@ impl KnownClass {
     }
 }
 
-impl<'a, 'py> KnownTensor<'a, 'py> {
-    /// A value as a tensor of one of the reader's classes; none if it is no such one.
-    #[inline]
-    pub(super) fn of(reader: &FastReader, value: &'a Bound<'py, PyAny>) -> Option<Self> {
-        let class = value.get_type_ptr();
-        let mut classes = reader.classes.iter();
-        let is_known = classes.any(|one| one.as_ptr().cast() == class);
-        is_known.then_some(Self(value))
-    }
-
-    /// What torch's functions take for it, which readers have found so many bytes behind the begin of
+impl KnownTensor<'_, '_> {
+    /// Return what torch's functions take for it, which readers have found so many bytes behind the begin of
     /// the object.
     #[inline]
     pub(super) fn handle(self, offset: usize) -> *mut c_void {
@@ -70,19 +55,8 @@ impl<'a, 'py> KnownTensor<'a, 'py> {
     }
 }
 
-impl<'a> FieldReader<'a> {
-    /// That of a reader; none if it does not look at fields.
-    #[inline]
-    pub(super) fn of(reader: &'a FastReader) -> Option<Self> {
-        let fields = reader.fields.as_ref().filter(|_| !reader.has_failed())?;
-        Some(Self {
-            fields,
-            offset: reader.offset,
-            requires_grad: reader.functions.requires_grad,
-        })
-    }
-
-    /// Compares a tensor with words.
+impl FieldReader<'_> {
+    /// Compare a tensor with words.
     #[inline(always)]
     #[expect(
         clippy::inline_always,
@@ -104,7 +78,7 @@ impl<'a> FieldReader<'a> {
         }
     }
 
-    /// Where a tensor lies that has these words, and of which nothing is noted for autograd, as of most:
+    /// Return where a tensor lies that has these words, and of which nothing is noted for autograd, as of most:
     /// they require no gradient. None for all others. A loop with a call of torch's in it, as
     /// [`Self::see`] makes one for the others, keeps less in registers and takes half as long again.
     #[inline(always)]
@@ -126,7 +100,7 @@ impl<'a> FieldReader<'a> {
         }
     }
 
-    /// Whether a tensor has these words and lies there, and nothing is noted of it for autograd.
+    /// Return whether a tensor has these words and lies there, and nothing is noted of it for autograd.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `see`")]
     pub(crate) fn is_at(
@@ -140,7 +114,7 @@ impl<'a> FieldReader<'a> {
         unsafe { self.fields.is_at(object, words, address) }
     }
 
-    /// A tensor's object, if it is strided.
+    /// Return a tensor's object, if it is strided.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `see`")]
     fn strided(&self, tensor: KnownTensor<'_, '_>) -> Option<*const c_void> {
@@ -158,7 +132,7 @@ impl<'a> FieldReader<'a> {
     }
 }
 
-/// Whether a tensor requires a gradient, by its fields where these are known and else by a method of
+/// Return whether a tensor requires a gradient, by its fields where these are known and else by a method of
 /// torch's; none if that is not known either.
 ///
 /// # Safety
@@ -177,7 +151,7 @@ pub(super) unsafe fn requires_grad(
     method.map(|method| unsafe { method(object) })
 }
 
-/// The `c10::TensorImpl` of a tensor.
+/// Return the `c10::TensorImpl` of a tensor.
 ///
 /// # Safety
 /// The handle is a tensor's.

@@ -13,7 +13,7 @@ use pyo3::PyResult;
 use super::fast_reader::Comparison;
 use crate::error::argument;
 
-/// What is known of the fields of a `c10::TensorImpl` and of its storage.
+/// The fields of a `c10::TensorImpl` and of its storage.
 ///
 /// `cgraph._torch.fields` has found them where the constants say, has compared each with what torch says
 /// of samples, and knows no others than the versions of torch that it was written for.
@@ -54,7 +54,7 @@ const PLACES: [(&str, usize); 11] = [
     ("flags", FLAGS),
 ];
 
-/// What tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look at
+/// The words that tensors of a dtype, a device, a shape and strides have in common: in one piece, as calls look at
 /// one for each tensor, and in this order, so that what those of two dimensions need of it is 64 bytes
 /// side by side.
 #[derive(Debug, Clone)]
@@ -68,7 +68,7 @@ pub(crate) struct LayoutWords {
     extents: [[u64; 2]; MOST_DIMENSIONS],
 }
 
-/// Where a tensor is, and how it is laid out there.
+/// The place of a tensor, and its layout there.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Placement {
     /// The memory of its storage.
@@ -117,7 +117,7 @@ impl Fields {
         }))
     }
 
-    /// Whether it is torch's own kind of tensor, which has memory and strides.
+    /// Return whether it is torch's own kind of tensor, which has memory and strides.
     ///
     /// # Safety
     /// The object is the `c10::TensorImpl` of a tensor that is alive.
@@ -127,7 +127,7 @@ impl Fields {
         unsafe { word(object, VTABLE) == self.vtable }
     }
 
-    /// What others are compared with that have these extents, the shape and then the strides; none for
+    /// Return what others are compared with that have these extents, the shape and then the strides; none for
     /// more dimensions, and for names or symbolic sizes.
     ///
     /// # Safety
@@ -162,7 +162,7 @@ impl Fields {
         Some(words)
     }
 
-    /// Compares a tensor with these words, and does not say whether it requires a gradient.
+    /// Compare a tensor with these words, and do not say whether it requires a gradient.
     ///
     /// # Safety
     /// As for [`Self::words`], and its storage is not exchanged meanwhile.
@@ -205,7 +205,7 @@ impl Fields {
         Comparison::At(address, None)
     }
 
-    /// Whether a tensor is [strided](Self::is_strided), has these words and nothing noted for autograd, and
+    /// Return whether a tensor is [strided](Self::is_strided), has these words and nothing noted for autograd, and
     /// lies there. The fields decide together, in three steps: a branch for each takes longer.
     ///
     /// # Safety
@@ -240,7 +240,7 @@ impl Fields {
         data != 0 && ((of_storage(FLAGS) & self.guard) | (now ^ address)) == 0
     }
 
-    /// Where a tensor is and how it is laid out; none where torch must be asked, as for more dimensions.
+    /// Return where a tensor is and how it is laid out; none where torch must be asked, as for more dimensions.
     ///
     /// # Safety
     /// As for [`Self::compare`].
@@ -264,7 +264,7 @@ impl Fields {
         Some(Placement { data, offset, form })
     }
 
-    /// Whether the memory of a tensor's storage was taken away; none where torch must be asked.
+    /// Return whether the memory of a tensor's storage was taken away; none where torch must be asked.
     ///
     /// # Safety
     /// As for [`Self::compare`].
@@ -275,7 +275,7 @@ impl Fields {
         place.map(|[data, _]| data == 0)
     }
 
-    /// The memory of a tensor's storage and the offset there, in elements; none where torch must be
+    /// Return the memory of a tensor's storage and the offset there, in elements; none where torch must be
     /// asked, as for memory that is shared until somebody does.
     ///
     /// # Safety
@@ -294,7 +294,7 @@ impl Fields {
         is_free.then(|| [of_storage(DATA), at(OFFSET)])
     }
 
-    /// Whether nothing is noted for autograd, no hook and no gradient, and there are no names.
+    /// Return whether nothing is noted for autograd, no hook and no gradient, and there are no names.
     ///
     /// # Safety
     /// As for [`Self::words`].
@@ -306,7 +306,7 @@ impl Fields {
         at(AUTOGRAD) == 0 && at(EXTRA) == 0
     }
 
-    /// Whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
+    /// Return whether nothing is noted for autograd, as of tensors that require no gradient and are no views.
     ///
     /// # Safety
     /// As for [`Self::words`].
@@ -385,7 +385,7 @@ mod tests {
             unsafe { FIELDS.is_at(self.object.as_ptr().cast(), words, address) }
         }
 
-        /// What calls ask that do not know where it may lie.
+        /// Return what calls ask that do not know where it may lie.
         fn lies_plainly_at(&self, words: &LayoutWords, address: u64) -> bool {
             let object = self.object.as_ptr().cast();
             // SAFETY: as in `is_at`; so below.

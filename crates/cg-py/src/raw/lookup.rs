@@ -1,4 +1,4 @@
-//! What dictionaries, slots and classes hold, read so that no code of the user's runs.
+//! Look-ups in dictionaries, slots and classes that run no code of the user's.
 #![expect(
     unsafe_code,
     reason = "Python has functions for this that PyO3 does not offer; this file says what it relies on"
@@ -26,7 +26,7 @@ impl ClassReader {
         Self(unsafe { transmute::<*const c_void, LookUp>(address as *const c_void) })
     }
 
-    /// What is there under a name, without its `__get__`.
+    /// Return what is there under a name, without its `__get__`.
     #[inline]
     pub(crate) fn get<'py>(
         &self,
@@ -41,7 +41,7 @@ impl ClassReader {
     }
 }
 
-/// The key and the value at a position of a dictionary, which is what [`position_of`] has found or any
+/// Return the key and the value at a position of a dictionary, which is what [`position_of`] has found or any
 /// other number, as addresses. It is the fastest look into a dictionary, and compares no keys.
 #[inline]
 pub(crate) fn entry_at(dict: &Bound<'_, PyDict>, position: isize) -> Option<(usize, usize)> {
@@ -49,7 +49,7 @@ pub(crate) fn entry_at(dict: &Bound<'_, PyDict>, position: isize) -> Option<(usi
     Some((key.addr(), value.addr()))
 }
 
-/// The value there, if the key there is this very object.
+/// Return the value there, if the key there is this very object.
 pub(crate) fn value_at<'py>(
     dict: &Bound<'py, PyDict>,
     position: isize,
@@ -63,7 +63,7 @@ pub(crate) fn value_at<'py>(
     unsafe { Bound::from_borrowed_ptr_or_opt(dict.py(), value) }
 }
 
-/// Where a dictionary has a key that is this very object.
+/// Return where a dictionary has a key that is this very object.
 pub(crate) fn position_of(dict: &Bound<'_, PyDict>, key: &Bound<'_, PyAny>) -> Option<isize> {
     let mut position = 0;
     while let Some((found, _, after)) = next(dict, position) {
@@ -95,7 +95,7 @@ fn next(
     (is_there != 0).then_some((key, value, position))
 }
 
-/// The address of an item, 0 where there is none; none if the look-up has failed.
+/// Return the address of an item, 0 where there is none; none if the look-up has failed.
 #[inline]
 pub(crate) fn item_address(dict: &Bound<'_, PyDict>, key: &Bound<'_, PyAny>) -> Option<usize> {
     // SAFETY: both are alive and the interpreter is held. What is found is compared as an address.
@@ -103,7 +103,7 @@ pub(crate) fn item_address(dict: &Bound<'_, PyDict>, key: &Bound<'_, PyAny>) -> 
     (!found.is_null() || PyErr::take(dict.py()).is_none()).then_some(found.addr())
 }
 
-/// What a slot of an object holds; none if it is empty, or the object is none of the slot's class. The slot
+/// Return what a slot of an object holds; none if it is empty, or the object is none of the slot's class. The slot
 /// is a `member_descriptor`.
 pub(crate) fn slot<'py>(
     slot: &Bound<'py, PyAny>,

@@ -34,7 +34,7 @@ pub(crate) use dict_versions::DictVersions;
 pub(crate) use dict_watchers::{Change, DictWatchers};
 pub(crate) use dlpack::{CurrentWorkStream, DlpackReader};
 pub(crate) use fast_reader::{Comparison, FastReader, TensorPlace};
-pub(crate) use field_reader::{FieldReader, KnownClass, KnownTensor};
+pub(crate) use field_reader::{FieldReader, KnownClass};
 pub(crate) use fields::LayoutWords;
 pub(crate) use lookup::{ClassReader, entry_at, item_address, position_of, slot, value_at};
 pub(crate) use new_tensor::NewTensor;
@@ -44,7 +44,7 @@ pub(crate) use view::{Dtype, Lazy, Place, View};
 /// `CU_STREAM_PER_THREAD`.
 const PER_THREAD: u64 = 2;
 
-/// A stream of torch's, by its raw handle.
+/// Return a stream of torch's, by its raw handle.
 ///
 /// # Errors
 /// For CUDA's name of "the stream of this thread", which is another stream in each thread.
@@ -62,7 +62,7 @@ pub(crate) fn stream(device: &Device, handle: u64) -> Result<Stream> {
     Ok(unsafe { Stream::from_raw(device, StreamHandle(handle)) })
 }
 
-/// The graph of a `torch._C._CUDAGraph`, by its raw handle.
+/// Return the graph of a `torch._C._CUDAGraph`, by its raw handle.
 pub(crate) fn template(device: &Device, handle: u64) -> Template {
     // SAFETY: the handle comes from `raw_cuda_graph()` of the object that captured it; `CUDAGraph`
     // drops the template before it lets that object go, or has given the object to the template to
@@ -70,7 +70,7 @@ pub(crate) fn template(device: &Device, handle: u64) -> Template {
     unsafe { Template::from_raw(device, GraphHandle(handle)) }
 }
 
-/// The nodes of an open capture that no earlier look has returned.
+/// Return the nodes of an open capture that no earlier look has returned.
 ///
 /// The interpreter is held: the calls are short, and they come after each operator.
 pub(crate) fn new_nodes(
@@ -93,7 +93,7 @@ pub(crate) fn memory(device: &Device, address: u64, bytes: u64) -> Memory {
     unsafe { Memory::from_raw(device, Address(address), bytes) }
 }
 
-/// What a replay copies and stores. The sources do not conflict: `Inputs::source` has asked.
+/// Return what a replay copies and stores. The sources do not conflict: `Inputs::source` has asked.
 #[inline]
 pub(crate) fn feed<'a>(
     inputs: &'a cg_core::Inputs,
@@ -109,7 +109,7 @@ pub(crate) fn feed<'a>(
     unsafe { inputs.feed_checked(sources, values, padding) }
 }
 
-/// Where a replay copies results to.
+/// Return where a replay copies results to.
 #[inline]
 pub(crate) fn deliver<'a>(outputs: &'a Outputs, to: &'a [Destination]) -> Result<Delivery<'a>> {
     // SAFETY: each destination is memory of its own that `crate::graph::FreshResults` has allocated for the call,
@@ -155,7 +155,7 @@ unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
     unsafe { std::slice::from_raw_parts(first, count) }
 }
 
-/// The items of a tuple, side by side; none in a Python that has them elsewhere than all have so far.
+/// Return the items of a tuple, side by side; none in a Python that has them elsewhere than all have so far.
 /// Python's function for each of them takes as long as a third of what is done with it.
 #[inline]
 pub(crate) fn items<'a, 'py>(tuple: &'a Bound<'py, PyTuple>) -> Option<&'a [Bound<'py, PyAny>]> {
@@ -169,7 +169,7 @@ pub(crate) fn items<'a, 'py>(tuple: &'a Bound<'py, PyTuple>) -> Option<&'a [Boun
     Some(unsafe { std::slice::from_raw_parts(first, tuple.len()) })
 }
 
-/// How many bytes behind the begin of a tuple its items are.
+/// Return how many bytes behind the begin of a tuple its items are.
 #[cold]
 fn place_of_items(py: Python<'_>) -> Option<usize> {
     let sample = PyTuple::new(py, [py.None()]).ok()?;
@@ -182,7 +182,7 @@ fn place_of_items(py: Python<'_>) -> Option<usize> {
     (found == py.None().as_ptr()).then_some(place)
 }
 
-/// Whether an object is of a class or of one derived from it. `isinstance` would ask the metaclass,
+/// Return whether an object is of a class or of one derived from it. `isinstance` would ask the metaclass,
 /// too.
 #[inline]
 pub(crate) fn is_instance(object: &Bound<'_, PyAny>, class: &Py<PyType>) -> bool {
@@ -190,7 +190,7 @@ pub(crate) fn is_instance(object: &Bound<'_, PyAny>, class: &Py<PyType>) -> bool
     unsafe { pyo3::ffi::PyObject_TypeCheck(object.as_ptr(), class.as_ptr().cast()) != 0 }
 }
 
-/// An object's attributes, for those whose class has the usual `__dict__`: to ask for that takes three
+/// Return an object's attributes, for those whose class has the usual `__dict__`: to ask for that takes three
 /// times as long.
 #[inline]
 pub(crate) fn attributes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py, PyDict>> {
@@ -202,7 +202,7 @@ pub(crate) fn attributes<'py>(object: &Bound<'py, PyAny>) -> PyResult<Bound<'py,
     Ok(dict.cast_into::<PyDict>()?)
 }
 
-/// Whether the attributes of an object, which is no class, are this dictionary.
+/// Return whether the attributes of an object, which is no class, are this dictionary.
 #[inline]
 pub(crate) fn has_attributes(object: &Bound<'_, PyAny>, attributes: &Bound<'_, PyDict>) -> bool {
     // SAFETY: as in `attributes`.
@@ -212,7 +212,7 @@ pub(crate) fn has_attributes(object: &Bound<'_, PyAny>, attributes: &Bound<'_, P
     dict.is_ok_and(|dict| dict.is(attributes))
 }
 
-/// Whether an item of a dictionary is this very object.
+/// Return whether an item of a dictionary is this very object.
 #[inline]
 pub(crate) fn is_item(
     dict: &Bound<'_, PyDict>,
@@ -222,7 +222,7 @@ pub(crate) fn is_item(
     item_address(dict, name) == Some(value.as_ptr().addr())
 }
 
-/// How many references an object has.
+/// Return how many references an object has.
 #[inline]
 pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {
     // SAFETY: the object is alive and the interpreter is held, as `object` shows.
@@ -230,7 +230,7 @@ pub(crate) fn references(object: &Bound<'_, PyAny>) -> i64 {
     i64::try_from(count).unwrap_or(i64::MAX)
 }
 
-/// Where the objects of a class have weak references to them.
+/// The place of weak references in the objects of a class.
 pub(crate) struct WeakReferences {
     class: Py<PyType>,
     /// In bytes from an object, maybe before it; 0 where there can be none.
@@ -247,7 +247,7 @@ impl WeakReferences {
         })
     }
 
-    /// Whether somebody has one to an object, or may have, as it is of another class.
+    /// Return whether somebody has one to an object, or may have, as it is of another class.
     #[inline]
     pub(crate) fn may_be_there(&self, object: &Bound<'_, PyAny>) -> bool {
         if object.get_type_ptr().cast() != self.class.as_ptr() {

@@ -32,7 +32,7 @@ pub(crate) struct NewTensor {
     wrap: Wrap,
 }
 
-/// What torch's functions call a tensor until it is deleted: the address of an `at::Tensor`.
+/// A tensor as torch's functions have it until it is deleted: the address of an `at::Tensor`.
 struct Handle<'a> {
     functions: &'a NewTensor,
     handle: *mut c_void,
@@ -68,7 +68,7 @@ impl NewTensor {
         })
     }
 
-    /// A new tensor of this form, whose sizes and strides are these, and where its memory is; none if
+    /// Return a new tensor of this form, whose sizes and strides are these, and where its memory is; none if
     /// torch fails, which tells nobody but stderr why.
     ///
     /// # Panics

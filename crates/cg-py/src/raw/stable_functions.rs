@@ -1,4 +1,4 @@
-//! torch's stable C functions for what a tensor is. They take a third of the time of DLPack's, as they
+//! torch's stable C functions, which read tensors. They take a third of the time of DLPack's, as they
 //! count no reference. Source: torch's notes on its "`LibTorch` Stable ABI".
 #![expect(
     unsafe_code,
@@ -35,11 +35,11 @@ pub(super) struct Functions {
     device_index: Get<i32>,
     /// Private, as the next two are: not in every torch.
     pub(super) requires_grad: Option<Is>,
-    /// Whether the bytes are the conjugates of the values, and whether they are the negatives.
+    /// Tell of bytes that are the conjugates of the values, and of those that are the negatives.
     pub(super) lazy: Option<[Is; 2]>,
 }
 
-/// What the functions say of a tensor, but for its extents and its address.
+/// The properties of a tensor, but for its extents and its address.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Form {
     dim: usize,
@@ -80,7 +80,7 @@ impl Functions {
         })
     }
 
-    /// The form of a tensor; none if it is not strided, or neither on the CPU nor on a GPU.
+    /// Return the form of a tensor; none if it is not strided, or neither on the CPU nor on a GPU.
     ///
     /// # Safety
     /// The handle is a tensor's.
@@ -110,7 +110,7 @@ impl Functions {
         }))
     }
 
-    /// Whether a tensor has this form and these extents, which are the shape and then the strides.
+    /// Return whether a tensor has this form and these extents, which are the shape and then the strides.
     ///
     /// # Safety
     /// The handle is a tensor's, and nothing changes the tensor meanwhile.
@@ -139,7 +139,7 @@ impl Functions {
         Ok(dimensions.all(|((size, given), (a, b))| size == given && (*size == 1 || a == b)))
     }
 
-    /// Where a tensor's memory is.
+    /// Return where a tensor's memory is.
     ///
     /// # Safety
     /// The handle is a tensor's.

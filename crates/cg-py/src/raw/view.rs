@@ -1,4 +1,4 @@
-//! `View`: what a tensor is, whoever has read it.
+//! `View`: a tensor as any reader has read it.
 
 use dlpack_ffi::DLDeviceType;
 
@@ -19,20 +19,20 @@ pub(crate) struct View<'a> {
 pub(crate) enum Dtype {
     /// DLPack's code, bits and lanes.
     Dlpack(u8, u8, u16),
-    /// Where torch's object lies, which is never freed.
+    /// Address of torch's object, which is never freed.
     Object(usize),
 }
 
-/// Where a tensor's memory is.
+/// The device of a tensor's memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Place {
     Cpu,
     Cuda(i32),
-    /// Where no copy of ours reaches.
+    /// Out of reach of our copies.
     Elsewhere,
 }
 
-/// Whether the bytes are not the values, but for example their conjugates.
+/// True if the bytes are not the values, but for example their conjugates.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Lazy {
     No,
@@ -42,7 +42,7 @@ pub(crate) enum Lazy {
 }
 
 impl Place {
-    /// Where memory is, whatever its kind there.
+    /// Return where memory is, whatever its kind there.
     #[inline]
     pub(crate) fn of(kind: DLDeviceType, index: i32) -> Self {
         match kind {

@@ -1,4 +1,4 @@
-//! `FastSignature`: what a static tensor is compared with in most calls.
+//! `FastSignature`: compares tensors with a static one in most calls.
 
 use cg_core::Address;
 use pyo3::prelude::*;
@@ -6,7 +6,7 @@ use pyo3::prelude::*;
 use super::signature::{Match, Own};
 use crate::raw::{Comparison, FieldReader, KnownClass, LayoutWords};
 
-/// What calls compare in the fastest way: side by side what differs from one static tensor to the next.
+/// A static tensor as calls compare it in the fastest way: side by side what differs from one to the next.
 pub(crate) struct FastSignature {
     /// Of the tensors that it tells of.
     class: KnownClass,
@@ -15,7 +15,7 @@ pub(crate) struct FastSignature {
     requires_grad: bool,
 }
 
-/// What the fastest way tells of a tensor.
+/// Result of the fastest way.
 #[derive(Clone, Copy)]
 pub(crate) enum FastMatch {
     /// It gets into the static one in this way.
@@ -69,7 +69,7 @@ impl FastSignature {
         (!self.requires_grad && found != Match::Torch).then_some(found)
     }
 
-    /// Whether a tensor lies there and is of this class, has this layout and no history. All of these fit
+    /// Return whether a tensor lies there and is of this class, has this layout and no history. All of these fit
     /// that lie where one has fitted, but where it [requires a gradient](Self::requires_grad).
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
@@ -83,12 +83,12 @@ impl FastSignature {
         tensor.is_some_and(|tensor| by_fields.is_at(tensor, &self.words, address.0))
     }
 
-    /// Whether only tensors fit that require a gradient.
+    /// Return whether only tensors fit that require a gradient.
     pub(crate) fn requires_grad(&self) -> bool {
         self.requires_grad
     }
 
-    /// How a tensor gets into the static one that [lies](Self::is_at) where one has fitted.
+    /// Return how a tensor gets into the static one that [lies](Self::is_at) where one has fitted.
     #[inline]
     pub(crate) fn fit_at(&self, address: Address) -> Match {
         if address.0 == self.own.address {
@@ -98,7 +98,7 @@ impl FastSignature {
         }
     }
 
-    /// Where a tensor lies that gets into the static one in this way; none if only torch knows.
+    /// Return where a tensor lies that gets into the static one in this way; none if only torch knows.
     #[inline]
     pub(crate) fn address_of(&self, fit: Match) -> Option<Address> {
         match fit {

@@ -1,4 +1,5 @@
-//! What a torch tensor is: read by C functions of torch's where they can, else by Python calls.
+//! Torch tensors, read by C functions of torch's where they can, else by Python calls; and static tensors,
+//! which others are compared with.
 
 mod fast_signature;
 mod signature;
@@ -11,10 +12,7 @@ use pyo3::prelude::*;
 use pyo3::types::{PyCapsule, PyType};
 
 use crate::error::argument;
-use crate::raw::{
-    self, Comparison, DlpackReader, FastReader, FieldReader, Form, KnownClass, KnownTensor,
-    LayoutWords, TensorPlace,
-};
+use crate::raw::{self, DlpackReader, FastReader};
 
 pub(crate) use crate::raw::{Dtype, Lazy, Place, View};
 pub(crate) use fast_signature::{FastMatch, FastSignature};
@@ -23,7 +21,7 @@ pub(crate) use signature::{Match, Signature};
 /// Reads tensors.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct TensorReader {
-    plain: Option<FastReader>,
+    fast: Option<FastReader>,
     function: Option<DlpackReader>,
     class: Py<PyType>,
 }
@@ -47,37 +45,37 @@ impl TensorReader {
         fields: HashMap<String, usize>,
     ) -> PyResult<Self> {
         let class = tensor_type.clone().unbind();
-        let plain = functions.map(|known| FastReader::new(&known, &fields, &samples, &class));
-        let mut plain = plain.transpose()?.flatten();
-        if let Some(plain) = &mut plain {
+        let fast = functions.map(|known| FastReader::new(&known, &fields, &samples, &class));
+        let mut fast = fast.transpose()?.flatten();
+        if let Some(fast) = &mut fast {
             let flags = samples.iter().map(|one| gradient_flag(one).ok());
-            let gradients_agree = flags.eq(samples.iter().map(|one| plain.requires_grad(one)));
+            let gradients_agree = flags.eq(samples.iter().map(|one| fast.requires_grad(one)));
             let flags = samples.iter().map(|one| lazy_flags(one).ok());
-            let lazy_agree = flags.eq(samples.iter().map(|one| plain.is_lazy(one)));
-            plain.require(gradients_agree, lazy_agree);
+            let lazy_agree = flags.eq(samples.iter().map(|one| fast.is_lazy(one)));
+            fast.require(gradients_agree, lazy_agree);
         }
         let function = exchange_api.map(|capsule| DlpackReader::new(capsule, tensor_type));
         Ok(Self {
-            plain,
+            fast,
             function: function.transpose()?,
             class,
         })
     }
 
-    /// Whether torch's stable functions read what they can.
+    /// Return whether torch's stable functions read what they can.
     #[getter]
     fn uses_stable_functions(&self) -> bool {
-        self.plain.as_ref().is_some_and(|plain| !plain.has_failed())
+        self.fast.as_ref().is_some_and(|fast| !fast.has_failed())
     }
 
-    /// Whether tensors are read by their fields where they can.
+    /// Return whether tensors are read by their fields where they can.
     #[getter]
     fn uses_fields(&self) -> bool {
-        let plain = self.plain.as_ref();
-        self.uses_stable_functions() && plain.is_some_and(FastReader::has_fields)
+        let fast = self.fast.as_ref();
+        self.uses_stable_functions() && fast.is_some_and(FastReader::has_fields)
     }
 
-    /// Whether a tensor requires a gradient.
+    /// Return whether a tensor requires a gradient.
     #[pyo3(name = "requires_grad")]
     fn requires_grad_in_python(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
         self.requires_grad(tensor)
@@ -85,28 +83,26 @@ impl TensorReader {
 }
 
 impl TensorReader {
-    /// Whether a value is a tensor, or of a class derived from it.
+    /// Return whether a value is a tensor, or of a class derived from it.
     #[inline]
     pub(crate) fn is_tensor(&self, value: &Bound<'_, PyAny>) -> bool {
         raw::is_instance(value, &self.class)
     }
 
-    /// Whether a tensor requires a gradient.
+    /// Return whether a tensor requires a gradient.
     #[inline]
     pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let plain = self.plain.as_ref();
-        if let Some(answer) = plain.and_then(|plain| plain.requires_grad(tensor)) {
+        if let Some(answer) = self.fast().and_then(|fast| fast.requires_grad(tensor)) {
             return Ok(answer);
         }
         gradient_flag(tensor)
     }
 
-    /// Whether a tensor that requires no gradient has neither one nor hooks nor names. Where fields are
+    /// Return whether a tensor that requires no gradient has neither one nor hooks nor names. Where fields are
     /// not known, hooks of torch's own are not seen.
     #[inline]
     pub(crate) fn is_untouched(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        let plain = self.plain.as_ref();
-        if let Some(answer) = plain.and_then(|plain| plain.is_untouched(tensor)) {
+        if let Some(answer) = self.fast().and_then(|fast| fast.is_untouched(tensor)) {
             return Ok(answer);
         }
         let py = tensor.py();
@@ -118,28 +114,9 @@ impl TensorReader {
         Ok(grad.is_none() && hooks.is_none() && !has_names)
     }
 
-    /// Where a tensor is that has this address; none where only Python can compare it.
-    pub(crate) fn spot(&self, tensor: &Bound<'_, PyAny>, address: u64) -> Option<TensorPlace> {
-        let plain = self.plain.as_ref()?;
-        let extents = self.with(tensor, |view| [view.shape, view.strides].concat());
-        Some(plain.spot(tensor, address, extents.ok()?))
-    }
-
-    /// Whether a tensor, maybe another one, is there and laid out as it was there; none where that cannot be
-    /// said by what tells where it is.
-    #[inline]
-    pub(crate) fn is_laid_out_at(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        spot: &TensorPlace,
-    ) -> Option<bool> {
-        self.plain.as_ref()?.is_laid_out_at(tensor, spot)
-    }
-
-    /// Where a tensor's memory is.
+    /// Return where a tensor's memory is.
     pub(crate) fn address(&self, tensor: &Bound<'_, PyAny>) -> PyResult<u64> {
-        let plain = self.plain.as_ref();
-        match plain.and_then(|plain| plain.address(tensor)) {
+        match self.fast().and_then(|fast| fast.address(tensor)) {
             Some(address) => Ok(address),
             None => tensor
                 .call_method0(intern!(tensor.py(), "data_ptr"))?
@@ -147,56 +124,13 @@ impl TensorReader {
         }
     }
 
-    /// What [`Self::look`] compares others with; none if it could not tell of them.
-    pub(crate) fn form(&self, tensor: &Bound<'_, PyAny>) -> Option<Form> {
-        self.plain.as_ref()?.form(tensor)
-    }
-
-    /// What [`Self::by_fields`] compares others with, which have these extents; none if it could not tell of
-    /// them.
-    pub(crate) fn words(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        element_bytes: u64,
-        extents: &[i64],
-    ) -> Option<LayoutWords> {
-        self.plain.as_ref()?.words(tensor, element_bytes, extents)
-    }
-
-    /// What compares tensors in the fastest way; none where there is none.
+    /// Return what reads tensors of torch's own classes without a call by Python; none if nothing does.
     #[inline]
-    pub(crate) fn by_fields(&self) -> Option<FieldReader<'_>> {
-        self.plain.as_ref()?.by_fields()
+    pub(crate) fn fast(&self) -> Option<&FastReader> {
+        self.fast.as_ref()
     }
 
-    /// A class whose tensors [`Self::by_fields`] compares; none for another one.
-    pub(crate) fn know(&self, class: &Bound<'_, PyType>) -> Option<KnownClass> {
-        self.plain.as_ref()?.know(class)
-    }
-
-    /// A tensor, if [`Self::by_fields`] compares those of its class.
-    #[inline]
-    pub(crate) fn member<'a, 'py>(
-        &self,
-        tensor: &'a Bound<'py, PyAny>,
-    ) -> Option<KnownTensor<'a, 'py>> {
-        self.plain.as_ref()?.member(tensor)
-    }
-
-    /// Compares a tensor with the form and the extents of another one, in the next fastest way.
-    pub(crate) fn look(
-        &self,
-        tensor: &Bound<'_, PyAny>,
-        form: &Form,
-        extents: &[i64],
-    ) -> Comparison {
-        match &self.plain {
-            Some(plain) => plain.look(tensor, form, extents),
-            None => Comparison::Unknown,
-        }
-    }
-
-    /// Runs `with` on what the tensor is. `with` runs no Python code.
+    /// Run `with` on what the tensor is. `with` runs no Python code.
     pub(crate) fn with<T>(
         &self,
         tensor: &Bound<'_, PyAny>,
@@ -243,7 +177,7 @@ impl TensorReader {
     }
 }
 
-/// Whether the memory holds the conjugate or the negative of the values.
+/// Return whether the memory holds the conjugate or the negative of the values.
 pub(crate) fn is_lazy(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     Ok(lazy_flags(tensor)?.contains(&true))
 }
@@ -254,13 +188,13 @@ fn lazy_flags(tensor: &Bound<'_, PyAny>) -> PyResult<[bool; 2]> {
     Ok([is(intern!(py, "is_conj"))?, is(intern!(py, "is_neg"))?])
 }
 
-/// Whether a tensor requires a gradient, as it says itself.
+/// Return whether a tensor requires a gradient, as it says itself.
 fn gradient_flag(tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
     let name = intern!(tensor.py(), "requires_grad");
     tensor.getattr(name)?.is_truthy()
 }
 
-/// A tensor in words, for errors.
+/// Return a tensor in words, for errors.
 pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
     let sizes: Vec<String> = tensor
         .getattr("shape")?
@@ -271,7 +205,7 @@ pub(crate) fn describe(tensor: &Bound<'_, PyAny>) -> PyResult<String> {
     Ok(in_words(&dtype, &sizes, &device))
 }
 
-/// A tensor of this kind in words.
+/// Return a tensor of this kind in words.
 pub(crate) fn in_words(
     dtype: &Bound<'_, PyAny>,
     shape: &[impl ToString],

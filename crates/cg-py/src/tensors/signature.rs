@@ -1,4 +1,4 @@
-//! `Signature`: what a static tensor takes, and how a tensor gets into it.
+//! `Signature`: the tensors that a static one takes, and the way in which each gets into it.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::{Dtype, Lazy, Place, TensorReader, View, describe, in_words, is_lazy}
 use crate::error::argument;
 use crate::raw::{Comparison, Form, LayoutWords};
 
-/// How a tensor gets into a static one.
+/// A way for a tensor to get into a static one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Match {
     /// It is there: the same memory in the same layout, or no elements.
@@ -23,17 +23,17 @@ pub(crate) enum Match {
     Torch,
 }
 
-/// Where a static tensor lies.
+/// The memory of a static tensor.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Own {
     pub(crate) address: u64,
     bytes: u64,
-    /// Whether the elements fill `bytes` bytes with no gap and no overlap.
+    /// True if the elements fill `bytes` bytes with no gap and no overlap.
     is_dense: bool,
 }
 
 impl Own {
-    /// How a tensor of the same layout that lies there gets into this one.
+    /// Return how a tensor of the same layout that lies there gets into this one.
     #[inline]
     pub(crate) fn from(self, address: u64) -> Match {
         match address {
@@ -84,7 +84,7 @@ impl Layout {
         &self.extents[..self.extents.len() / 2]
     }
 
-    /// How a tensor gets into this one; none if shape, dtype or device differ.
+    /// Return how a tensor gets into this one; none if shape, dtype or device differ.
     fn compare(&self, view: &View<'_>) -> Option<Match> {
         let (shape, strides) = self.extents.split_at(self.extents.len() / 2);
         if shape != view.shape || self.dtype != view.dtype || self.place != view.place {
@@ -104,13 +104,13 @@ impl Layout {
     }
 }
 
-/// How far apart the first and the last element of each dimension are, in bytes.
+/// Return how far apart the first and the last element of each dimension are, in bytes.
 fn steps(view: &View<'_>) -> impl Iterator<Item = u64> {
     let sizes = view.shape.iter().zip(view.strides);
     sizes.map(|(size, stride)| ((size - 1) * stride).unsigned_abs() * view.element_bytes)
 }
 
-/// Whether elements of these strides fill their memory with no gap and no overlap.
+/// Return whether elements of these strides fill their memory with no gap and no overlap.
 fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     let mut steps: Vec<(i64, i64)> = strides.iter().copied().zip(shape.iter().copied()).collect();
     steps.retain(|(_, size)| *size != 1);
@@ -124,7 +124,7 @@ fn is_dense(shape: &[i64], strides: &[i64]) -> bool {
     shape.contains(&0) || steps.iter().all(&mut fits)
 }
 
-/// What a static tensor takes.
+/// The tensors that a static tensor takes.
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Signature {
     layout: Layout,
@@ -140,7 +140,7 @@ pub(crate) struct Signature {
 
 #[pymethods]
 impl Signature {
-    /// Reads the static tensor.
+    /// Read the static tensor.
     #[new]
     pub(crate) fn new(
         reader: &Bound<'_, TensorReader>,
@@ -157,16 +157,16 @@ impl Signature {
         if layout.place == Place::Elsewhere {
             return refused("a tensor in memory of the CPU or of a CUDA device");
         }
-        if is_lazily(lazy, tensor)? {
+        if lazy == Lazy::Yes || (lazy == Lazy::Unknown && is_lazy(tensor)?) {
             return refused(
                 "a tensor of plain values: call resolve_conj(), resolve_neg() or dequantize()",
             );
         }
-        let read = (layout.own.bytes > 0).then_some(reader.get());
-        let words = read.and_then(|read| read.words(tensor, element_bytes, &layout.extents));
+        let fast = reader.get().fast().filter(|_| layout.own.bytes > 0);
+        let words = fast.and_then(|fast| fast.words(tensor, element_bytes, &layout.extents));
         Ok(Self {
             words,
-            form: read.and_then(|read| read.form(tensor)),
+            form: fast.and_then(|fast| fast.form(tensor)),
             layout,
             dtype: tensor.getattr(intern!(py, "dtype"))?.unbind(),
             device: tensor.getattr(intern!(py, "device"))?.unbind(),
@@ -174,7 +174,7 @@ impl Signature {
         })
     }
 
-    /// How a tensor gets into the static one: `"same"`, `"copy"` of the bytes at the address that
+    /// Return how a tensor gets into the static one: `"same"`, `"copy"` of the bytes at the address that
     /// is returned too, or by `"torch"`. Raises if it does not fit; `index` is for the message.
     #[pyo3(signature = (tensor, index=0))]
     fn check(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<(&'static str, u64)> {
@@ -185,19 +185,19 @@ impl Signature {
         })
     }
 
-    /// Where the static tensor begins.
+    /// Return where the static tensor begins.
     #[getter]
     pub(crate) fn address(&self) -> u64 {
         self.layout.own.address
     }
 
-    /// How many bytes its elements have together.
+    /// Return how many bytes its elements have together.
     #[getter]
     pub(crate) fn nbytes(&self) -> u64 {
         self.layout.own.bytes
     }
 
-    /// Whether the elements lie side by side, so that a copy of bytes is a copy of the tensor.
+    /// Return whether the elements lie side by side, so that a copy of bytes is a copy of the tensor.
     #[getter]
     pub(crate) fn is_dense(&self) -> bool {
         self.layout.own.is_dense
@@ -205,13 +205,13 @@ impl Signature {
 }
 
 impl Signature {
-    /// The addresses from the first element to the end of the last one.
+    /// Return the addresses from the first element to the end of the last one.
     pub(crate) fn span(&self) -> Range<u64> {
         let start = self.layout.own.address;
         start..start + self.layout.span_bytes
     }
 
-    /// How a tensor gets into the static one.
+    /// Return how a tensor gets into the static one.
     #[inline]
     pub(crate) fn fit(&self, tensor: &Bound<'_, PyAny>, index: usize) -> PyResult<Match> {
         if let Comparison::At(address, _) = self.see(tensor) {
@@ -285,13 +285,13 @@ impl Signature {
         Ok(found.filter(|_| is_same))
     }
 
-    /// The fastest way for tensors of a class, for who compares at each call; none where there is none.
+    /// Return the fastest way for tensors of a class, for who compares at each call; none where there is none.
     pub(crate) fn quick(
         &self,
         class: &Bound<'_, PyType>,
         requires_grad: bool,
     ) -> Option<FastSignature> {
-        let known = self.reader.get().know(class)?;
+        let known = self.reader.get().fast()?.known_class(class)?;
         let words = self.words.clone()?;
         Some(FastSignature::new(
             known,
@@ -301,7 +301,7 @@ impl Signature {
         ))
     }
 
-    /// Who reads the tensors that it is compared with.
+    /// Return who reads the tensors that it is compared with.
     pub(crate) fn reader(&self) -> &Py<TensorReader> {
         &self.reader
     }
@@ -322,22 +322,23 @@ impl Signature {
         Ok(found.filter(|_| is_plain))
     }
 
-    /// The fastest way.
+    /// Return the fastest way.
     #[inline]
     fn see(&self, tensor: &Bound<'_, PyAny>) -> Comparison {
-        let reader = self.reader.get();
-        match (&self.words, reader.by_fields(), reader.member(tensor)) {
-            (Some(words), Some(by_fields), Some(tensor)) => by_fields.see(tensor, words),
-            _ => Comparison::Unknown,
-        }
+        let see = |words| {
+            let fast = self.reader.get().fast()?;
+            Some(fast.field_reader()?.see(fast.known_tensor(tensor)?, words))
+        };
+        let seen = self.words.as_ref().and_then(see);
+        seen.unwrap_or(Comparison::Unknown)
     }
 
-    /// The next fastest one.
+    /// Return the next fastest one.
     fn look(&self, tensor: &Bound<'_, PyAny>) -> Comparison {
-        let form = self.form.as_ref();
-        form.map_or(Comparison::Unknown, |form| {
-            self.reader.get().look(tensor, form, &self.layout.extents)
-        })
+        match (&self.form, self.reader.get().fast()) {
+            (Some(form), Some(fast)) => fast.look(tensor, form, &self.layout.extents),
+            _ => Comparison::Unknown,
+        }
     }
 
     #[cold]
@@ -357,14 +358,6 @@ impl Signature {
         let misfit = self.misfit(py, &format!("a {class} that cannot be read"), index);
         misfit.set_cause(py, Some(error));
         misfit
-    }
-}
-
-fn is_lazily(lazy: Lazy, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-    match lazy {
-        Lazy::No => Ok(false),
-        Lazy::Yes => Ok(true),
-        Lazy::Unknown => is_lazy(tensor),
     }
 }
 
