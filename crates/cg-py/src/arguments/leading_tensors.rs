@@ -28,11 +28,12 @@ pub(crate) struct LeadingTensors {
 impl LeadingTensors {
     /// Of those tensors that patterns begin with; the entry has so many in all.
     pub(crate) fn of(py: Python<'_>, patterns: &[Pattern], count: usize) -> Self {
-        let first = patterns.first().and_then(Pattern::quick);
+        let first = patterns.first().and_then(Pattern::fast_signature);
         let reader = first.map(|(_, reader)| reader);
-        let quick = patterns.iter().map_while(Pattern::quick);
-        let same = quick.take_while(|(_, of)| reader.is_some_and(|reader| reader.is(*of)));
-        let tensors: Box<[FastSignature]> = same.map(|(quick, _)| quick.clone_ref(py)).collect();
+        let expected = patterns.iter().map_while(Pattern::fast_signature);
+        let same = expected.take_while(|(_, of)| reader.is_some_and(|reader| reader.is(*of)));
+        let tensors: Box<[FastSignature]> =
+            same.map(|(expected, _)| expected.clone_ref(py)).collect();
         Self {
             keeps_last: !tensors.is_empty()
                 && tensors.len() == count
@@ -43,13 +44,13 @@ impl LeadingTensors {
         }
     }
 
-    /// Add the first arguments to `found` as far as they are found to fit here; how many. None if one
+    /// Add the first arguments to `matched` as far as they are found to fit here; how many. None if one
     /// does not fit. There are as many arguments as patterns.
     #[inline(never)]
     pub(crate) fn fit<'a, 'py>(
         &self,
         args: &'a Bound<'py, PyTuple>,
-        found: &mut MatchedArguments<'a, 'py>,
+        matched: &mut MatchedArguments<'a, 'py>,
     ) -> Option<usize> {
         let reader = self.reader.as_ref();
         let by_fields = reader.and_then(|reader| reader.get().fast()?.field_reader());
@@ -61,42 +62,45 @@ impl LeadingTensors {
             let last = self.last.take(args.py());
             first = self.count_at(by_fields, items, &last);
             if first == self.tensors.len() {
-                found.put_again(last);
+                matched.put_again(last);
                 return Some(first);
             }
-            for ((quick, value), at) in self.tensors.iter().zip(items).zip(&last[..first]) {
-                let (tensor, fit) = (Argument::Positional(value.as_borrowed()), quick.fit_at(*at));
-                found.push(MatchedTensor { tensor, fit });
+            for ((expected, value), at) in self.tensors.iter().zip(items).zip(&last[..first]) {
+                let (tensor, fit) = (
+                    Argument::Positional(value.as_borrowed()),
+                    expected.fit_at(*at),
+                );
+                matched.push(MatchedTensor { tensor, fit });
             }
             self.keep(args.py(), last);
         }
         let tensors = self.tensors[first..].iter().zip(&items[first..]);
-        for (after, (quick, value)) in tensors.enumerate() {
-            let fit = match quick.tell_plain(&by_fields, value) {
+        for (after, (expected, value)) in tensors.enumerate() {
+            let fit = match expected.tell_plain(&by_fields, value) {
                 Some(fit) => fit,
-                None => match quick.tell(&by_fields, value) {
+                None => match expected.tell(&by_fields, value) {
                     FastMatch::Fits(fit) => fit,
                     FastMatch::Other => return None,
                     FastMatch::Unknown => return Some(first + after),
                 },
             };
             let tensor = Argument::Positional(value.as_borrowed());
-            found.push(MatchedTensor { tensor, fit });
+            matched.push(MatchedTensor { tensor, fit });
         }
         Some(self.tensors.len())
     }
 
     /// Note where the tensors of a call lie that fits, if that is not known.
     #[inline]
-    pub(crate) fn note(&self, py: Python<'_>, found: &MatchedArguments<'_, '_>) {
-        if !self.keeps_last || found.is_again() {
+    pub(crate) fn note(&self, py: Python<'_>, matched: &MatchedArguments<'_, '_>) {
+        if !self.keeps_last || matched.is_again() {
             return;
         }
         let mut last = self.last.take(py);
-        let mut now = found.each().iter().zip(&self.tensors);
+        let mut now = matched.each().iter().zip(&self.tensors);
         let mut next = || {
             now.next()
-                .and_then(|(one, quick)| quick.address_of(one.fit))
+                .and_then(|(one, expected)| expected.address_of(one.fit))
         };
         let first = next();
         let is_again = first.is_some() && last.first().copied() == first;
@@ -110,8 +114,8 @@ impl LeadingTensors {
 
     /// Keep again what a call has used.
     #[inline]
-    pub(crate) fn give_back(&self, py: Python<'_>, found: &mut MatchedArguments<'_, '_>) {
-        if let Some(addresses) = found.take_again() {
+    pub(crate) fn give_back(&self, py: Python<'_>, matched: &mut MatchedArguments<'_, '_>) {
+        if let Some(addresses) = matched.take_again() {
             self.keep(py, addresses);
         }
     }
@@ -130,7 +134,8 @@ impl LeadingTensors {
         addresses: &[Address],
     ) -> usize {
         let tensors = self.tensors.iter().zip(values).zip(addresses);
-        let mut tensors = tensors.map(|((quick, value), at)| quick.is_at(&by_fields, value, *at));
+        let mut tensors =
+            tensors.map(|((expected, value), at)| expected.is_at(&by_fields, value, *at));
         let count = addresses.len();
         tensors.position(|is_at| !is_at).unwrap_or(count)
     }

@@ -24,6 +24,7 @@ pub(crate) enum Argument<'a, 'py> {
 }
 
 /// The tensors of a call that are copied, in order.
+#[derive(Default)]
 pub(crate) struct MatchedArguments<'a, 'py> {
     each: Each<'a, 'py>,
     /// The objects that guards look into, in order.
@@ -57,15 +58,6 @@ impl<'py> Deref for Argument<'_, 'py> {
 }
 
 impl<'a, 'py> MatchedArguments<'a, 'py> {
-    #[inline]
-    pub(crate) fn new() -> Self {
-        Self {
-            each: Each::new(),
-            objects: SmallVec::new(),
-            again: None,
-        }
-    }
-
     /// Start anew.
     #[inline]
     pub(crate) fn clear(&mut self) {
@@ -75,9 +67,9 @@ impl<'a, 'py> MatchedArguments<'a, 'py> {
     }
 
     #[inline]
-    pub(crate) fn push(&mut self, found: MatchedTensor<'a, 'py>) {
+    pub(crate) fn push(&mut self, matched: MatchedTensor<'a, 'py>) {
         debug_assert!(self.again.is_none(), "these are all tensors");
-        self.each.push(found);
+        self.each.push(matched);
     }
 
     #[inline]
@@ -131,8 +123,7 @@ impl<'a, 'py> FromIterator<MatchedTensor<'a, 'py>> for MatchedArguments<'a, 'py>
     fn from_iter<T: IntoIterator<Item = MatchedTensor<'a, 'py>>>(all: T) -> Self {
         Self {
             each: all.into_iter().collect(),
-            objects: SmallVec::new(),
-            again: None,
+            ..Self::default()
         }
     }
 }
@@ -141,7 +132,7 @@ impl<'a, 'py> MatchedTensors<'a, 'py> {
     #[inline]
     pub(crate) fn len(self) -> usize {
         match self {
-            Self::Each(found) => found.len(),
+            Self::Each(matched) => matched.len(),
             Self::Again(_, addresses) => addresses.len(),
         }
     }
@@ -150,7 +141,7 @@ impl<'a, 'py> MatchedTensors<'a, 'py> {
     #[inline]
     pub(crate) fn get(self, place: usize) -> Borrowed<'a, 'py, PyAny> {
         match self {
-            Self::Each(found) => found[place].tensor.as_borrowed(),
+            Self::Each(matched) => matched[place].tensor.as_borrowed(),
             Self::Again(args, _) => {
                 let arg = args.get_borrowed_item(place);
                 arg.expect("there are as many arguments")
@@ -162,7 +153,7 @@ impl<'a, 'py> MatchedTensors<'a, 'py> {
     #[inline]
     pub(crate) fn fit(self, place: usize, own: Address) -> Match {
         match self {
-            Self::Each(found) => found[place].fit,
+            Self::Each(matched) => matched[place].fit,
             Self::Again(_, addresses) if addresses[place] == own => Match::Same,
             Self::Again(_, addresses) => Match::Copy(addresses[place].0),
         }
@@ -171,7 +162,7 @@ impl<'a, 'py> MatchedTensors<'a, 'py> {
     /// As Python takes them.
     pub(crate) fn to_tuple(self, py: Python<'py>) -> PyResult<Bound<'py, PyTuple>> {
         match self {
-            Self::Each(found) => PyTuple::new(py, found.iter().map(|one| &*one.tensor)),
+            Self::Each(matched) => PyTuple::new(py, matched.iter().map(|one| &*one.tensor)),
             Self::Again(args, addresses) => Ok(args.get_slice(0, addresses.len())),
         }
     }

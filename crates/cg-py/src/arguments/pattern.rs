@@ -38,7 +38,7 @@ pub(crate) struct Slot {
     /// True if it has no history, where that matters.
     is_leaf: Option<bool>,
     /// Enough in most calls.
-    quick: Option<FastSignature>,
+    fast: Option<FastSignature>,
     signature: Py<Signature>,
     class: Py<PyType>,
 }
@@ -72,7 +72,7 @@ impl Pattern {
             Ok(Slot {
                 requires_grad,
                 is_leaf: from.get_item(3)?.extract()?,
-                quick: signature.get().quick(&class, requires_grad),
+                fast: signature.get().fast(&class, requires_grad),
                 signature: signature.clone().unbind(),
                 class: class.unbind(),
             })
@@ -96,17 +96,17 @@ impl Pattern {
         })
     }
 
-    /// Return whether a value fits. Tensors that are copied are added to `found`, and objects, in order.
+    /// Return whether a value fits. Tensors that are copied are added to `matched`, and objects, in order.
     #[inline]
     pub(crate) fn fits<'a, 'py>(
         &self,
         value: Argument<'a, 'py>,
-        found: &mut MatchedArguments<'a, 'py>,
+        matched: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<bool> {
         let told = match self {
             Self::Tensor(slot) => match slot.tell(&value) {
                 FastMatch::Fits(fit) if slot.is_leaf.is_none() => {
-                    found.push(MatchedTensor { tensor: value, fit });
+                    matched.push(MatchedTensor { tensor: value, fit });
                     return Ok(true);
                 }
                 told => told,
@@ -114,7 +114,7 @@ impl Pattern {
             Self::Fixed(slot) => slot.tell(&value),
             _ => FastMatch::Unknown,
         };
-        self.fits_after(told, value, found)
+        self.fits_after(told, value, matched)
     }
 
     /// The same after [`Slot::tell`]: apart, as it calls itself, and calls of tensors end before it.
@@ -123,14 +123,14 @@ impl Pattern {
         &self,
         told: FastMatch,
         value: Argument<'a, 'py>,
-        found: &mut MatchedArguments<'a, 'py>,
+        matched: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<bool> {
         match self {
             Self::Tensor(slot) => {
                 let Some(fit) = slot.fits_after(told, &value)? else {
                     return Ok(false);
                 };
-                found.push(MatchedTensor { tensor: value, fit });
+                matched.push(MatchedTensor { tensor: value, fit });
                 Ok(true)
             }
             Self::Fixed(slot) => Ok(slot.fits_after(told, &value)? == Some(Match::Same)),
@@ -139,26 +139,26 @@ impl Pattern {
             Self::Tuple(patterns) => match value.cast_exact::<PyTuple>() {
                 Ok(tuple) => {
                     let values = tuple.iter().map(Argument::Held);
-                    all_fit(patterns, tuple.len(), values, found)
+                    all_fit(patterns, tuple.len(), values, matched)
                 }
                 Err(_) => Ok(false),
             },
             Self::List(patterns) => match value.cast_exact::<PyList>() {
                 Ok(list) => {
                     let values = list.iter().map(Argument::Held);
-                    all_fit(patterns, list.len(), values, found)
+                    all_fit(patterns, list.len(), values, matched)
                 }
                 Err(_) => Ok(false),
             },
             Self::Dict(patterns) => match value.cast_exact::<PyDict>() {
-                Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, found),
+                Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, matched),
                 _ => Ok(false),
             },
             Self::Named(class, patterns) if value.get_type().is(class) => {
                 match value.cast::<PyTuple>() {
                     Ok(tuple) => {
                         let values = tuple.iter().map(Argument::Held);
-                        all_fit(patterns, tuple.len(), values, found)
+                        all_fit(patterns, tuple.len(), values, matched)
                     }
                     Err(_) => Ok(false),
                 }
@@ -166,14 +166,14 @@ impl Pattern {
             Self::Record(class, patterns) if value.get_type().is(class) => {
                 let attributes = value.getattr(intern!(value.py(), "__dict__"))?;
                 match attributes.cast_exact::<PyDict>() {
-                    Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, found),
+                    Ok(dict) if has_order(patterns, dict) => fits_dict(patterns, dict, matched),
                     _ => Ok(false),
                 }
             }
             Self::Object(class) => {
                 let fits = value.get_type_ptr().cast() == class.as_ptr();
                 if fits {
-                    found.push_object((*value).clone());
+                    matched.push_object((*value).clone());
                 }
                 Ok(fits)
             }
@@ -182,10 +182,10 @@ impl Pattern {
     }
 
     /// Return the fastest way, if that is enough for each tensor that it can tell of, and who reads them.
-    pub(crate) fn quick(&self) -> Option<(&FastSignature, &Py<TensorReader>)> {
+    pub(crate) fn fast_signature(&self) -> Option<(&FastSignature, &Py<TensorReader>)> {
         match self {
             Self::Tensor(slot) if slot.is_leaf.is_none() => {
-                Some((slot.quick.as_ref()?, slot.signature.get().reader()))
+                Some((slot.fast.as_ref()?, slot.signature.get().reader()))
             }
             _ => None,
         }
@@ -249,13 +249,13 @@ pub(crate) fn all_fit<'a, 'py>(
     patterns: &[Pattern],
     count: usize,
     values: impl Iterator<Item = Argument<'a, 'py>>,
-    found: &mut MatchedArguments<'a, 'py>,
+    matched: &mut MatchedArguments<'a, 'py>,
 ) -> PyResult<bool> {
     if count != patterns.len() {
         return Ok(false);
     }
     for (pattern, value) in patterns.iter().zip(values) {
-        if !pattern.fits(value, found)? {
+        if !pattern.fits(value, matched)? {
             return Ok(false);
         }
     }
@@ -276,7 +276,7 @@ pub(crate) fn has_order(patterns: &[(Py<PyAny>, Pattern)], dict: &Bound<'_, PyDi
 pub(crate) fn fits_dict<'py>(
     patterns: &[(Py<PyAny>, Pattern)],
     dict: &Bound<'py, PyDict>,
-    found: &mut MatchedArguments<'_, 'py>,
+    matched: &mut MatchedArguments<'_, 'py>,
 ) -> PyResult<bool> {
     if dict.len() != patterns.len() {
         return Ok(false);
@@ -285,7 +285,7 @@ pub(crate) fn fits_dict<'py>(
         let Some(value) = dict.get_item(key)? else {
             return Ok(false);
         };
-        if !pattern.fits(Argument::Held(value), found)? {
+        if !pattern.fits(Argument::Held(value), matched)? {
             return Ok(false);
         }
     }
@@ -296,11 +296,11 @@ impl Slot {
     /// Return what the fastest way tells of a value.
     #[inline]
     fn tell(&self, value: &Bound<'_, PyAny>) -> FastMatch {
-        if let Some(quick) = &self.quick
-            && let Some(fast) = self.signature.get().reader().get().fast()
-            && let Some(by_fields) = fast.field_reader()
+        if let Some(fast) = &self.fast
+            && let Some(reader) = self.signature.get().reader().get().fast()
+            && let Some(by_fields) = reader.field_reader()
         {
-            return quick.tell(&by_fields, value);
+            return fast.tell(&by_fields, value);
         }
         // A function may do something else with one of a derived class.
         if value.get_type_ptr().cast() == self.class.as_ptr() {

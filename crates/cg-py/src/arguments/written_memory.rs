@@ -36,11 +36,11 @@ impl WrittenMemory {
     /// Return whether one of the tensors shares memory with what is written.
     #[inline]
     pub(crate) fn meets(&self, tensors: MatchedTensors<'_, '_>) -> bool {
-        let MatchedTensors::Each(found) = tensors else {
+        let MatchedTensors::Each(matched) = tensors else {
             // Others have been found to lie there beside it.
             return false;
         };
-        let mut pairs = self.tensors.iter().zip(found);
+        let mut pairs = self.tensors.iter().zip(matched);
         pairs.any(|(tensor, one)| match one.fit {
             Match::Copy(at) => {
                 tensor.beside.load(Ordering::Relaxed) != at && tensor.meets(self, at)

@@ -147,12 +147,12 @@ impl Entry {
         tensors: Vec<Bound<'_, PyAny>>,
     ) -> PyResult<Py<PyAny>> {
         let fit = Match::Torch;
-        let mut found: MatchedArguments<'_, '_> = tensors
+        let mut matched: MatchedArguments<'_, '_> = tensors
             .into_iter()
             .map(Argument::Held)
             .map(|tensor| MatchedTensor { tensor, fit })
             .collect();
-        Self::run(slf, args, Some(kwargs), &mut found)
+        Self::run(slf, args, Some(kwargs), &mut matched)
     }
 
     /// Return how many calls it has answered.
@@ -192,50 +192,52 @@ impl Entry {
 }
 
 impl Entry {
-    /// Return whether a call is a replay of this one. Tensors that are to be copied are added to `found`.
+    /// Return whether a call is a replay of this one. Tensors that are to be copied are added to `matched`.
     #[inline]
     pub(super) fn fits<'a, 'py>(
         &self,
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut MatchedArguments<'a, 'py>,
+        matched: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<bool> {
         let py = args.py();
         if args.len() != self.args.len() || !self.mode.equals(mode, py)? {
             return Ok(false);
         }
-        let Some(place) = self.leading.fit(args, found) else {
+        let Some(place) = self.leading.fit(args, matched) else {
             return Ok(false);
         };
         if place < args.len() {
             let others = args.iter_borrowed().skip(place).map(Argument::Positional);
             let patterns = &self.args[place..];
-            if !all_fit(patterns, args.len() - place, others, found)? {
+            if !all_fit(patterns, args.len() - place, others, matched)? {
                 return Ok(false);
             }
         }
         let kwargs_fit = match kwargs {
             Some(kwargs) if self.is_in_order && !has_order(&self.kwargs, kwargs) => false,
-            Some(kwargs) => fits_dict(&self.kwargs, kwargs, found)?,
+            Some(kwargs) => fits_dict(&self.kwargs, kwargs, matched)?,
             None => self.kwargs.is_empty(),
         };
         if !kwargs_fit {
             return Ok(false);
         }
         let written = self.written.as_ref();
-        if written.is_some_and(|written| written.meets(found.tensors(args))) || self.is_open(py)? {
+        if written.is_some_and(|written| written.meets(matched.tensors(args)))
+            || self.is_open(py)?
+        {
             return Ok(false);
         }
-        self.leading.note(py, found);
+        self.leading.note(py, matched);
         let guards = self.guards.as_ref();
-        Ok(guards.is_none_or(|guards| guards.get().fits(py, found.objects())))
+        Ok(guards.is_none_or(|guards| guards.get().fits(py, matched.objects())))
     }
 
-    /// Give back what it has put into `found`, for calls to come.
+    /// Give back what it has put into `matched`, for calls to come.
     #[inline]
-    pub(super) fn give_back(&self, py: Python<'_>, found: &mut MatchedArguments<'_, '_>) {
-        self.leading.give_back(py, found);
+    pub(super) fn give_back(&self, py: Python<'_>, matched: &mut MatchedArguments<'_, '_>) {
+        self.leading.give_back(py, matched);
     }
 
     /// Return whether a backward pass may still read what the last call left.
@@ -276,10 +278,10 @@ impl Entry {
         slf: &Bound<'py, Self>,
         args: &Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut MatchedArguments<'_, 'py>,
+        matched: &mut MatchedArguments<'_, 'py>,
     ) -> PyResult<Py<PyAny>> {
         let (py, entry) = (slf.py(), slf.get());
-        let tensors = found.tensors(args);
+        let tensors = matched.tensors(args);
         let lock = entry.lock.as_ref().filter(|_| entry.has_breaks);
         let _replaying = lock.map(|lock| lock.get().replays());
         let stream = match &entry.last_stream {
@@ -296,7 +298,7 @@ impl Entry {
             }
             Work::Call(call) => call.call(py, args, kwargs)?,
         };
-        entry.give_back(py, found);
+        entry.give_back(py, matched);
         raw::count(if is_eager {
             &entry.eager_calls
         } else {

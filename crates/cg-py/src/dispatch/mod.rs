@@ -80,24 +80,24 @@ impl Dispatcher {
     ) -> PyResult<Py<PyAny>> {
         let (py, this) = (slf.py(), slf.get());
         let mode = this.modes.now(py)?;
-        let mut found = MatchedArguments::new();
+        let mut matched = MatchedArguments::default();
         let is_followed = this.followers.are_there(py)?;
         while !is_followed
-            && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut found)?
+            && let Some((place, entry)) = this.fitting(&mode, args, kwargs, &mut matched)?
         {
             match entry.get().try_take() {
                 // Another thread may have taken it out in the meantime, or called it.
                 Ok(_) if !this.has(&entry) || entry.get().is_open(py)? => {}
                 // Its own replay is under way, whose memory another one would overwrite.
                 Ok(_) if entry.get().is_replaying() => break,
-                Ok(_turn) => {
+                Ok(_lock) => {
                     if place > 0 {
                         this.put_first(&entry)?;
                     }
-                    return Entry::run(&entry, args, kwargs, &mut found);
+                    return Entry::run(&entry, args, kwargs, &mut matched);
                 }
                 // The thread that has it may take the entry out.
-                Err(turn) => turn.wait(py)?,
+                Err(lock) => lock.wait(py)?,
             }
         }
         let kwargs = kwargs.map_or_else(|| PyDict::new(py), Clone::clone);
@@ -147,24 +147,24 @@ impl Dispatcher {
 }
 
 impl Dispatcher {
-    /// Return the entry that a call is a replay of, and its place; its tensors are put into `found`.
+    /// Return the entry that a call is a replay of, and its place; its tensors are put into `matched`.
     #[inline]
     fn fitting<'a, 'py>(
         &self,
         mode: &Mode,
         args: &'a Bound<'py, PyTuple>,
         kwargs: Option<&Bound<'py, PyDict>>,
-        found: &mut MatchedArguments<'a, 'py>,
+        matched: &mut MatchedArguments<'a, 'py>,
     ) -> PyResult<Option<(usize, Bound<'py, Entry>)>> {
         let py = args.py();
         for (place, entry) in self.entries.get(py).bind(py).iter_borrowed().enumerate() {
             let entry = entry.cast::<Entry>()?;
-            found.clear();
-            if entry.get().fits(mode, args, kwargs, found)? {
+            matched.clear();
+            if entry.get().fits(mode, args, kwargs, matched)? {
                 let is_blocked = entry.get().is_blocked(py, &self.is_capturing)?;
                 return Ok((!is_blocked).then(|| (place, entry.to_owned())));
             }
-            entry.get().give_back(py, found);
+            entry.get().give_back(py, matched);
         }
         Ok(None)
     }

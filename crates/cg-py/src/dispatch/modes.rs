@@ -101,11 +101,10 @@ impl Modes {
 
 impl Native {
     fn find(functions: &HashMap<String, usize>) -> Option<Self> {
-        let address = |name| functions.get(name).copied().filter(|one| *one != 0);
         Some(Self {
-            grad: raw::tells(address("is_grad_enabled")?),
-            inference: raw::tells(address("is_inference")?),
-            autocast: raw::tells_of(address("is_autocast")?),
+            grad: raw::tells(raw::address(functions, "is_grad_enabled")?),
+            inference: raw::tells(raw::address(functions, "is_inference")?),
+            autocast: raw::tells_of(raw::address(functions, "is_autocast")?),
         })
     }
 

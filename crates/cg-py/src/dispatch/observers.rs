@@ -34,7 +34,7 @@ impl Observers {
         is_followed: Py<PyAny>,
         forward_ad: Py<PyDict>,
     ) -> Self {
-        let address = |name: &str| functions.get(name).copied().filter(|one| *one != 0);
+        let address = |name| raw::address(functions, name);
         let addresses = address("is_function_mode").zip(address("is_included"));
         let native = addresses.filter(|_| !keys.is_empty());
         Self {

@@ -141,8 +141,8 @@ impl Inputs {
         sources: &mut Vec<Address>,
     ) -> PyResult<()> {
         let are_same = match tensors {
-            MatchedTensors::Each(found) => {
-                are_sources(found.iter().map(|one| one.fit), &self.own, sources)
+            MatchedTensors::Each(matched) => {
+                are_sources(matched.iter().map(|one| one.fit), &self.own, sources)
             }
             MatchedTensors::Again(_, addresses) => addresses == sources,
         };

@@ -52,9 +52,9 @@ def change(tell):
 /// A source of changes of dictionaries.
 #[derive(Clone, Copy)]
 pub(super) enum ChangeSource {
-    DictWatchers(&'static DictWatchers),
+    Watchers(&'static DictWatchers),
     /// A call compares them with those before.
-    DictVersions(DictVersions),
+    Versions(DictVersions),
 }
 
 /// Return what tells of all changes in this Python; none if nothing does.
@@ -63,10 +63,10 @@ pub(super) fn find_change_source(py: Python<'_>) -> Option<ChangeSource> {
     static VERSIONS: PyOnceLock<Option<DictVersions>> = PyOnceLock::new();
     let found = WATCHERS.get_or_init(py, || find_watchers(py).ok().flatten());
     if let Some(watchers) = found {
-        return Some(ChangeSource::DictWatchers(watchers));
+        return Some(ChangeSource::Watchers(watchers));
     }
     let found = VERSIONS.get_or_init(py, || find_versions(py).ok().flatten());
-    found.map(ChangeSource::DictVersions)
+    found.map(ChangeSource::Versions)
 }
 
 fn find_watchers(py: Python<'_>) -> PyResult<Option<DictWatchers>> {

@@ -53,10 +53,10 @@ impl ChangeTracker {
         keys: &Arc<WatchedKeys>,
     ) -> Option<Tracking> {
         match self.source? {
-            ChangeSource::DictWatchers(watchers) => {
+            ChangeSource::Watchers(watchers) => {
                 watch(watchers, dict, place, &self.marks, keys).then_some(Tracking(0))
             }
-            ChangeSource::DictVersions(versions) => {
+            ChangeSource::Versions(versions) => {
                 let new = Version {
                     dict: Some(dict.clone().unbind()),
                     last: versions.of(dict),
@@ -75,10 +75,10 @@ impl ChangeTracker {
     /// It is marked no more.
     pub(super) fn end(&mut self, dict: &Bound<'_, PyDict>, place: usize, tracking: Tracking) {
         match self.source {
-            Some(ChangeSource::DictWatchers(watchers)) => {
+            Some(ChangeSource::Watchers(watchers)) => {
                 unwatch(watchers, dict, place, &self.marks);
             }
-            Some(ChangeSource::DictVersions(_)) => {
+            Some(ChangeSource::Versions(_)) => {
                 // The caller has it, too, so that this drops nothing.
                 self.versions[tracking.0].dict = None;
                 self.free.push(tracking.0);
@@ -90,7 +90,7 @@ impl ChangeTracker {
     /// Mark the places whose dictionaries have other versions now.
     #[inline]
     pub(super) fn compare_versions(&mut self, py: Python<'_>) {
-        let Some(ChangeSource::DictVersions(versions)) = self.source else {
+        let Some(ChangeSource::Versions(versions)) = self.source else {
             return;
         };
         for one in &mut self.versions {

@@ -46,7 +46,7 @@ pub(crate) struct Guards {
 pub(crate) fn watches_dictionaries(py: Python<'_>) -> bool {
     matches!(
         change_source::find_change_source(py),
-        Some(ChangeSource::DictWatchers(_))
+        Some(ChangeSource::Watchers(_))
     )
 }
 

@@ -1,8 +1,4 @@
 //! `Attached`: a value that is used only by who holds the interpreter.
-#![expect(
-    unsafe_code,
-    reason = "one thread at a time holds the interpreter; this file says what follows"
-)]
 
 use std::cell::UnsafeCell;
 use std::sync::atomic::{AtomicU64, Ordering};

@@ -1,8 +1,4 @@
 //! `DictVersions`: the numbers by which Python told changes of dictionaries before it had watchers.
-#![expect(
-    unsafe_code,
-    reason = "the limited interface has no versions; this file says what it relies on"
-)]
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

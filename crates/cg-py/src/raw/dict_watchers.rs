@@ -1,8 +1,4 @@
 //! `DictWatchers`: Python's own watchers of dictionaries, which it has since version 3.12.
-#![expect(
-    unsafe_code,
-    reason = "the limited interface has no watchers; this file says what it relies on"
-)]
 
 use std::ffi::{c_int, c_void};
 use std::mem::transmute;

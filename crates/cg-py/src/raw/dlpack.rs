@@ -1,8 +1,4 @@
 //! torch's table of C functions for DLPack, which read tensors and the current stream.
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
 
 use std::ffi::c_void;
 use std::mem::MaybeUninit;

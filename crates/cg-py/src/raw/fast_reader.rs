@@ -1,8 +1,4 @@
 //! `FastReader`: reads tensors of torch's own classes without a call by Python.
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
 
 use std::collections::HashMap;
 use std::ffi::c_void;

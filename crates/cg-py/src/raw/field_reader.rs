@@ -1,8 +1,4 @@
 //! `FieldReader`: compares the tensors of a call, one right after the other.
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
 
 use std::ffi::c_void;
 

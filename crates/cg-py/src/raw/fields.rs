@@ -1,8 +1,4 @@
 //! Fields of torch's tensors, read where they lie.
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
 
 use std::collections::HashMap;
 use std::ffi::c_void;

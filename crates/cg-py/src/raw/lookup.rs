@@ -1,8 +1,4 @@
 //! Look-ups in dictionaries, slots and classes that run no code of the user's.
-#![expect(
-    unsafe_code,
-    reason = "Python has functions for this that PyO3 does not offer; this file says what it relies on"
-)]
 
 use std::ffi::c_void;
 use std::mem::transmute;

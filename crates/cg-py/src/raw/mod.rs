@@ -1,7 +1,7 @@
 //! Raw values from torch: all `unsafe` blocks of this crate are here and below.
 #![expect(
     unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
+    reason = "torch and Python hand over pointers; each file says what it relies on"
 )]
 
 mod attached;
@@ -16,6 +16,7 @@ mod new_tensor;
 mod stable_functions;
 mod view;
 
+use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::transmute;
 use std::ptr::null_mut;
@@ -116,6 +117,11 @@ pub(crate) fn deliver<'a>(outputs: &'a Outputs, to: &'a [Destination]) -> Result
     // or that the caller of `_replay_into` has. As for any work that torch enqueues, whoever frees it does
     // so in the order of the stream that it was allocated on, which is that of the replay.
     unsafe { outputs.deliver(to) }
+}
+
+/// Return the address of one of torch's functions, by its name; none if it is missing.
+pub(crate) fn address(functions: &HashMap<String, usize>, name: &str) -> Option<usize> {
+    functions.get(name).copied().filter(|address| *address != 0)
 }
 
 /// A function of torch's that tells a mode of the thread. It may be called at any time.

@@ -1,9 +1,5 @@
 //! New tensors by torch's own allocator, without a call by Python: `torch.empty_strided` takes twice as
 //! long.
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
 
 use std::collections::HashMap;
 use std::ffi::c_void;
@@ -13,6 +9,7 @@ use std::ptr::null_mut;
 use pyo3::ffi::PyObject;
 use pyo3::prelude::*;
 
+use super::address;
 use super::stable_functions::Form;
 
 /// `aoti_torch_empty_strided`: dimensions, sizes, strides, dtype, device and where the handle goes.
@@ -48,10 +45,7 @@ impl Drop for Handle<'_> {
 impl NewTensor {
     /// By their names and where they are; none if one is missing.
     pub(crate) fn find(known: &HashMap<String, usize>) -> Option<Self> {
-        let at = |name| {
-            let address = *known.get(name).filter(|address| **address != 0)?;
-            Some(address as *const c_void)
-        };
+        let at = |name| address(known, name).map(|address| address as *const c_void);
         let (allocate, data_ptr) = (at("empty_strided")?, at("data_ptr")?);
         let (delete, wrap) = (at("delete")?, at("wrap")?);
         Some(Self {

@@ -1,15 +1,11 @@
 //! torch's stable C functions, which read tensors. They take a third of the time of DLPack's, as they
 //! count no reference. Source: torch's notes on its "`LibTorch` Stable ABI".
-#![expect(
-    unsafe_code,
-    reason = "torch hands over pointers; this file says what it relies on"
-)]
 
 use std::collections::HashMap;
 use std::ffi::c_void;
 use std::mem::{MaybeUninit, transmute};
 
-use super::numbers;
+use super::{address, numbers};
 
 /// torch could not say it, as for nested tensors and for those without memory of their own.
 pub(super) struct Failed;
@@ -60,7 +56,7 @@ impl Functions {
     /// By their names and where they are; none if some are missing.
     pub(super) fn find(known: &HashMap<String, usize>) -> Option<Self> {
         let is = |name| {
-            let address = *known.get(name).filter(|address| **address != 0)?;
+            let address = address(known, name)?;
             // SAFETY: a method of `c10::TensorImpl` that takes nothing, or a function of an
             // `at::Tensor`, which returns a `bool`, by the caller of `cgraph._core.TensorReader`.
             Some(unsafe { transmute::<*const c_void, Is>(address as *const c_void) })
@@ -158,7 +154,7 @@ const CUDA: i32 = 1;
 
 /// One of torch's stable functions, for a property of this type.
 fn function<T>(functions: &HashMap<String, usize>, name: &str) -> Option<Get<T>> {
-    let address = *functions.get(name).filter(|address| **address != 0)?;
+    let address = address(functions, name)?;
     // SAFETY: `cgraph._torch` has looked the name up in torch's library, which is never unloaded;
     // all functions of these names take a tensor and where to write, and the fields say of which
     // type.

@@ -76,9 +76,12 @@ impl TensorReader {
     }
 
     /// Return whether a tensor requires a gradient.
-    #[pyo3(name = "requires_grad")]
-    fn requires_grad_in_python(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        self.requires_grad(tensor)
+    #[inline]
+    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
+        if let Some(answer) = self.fast().and_then(|fast| fast.requires_grad(tensor)) {
+            return Ok(answer);
+        }
+        gradient_flag(tensor)
     }
 }
 
@@ -87,15 +90,6 @@ impl TensorReader {
     #[inline]
     pub(crate) fn is_tensor(&self, value: &Bound<'_, PyAny>) -> bool {
         raw::is_instance(value, &self.class)
-    }
-
-    /// Return whether a tensor requires a gradient.
-    #[inline]
-    pub(crate) fn requires_grad(&self, tensor: &Bound<'_, PyAny>) -> PyResult<bool> {
-        if let Some(answer) = self.fast().and_then(|fast| fast.requires_grad(tensor)) {
-            return Ok(answer);
-        }
-        gradient_flag(tensor)
     }
 
     /// Return whether a tensor that requires no gradient has neither one nor hooks nor names. Where fields are

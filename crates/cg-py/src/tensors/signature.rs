@@ -286,7 +286,7 @@ impl Signature {
     }
 
     /// Return the fastest way for tensors of a class, for who compares at each call; none where there is none.
-    pub(crate) fn quick(
+    pub(crate) fn fast(
         &self,
         class: &Bound<'_, PyType>,
         requires_grad: bool,
