@@ -167,7 +167,7 @@ impl Template {
     /// Add "`to` after `from`".
     ///
     /// # Errors
-    /// What the driver reports; a cycle is found only by [`Self::instantiate`].
+    /// Errors of the driver; a cycle is found only by [`Self::instantiate`].
     #[doc(alias = "cuGraphAddDependencies")]
     pub fn add_edge(&self, from: Node, to: Node) -> Result<()> {
         let state = self.state();

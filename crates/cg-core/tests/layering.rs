@@ -1,4 +1,4 @@
-//! Who may know of whom, read from the source tree.
+//! Rules about which module may use which, read from the source tree.
 #![expect(clippy::unwrap_used, reason = "a test fails by panicking")]
 
 use std::collections::BTreeSet;
@@ -14,27 +14,27 @@ struct Source {
 }
 
 impl Source {
-    /// The text without comments: what follows `//` in a line is gone.
+    /// Return the text without comments: what follows `//` in a line is gone.
     fn code(&self) -> String {
         let code = |line: &str| line.split("//").next().unwrap_or_default().to_owned();
         let lines: Vec<String> = self.text.lines().map(code).collect();
         lines.join("\n")
     }
 
-    /// Whether the word stands in the code, not as a part of a longer one.
+    /// Return whether the word stands in the code, not as a part of a longer one.
     fn names(&self, word: &str) -> bool {
         let is_other = |c: char| !c.is_alphanumeric() && c != '_';
         self.code().split(is_other).any(|found| found == word)
     }
 
-    /// The module directly in the folder that the file belongs to.
+    /// Return the module directly in the folder that the file belongs to.
     fn module(&self, folder: &str) -> String {
         let path = self.path[folder.len()..].trim_start_matches('/');
         let end = path.find(['/', '.']).unwrap_or(path.len());
         path[..end].to_owned()
     }
 
-    /// The modules and names that the code reaches by `crate::`; empty for several in braces.
+    /// Return the modules and names that the code reaches by `crate::`; empty for several in braces.
     fn crate_paths(&self) -> BTreeSet<String> {
         let code = self.code();
         let paths = code.split("crate::").skip(1);
@@ -50,7 +50,7 @@ fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
 }
 
-/// The files below a folder with one of the endings; none if there is no such folder.
+/// Return the files below a folder with one of the endings; none if there is no such folder.
 fn sources(folder: &str, endings: &[&str]) -> Vec<Source> {
     let mut found = Vec::new();
     let mut folders = vec![root().join(folder)];
@@ -74,7 +74,7 @@ fn sources(folder: &str, endings: &[&str]) -> Vec<Source> {
     found
 }
 
-/// The paths of the sources of which something holds.
+/// Return the paths of the sources of which something holds.
 fn those(sources: Vec<Source>, holds: impl Fn(&Source) -> bool) -> Vec<String> {
     let found = sources.into_iter().filter(holds);
     found.map(|source| source.path).collect()

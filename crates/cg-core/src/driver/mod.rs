@@ -4,7 +4,7 @@
 //! calls that differ only in the node's kind), over plain `u64` handles. It is implemented by
 //! `Cuda` and by [`sim::Sim`]; nothing above it knows which one it has.
 //!
-//! Who checks what: the layers above make wrong orders impossible or report them; a driver checks
+//! Checks: the layers above make wrong orders impossible or report them; a driver checks
 //! only what CUDA checks. Handles are not counted here: `owned` holds each exactly once.
 
 #[cfg(feature = "cuda")]

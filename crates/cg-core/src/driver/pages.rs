@@ -5,7 +5,7 @@ use crate::error::Result;
 
 /// Ranges of addresses, physical memory that is mapped there, and what copying it away needs.
 ///
-/// What gives something back cannot fail: there would be nothing that a caller could do.
+/// Calls that give something back cannot fail: there would be nothing that a caller could do.
 #[expect(
     unsafe_code,
     reason = "a trait over raw handles: the caller vouches for them"

@@ -1,4 +1,4 @@
-//! What a driver is told to do: plain values, the same for a stream, a node and an exec update.
+//! Work for a driver: plain values, the same for a stream, a node and an exec update.
 
 use std::fmt;
 use std::sync::Arc;

@@ -68,7 +68,7 @@ impl Template {
     /// ```
     ///
     /// # Errors
-    /// What the driver reports of its memory. A template of another device than the first one is
+    /// Errors of the driver about its memory. A template of another device than the first one is
     /// [`Error::Foreign`] in its place.
     pub fn instantiate_all(
         templates: impl IntoIterator<Item = Arc<Self>>,

@@ -27,7 +27,7 @@ use transfer::Transfers;
 
 /// A graph that can run and cannot change shape.
 ///
-/// What its nodes name stays alive until the replays have passed, also when the exec is dropped right
+/// Memory and functions that its nodes name stay alive until the replays have passed, also when the exec is dropped right
 /// after one.
 pub struct Exec {
     device: Device,

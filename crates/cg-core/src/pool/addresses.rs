@@ -1,4 +1,4 @@
-//! Where segments lie: in ranges of addresses that are the same in every process, if they are free.
+//! Places of segments: in ranges of addresses that are the same in every process, if they are free.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 

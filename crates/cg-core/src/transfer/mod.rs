@@ -1,5 +1,5 @@
-//! Nodes that copy between a template's memory and what a replay is given: what [`crate::Inputs`] and
-//! [`crate::Outputs`] have in common.
+//! Nodes that copy between a template's memory and what a replay is given: the common part of
+//! [`crate::Inputs`] and [`crate::Outputs`].
 
 mod bound;
 mod layout;

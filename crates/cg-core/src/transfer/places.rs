@@ -13,8 +13,8 @@ pub(super) const STORE_WORDS: usize = 2;
 /// In parameters up to this size the lower halves of all other sides stand side by side, and then the
 /// upper ones, which hardly ever change.
 ///
-/// What a launch costs after a change goes by how far the first byte that was changed is from the last
-/// one, up to some 100 bytes: four sources of inputs among the other words took 1.2 µs more than an unchanged
+/// The cost of a launch after a change goes by the distance of the first byte that was changed from the
+/// last one, up to some 100 bytes: four sources of inputs among the other words took 1.2 µs more than an unchanged
 /// launch, their lower halves 0.6 (H100, where that took 2.3). In larger parameters that gains less than
 /// the driver takes to compare the bytes behind them, 0.8 ns each.
 const MOST_BYTES_TOGETHER: usize = 256;

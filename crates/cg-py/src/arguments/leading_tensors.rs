@@ -53,14 +53,14 @@ impl LeadingTensors {
         matched: &mut MatchedArguments<'a, 'py>,
     ) -> Option<usize> {
         let reader = self.reader.as_ref();
-        let by_fields = reader.and_then(|reader| reader.get().fast()?.field_reader());
-        let (Some(by_fields), Some(items)) = (by_fields, raw::items(args)) else {
+        let fields = reader.and_then(|reader| reader.get().fast()?.field_reader());
+        let (Some(fields), Some(items)) = (fields, raw::items(args)) else {
             return Some(0);
         };
         let mut first = 0;
         if self.keeps_last {
             let last = self.last.take(args.py());
-            first = self.count_at(by_fields, items, &last);
+            first = self.count_at(fields, items, &last);
             if first == self.tensors.len() {
                 matched.put_again(last);
                 return Some(first);
@@ -76,9 +76,9 @@ impl LeadingTensors {
         }
         let tensors = self.tensors[first..].iter().zip(&items[first..]);
         for (after, (expected, value)) in tensors.enumerate() {
-            let fit = match expected.tell_plain(&by_fields, value) {
+            let fit = match expected.tell_plain(&fields, value) {
                 Some(fit) => fit,
-                None => match expected.tell(&by_fields, value) {
+                None => match expected.tell(&fields, value) {
                     FastMatch::Fits(fit) => fit,
                     FastMatch::Other => return None,
                     FastMatch::Unknown => return Some(first + after),
@@ -129,13 +129,13 @@ impl LeadingTensors {
     #[inline]
     fn count_at(
         &self,
-        by_fields: FieldReader<'_>,
+        fields: FieldReader<'_>,
         values: &[Bound<'_, PyAny>],
         addresses: &[Address],
     ) -> usize {
         let tensors = self.tensors.iter().zip(values).zip(addresses);
         let mut tensors =
-            tensors.map(|((expected, value), at)| expected.is_at(&by_fields, value, *at));
+            tensors.map(|((expected, value), at)| expected.is_at(&fields, value, *at));
         let count = addresses.len();
         tensors.position(|is_at| !is_at).unwrap_or(count)
     }

@@ -298,9 +298,9 @@ impl Slot {
     fn tell(&self, value: &Bound<'_, PyAny>) -> FastMatch {
         if let Some(fast) = &self.fast
             && let Some(reader) = self.signature.get().reader().get().fast()
-            && let Some(by_fields) = reader.field_reader()
+            && let Some(fields) = reader.field_reader()
         {
-            return fast.tell(&by_fields, value);
+            return fast.tell(&fields, value);
         }
         // A function may do something else with one of a derived class.
         if value.get_type_ptr().cast() == self.class.as_ptr() {

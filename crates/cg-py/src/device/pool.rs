@@ -14,7 +14,7 @@ use crate::error::{argument, state};
 #[pyclass(frozen, module = "cgraph._core")]
 pub(crate) struct Pool {
     pub(crate) core: cg_core::Pool,
-    /// That of a simulated device; torch takes segments only on others.
+    /// The simulator, for a simulated device; torch takes segments only on others.
     sim: Option<Sim>,
     lease: Option<Lease>,
 }

@@ -77,7 +77,7 @@ impl FunctionLock {
     /// Wait until nobody may have it, without the interpreter, which the thread that has it may need.
     ///
     /// # Errors
-    /// What a handler of a signal raises.
+    /// The exception of a handler of a signal.
     #[cold]
     pub(crate) fn wait(&self, py: Python<'_>) -> PyResult<()> {
         // With the interpreter: who leaves after this sees it.

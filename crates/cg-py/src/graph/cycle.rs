@@ -86,7 +86,7 @@ impl Cycle {
     /// and a new cycle begins. The objects stay until [`Self::release`].
     ///
     /// # Errors
-    /// What a callable raised that is no `Exception`; the others have run then.
+    /// Exceptions of a callable that are no `Exception`; the others have run then.
     pub(crate) fn end(&self, py: Python<'_>, ready: Option<&ReadyExec>) -> PyResult<()> {
         let captured = self.captured.swap(false, Ordering::Relaxed);
         let ids = std::mem::take(&mut *lock(&self.ids));

@@ -100,8 +100,8 @@ impl GuardedTensor {
     #[inline]
     fn fits_by_fields(&self, value: &Bound<'_, PyAny>) -> Option<bool> {
         let (class, words) = self.words.as_ref()?;
-        let by_fields = self.reader.get().fast()?.field_reader()?;
-        match by_fields.see(class.member(value)?, words) {
+        let fields = self.reader.get().fast()?.field_reader()?;
+        match fields.see(class.member(value)?, words) {
             Comparison::At(address, Some(flag)) => {
                 Some(address == self.layout.address && flag == self.requires_grad)
             }

@@ -303,7 +303,7 @@ impl FastReader {
     /// # Safety
     /// The handle is a tensor's, and nothing changes the tensor meanwhile.
     unsafe fn ask(&self, handle: *mut c_void, form: &Form, extents: &[i64]) -> Answer<Option<u64>> {
-        // SAFETY: the contract is that of this function; so below.
+        // SAFETY: the caller keeps the same contract; so below.
         if !unsafe { self.functions.is_like(handle, form, extents) }? {
             return Ok(None);
         }

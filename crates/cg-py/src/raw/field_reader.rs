@@ -139,7 +139,7 @@ pub(super) unsafe fn requires_grad(
     method: Option<Is>,
     object: *const c_void,
 ) -> Option<bool> {
-    // SAFETY: the contract is that of this function.
+    // SAFETY: the caller keeps the same contract.
     if fields.is_some_and(|fields| unsafe { fields.has_no_history(object) }) {
         return Some(false);
     }

@@ -119,7 +119,7 @@ impl Fields {
     /// The object is the `c10::TensorImpl` of a tensor that is alive.
     #[inline]
     pub(super) unsafe fn is_strided(&self, object: *const c_void) -> bool {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         unsafe { word(object, VTABLE) == self.vtable }
     }
 
@@ -138,7 +138,7 @@ impl Fields {
         element_bytes: u64,
         extents: &[i64],
     ) -> Option<LayoutWords> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         let dim = extents.len() / 2;
         if at(EXTRA) != 0 || dim > MOST_DIMENSIONS {
@@ -165,7 +165,7 @@ impl Fields {
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
     pub(super) unsafe fn compare(&self, object: *const c_void, words: &LayoutWords) -> Comparison {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         // It has neither names nor symbolic sizes.
         if at(EXTRA) != 0 {
@@ -188,7 +188,7 @@ impl Fields {
         if apart != 0 || at(KEYS) != words.keys || at(KIND) & OF_KIND != words.kind {
             return Comparison::Unknown;
         }
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let Some([data, offset]) = (unsafe { self.place(object) }) else {
             return Comparison::Unknown;
         };
@@ -242,13 +242,13 @@ impl Fields {
     /// As for [`Self::compare`].
     #[inline]
     pub(super) unsafe fn placement(&self, object: *const c_void) -> Option<Placement> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         let dim = at(DIM);
         if dim > MOST_DIMENSIONS as u64 {
             return None;
         }
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let [data, offset] = unsafe { self.place(object) }?;
         let mut extents = 0_u64;
         for i in 0..usize::try_from(dim).ok()? {
@@ -266,7 +266,7 @@ impl Fields {
     /// As for [`Self::compare`].
     #[inline]
     pub(super) unsafe fn is_empty(&self, object: *const c_void) -> Option<bool> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let place = unsafe { self.place(object) };
         place.map(|[data, _]| data == 0)
     }
@@ -278,7 +278,7 @@ impl Fields {
     /// As for [`Self::compare`].
     #[inline]
     unsafe fn place(&self, object: *const c_void) -> Option<[u64; 2]> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         let storage = at(STORAGE) as *const c_void;
         if storage.is_null() {
@@ -297,7 +297,7 @@ impl Fields {
     #[inline]
     #[expect(clippy::unused_self, reason = "as for `words`")]
     pub(super) unsafe fn is_untouched(&self, object: *const c_void) -> bool {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let at = |field| unsafe { word(object, field) };
         at(AUTOGRAD) == 0 && at(EXTRA) == 0
     }
@@ -309,7 +309,7 @@ impl Fields {
     #[inline]
     #[expect(clippy::unused_self, reason = "as for `words`")]
     pub(super) unsafe fn has_no_history(&self, object: *const c_void) -> bool {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         unsafe { word(object, AUTOGRAD) == 0 }
     }
 }

@@ -157,7 +157,7 @@ unsafe fn numbers<'a>(first: *const i64, count: usize) -> &'a [i64] {
     if count == 0 || first.is_null() {
         return &[];
     }
-    // SAFETY: the contract is that of this function.
+    // SAFETY: the caller keeps the same contract.
     unsafe { std::slice::from_raw_parts(first, count) }
 }
 

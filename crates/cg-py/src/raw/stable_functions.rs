@@ -141,7 +141,7 @@ impl Functions {
     /// The handle is a tensor's.
     #[inline]
     pub(super) unsafe fn address(&self, handle: *mut c_void) -> Answer<u64> {
-        // SAFETY: the contract is that of this function.
+        // SAFETY: the caller keeps the same contract.
         let address = unsafe { ask(self.data_ptr, handle) };
         address.map(|address| address as u64)
     }

@@ -45,10 +45,10 @@ impl FastSignature {
     /// another one.
     #[inline(always)]
     #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
-    pub(crate) fn tell(&self, by_fields: &FieldReader<'_>, value: &Bound<'_, PyAny>) -> FastMatch {
+    pub(crate) fn tell(&self, fields: &FieldReader<'_>, value: &Bound<'_, PyAny>) -> FastMatch {
         match self.class.member(value) {
             Some(tensor) => {
-                let seen = by_fields.see(tensor, &self.words);
+                let seen = fields.see(tensor, &self.words);
                 FastMatch::of(&seen, self.own, self.requires_grad)
             }
             None => FastMatch::Other,
@@ -61,10 +61,10 @@ impl FastSignature {
     #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
     pub(crate) fn tell_plain(
         &self,
-        by_fields: &FieldReader<'_>,
+        fields: &FieldReader<'_>,
         value: &Bound<'_, PyAny>,
     ) -> Option<Match> {
-        let address = by_fields.plain_address(self.class.member(value)?, &self.words)?;
+        let address = fields.plain_address(self.class.member(value)?, &self.words)?;
         let found = self.own.from(address);
         (!self.requires_grad && found != Match::Torch).then_some(found)
     }
@@ -75,12 +75,12 @@ impl FastSignature {
     #[expect(clippy::inline_always, reason = "as for `FieldReader::see`")]
     pub(crate) fn is_at(
         &self,
-        by_fields: &FieldReader<'_>,
+        fields: &FieldReader<'_>,
         value: &Bound<'_, PyAny>,
         address: Address,
     ) -> bool {
         let tensor = self.class.member(value);
-        tensor.is_some_and(|tensor| by_fields.is_at(tensor, &self.words, address.0))
+        tensor.is_some_and(|tensor| fields.is_at(tensor, &self.words, address.0))
     }
 
     /// Return whether only tensors fit that require a gradient.

@@ -1,4 +1,4 @@
-//! What a kernel node hands its kernel.
+//! The parameters of a kernel node.
 
 #![expect(unsafe_code, reason = "calls of the CUDA driver")]
 
@@ -114,7 +114,7 @@ unsafe fn extent(params: &sys::CUDA_KERNEL_NODE_PARAMS, index: usize) -> Option<
 /// Return the words where all parameters lie in one buffer, as cuBLAS launches kernels.
 ///
 /// # Safety
-/// `extra` is that of a live node, and not null.
+/// `extra` belongs to a live node, and is not null.
 unsafe fn buffer(extra: *const *mut c_void) -> Vec<u64> {
     let (mut start, mut size): (*const u8, *const usize) = (ptr::null(), ptr::null());
     for key in 0..MOST_KEYS {

@@ -1,4 +1,4 @@
-//! What can be asked of graphs and execs, beyond what their owners need.
+//! Questions to graphs and execs, beyond those that their owners need.
 
 #![expect(unsafe_code, reason = "calls the driver")]
 

@@ -1,4 +1,4 @@
-//! What simulated streams and nodes do: operations with their handles resolved.
+//! Operations of simulated streams and nodes, with their handles resolved.
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -226,7 +226,7 @@ impl Work {
     }
 }
 
-/// What a host node calls; its address stands for that of the driver's callback.
+/// The call of a host node; its address stands for that of the driver's callback.
 pub(super) fn call_host(function: &HostFunction) {
     (function.0)();
 }
