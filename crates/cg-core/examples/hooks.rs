@@ -71,7 +71,7 @@ impl Graph {
         Ok(Self { exec, hooks })
     }
 
-    /// Return a start hook that fails prevents the replay; after that, `ReplayEnd` comes in any case.
+    /// A start hook that fails prevents the replay; after that, `ReplayEnd` comes in any case.
     fn replay(&self, stream: &Stream) -> Result<()> {
         run(&self.hooks, Phase::ReplayStart)?;
         let replayed = self.exec.replay(stream);

@@ -47,13 +47,13 @@ impl Fixture {
         self.y.write(&bytes(&random(2)))
     }
 
-    /// Run an exec and waits for it.
+    /// Run an exec and wait for it.
     fn replay(&self, exec: &Exec) -> Result<()> {
         exec.replay(&self.stream)?;
         self.stream.synchronize()
     }
 
-    /// Let all work finish and forgets it; what then exists.
+    /// Let all work finish and forget it; what then exists.
     fn drain(&self) -> Live {
         self.sim.drive();
         self.stream.synchronize().unwrap();

@@ -78,7 +78,7 @@ fn drop_in(order: &[usize], things: Vec<Thing>) {
     }
 }
 
-/// Let all work finish, and checks that nothing is left but the output.
+/// Let all work finish, and check that nothing is left but the output.
 fn assert_gone(sim: &Sim, device: &Device, out: &Memory) {
     sim.drive();
     assert_eq!(device.collect(), 0);

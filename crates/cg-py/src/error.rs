@@ -41,12 +41,12 @@ pub(crate) fn to_py(py: Python<'_>, error: &Error) -> PyErr {
     exception
 }
 
-/// Return an object is not in a state for the call: what was found, what was expected, what to do.
+/// Make the error of an object that is not in a state for the call: what was found, what was expected, what to do.
 pub(crate) fn state(text: impl Into<String>) -> PyErr {
     class::StateError::new_err(text.into())
 }
 
-/// Return an argument is not acceptable.
+/// Make the error of an argument that is not acceptable.
 pub(crate) fn argument(argument: &str, given: &str, expected: &str) -> PyErr {
     class::ArgumentError::new_err(format!("{argument} is {given}, expected {expected}"))
 }

@@ -74,7 +74,7 @@ pub(super) fn noise(seed: u64, bytes: u64) -> Vec<u8> {
     noise
 }
 
-/// Slice of `bytes` bytes of one memory, with a gap behind each, at a multiple of 16 plus the
+/// Return slices of `bytes` bytes of one memory, with a gap behind each, at a multiple of 16 plus the
 /// given shifts by turns.
 fn slices(within: &Memory, sizes: &[u64], shifts: &[u64]) -> Vec<Memory> {
     let mut start = 0;

@@ -33,7 +33,7 @@ pub(crate) fn fork(from: &Stream, to: &Stream) {
     unsafe { driver.event_destroy(event) };
 }
 
-/// End a capture and throws the graph away.
+/// End a capture and throw the graph away.
 pub(crate) fn end_capture(stream: &Stream) -> Result<()> {
     let driver = stream.device().driver();
     // SAFETY: the stream is live as long as `stream`.

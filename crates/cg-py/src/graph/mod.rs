@@ -343,7 +343,7 @@ impl Graph {
         }
     }
 
-    /// Return the graph is not instantiated: Python decides whether it may be now.
+    /// Let Python decide whether the graph, which is not instantiated, may be so now.
     #[cold]
     fn instantiate_for_replay(slf: &Bound<'_, Self>) -> PyResult<Arc<ReadyExec>> {
         slf.call_method0("_instantiate_for_replay")?;

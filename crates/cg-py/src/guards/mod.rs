@@ -55,7 +55,7 @@ type Changed<'py> = (usize, Option<Bound<'py, PyAny>>, bool);
 
 #[pymethods]
 impl Guards {
-    /// Return a place is `(parent, step, check)`: see [`Step::parse`](path::Step::parse) and
+    /// Read places, each `(parent, step, check)`: see [`Step::parse`](step::Step::parse) and
     /// [`Check::parse`](check::Check::parse). Parents come first; that of a root is -1.
     #[new]
     #[pyo3(signature = (places, reader=None))]
